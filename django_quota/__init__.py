@@ -1,62 +1,44 @@
 """Rate limits, quotas and counters for Django on Redis: exact, atomic, one round trip.
 
-These are the public names. To read the code, start with docs/architecture.md.
+These are the functions to call. The errors are in `exceptions`, the classes of what calls return in `types`. To read
+the code, start with docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Decision
 from django_quota.core.rules import Rule
-from django_quota.exceptions import (
-    ConfigurationError,
-    CounterError,
-    LeaseLost,
-    QuotaError,
-    QuotaExceeded,
-    RateError,
-    RuleError,
-    StoreUnavailable,
-)
-from django_quota.services.api import (
+from django_quota.features.bans import aban, aunban, ban, unban
+from django_quota.features.counters import counter
+from django_quota.features.leases import lock, slot
+from django_quota.features.once import aonce, once
+from django_quota.features.raised_limits import raise_limit
+from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
+from django_quota.limiting.api import (
     aacquire,
     acheck,
     acheck_all,
     acquire,
     apeek,
+    apeek_all,
     arefund,
     areset,
     check,
     check_all,
     peek,
+    peek_all,
     refund,
     reset,
 )
-from django_quota.services.bans import aban, aunban, ban, unban
-from django_quota.services.counters import Counter, counter
-from django_quota.services.leases import Lease, lock, slot
-from django_quota.services.once import aonce, once
-from django_quota.services.reservations import Hold, areserve, areserve_all, reserve, reserve_all
-from django_quota.services.reset import areset_subject, reset_subject
+from django_quota.operating.reset import reset_subject
+from django_quota.requests.subjects import Subject
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
-from django_quota.web.responses import QuotaRequest
 
 __all__ = [
-    "ConfigurationError",
-    "Counter",
-    "CounterError",
     "Decision",
-    "Hold",
-    "Lease",
-    "LeaseLost",
-    "Outcome",
-    "QuotaError",
-    "QuotaExceeded",
-    "QuotaRequest",
-    "RateError",
     "Rule",
-    "RuleError",
-    "StoreUnavailable",
+    "Subject",
     "aacquire",
     "aban",
     "acheck",
@@ -64,11 +46,11 @@ __all__ = [
     "acquire",
     "aonce",
     "apeek",
+    "apeek_all",
     "arefund",
     "areserve",
     "areserve_all",
     "areset",
-    "areset_subject",
     "aunban",
     "ban",
     "check",
@@ -78,7 +60,9 @@ __all__ = [
     "lock",
     "once",
     "peek",
+    "peek_all",
     "quota",
+    "raise_limit",
     "refund",
     "reserve",
     "reserve_all",

@@ -1,62 +1,47 @@
-"""The functions that integrations stand on: other frameworks, logins, task queues, exporters of metrics.
+"""The functions for integrations: other frameworks, logins, task queues.
 
 The middleware, `@quota` and `django_quota.contrib` decide and answer with the same functions. So an integration that
-calls them agrees with all others. For work without a request, use `check_all` and `reserve_all` of `django_quota`.
+calls them agrees with all others. For work without a request, use `check_all` and `reserve_all` of `django_quota`. An
+exporter of metrics uses `django_quota.metrics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota import conf
-from django_quota.conf import current
-from django_quota.core.clock import in_words, microseconds_of, moment_of, now
+from django_quota.core.clock import in_words, now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import Flow, run_sync
-from django_quota.core.rates import Rate
-from django_quota.core.rules import Rule, RuleOptions, dotted_path
+from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.rules import Rule, dotted_path
+from django_quota.limiting.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
+from django_quota.limiting.known_rules import finds_rules
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services import addresses, subjects
-from django_quota.services.activity import RunningTotals, running_totals
-from django_quota.services.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
-from django_quota.services.known_rules import finds_rules
-from django_quota.services.logins import login_hits, login_ttl, unlock
-from django_quota.services.metrics import Counted, RuleLabels, counted
-from django_quota.services.observers import observe, unobserve
-from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.services.request_state import state_of
-from django_quota.services.subjects import check_keys, digest, is_user, named_subject
-from django_quota.web import responses
+from django_quota.requests import addresses, subjects
+from django_quota.requests.request_bodies import body_notes
+from django_quota.requests.request_keys import check_keys
+from django_quota.requests.subjects import digest, named_subject
+from django_quota.web import headers, responses
 from django_quota.web.concurrency import RequestSlot
+from django_quota.web.limited_requests import add_decision, decide_flow, note_decided, state_of
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
-from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
-from django_quota.web.view_lookup import Endpoint, checks_views, endpoints
-from django_quota.web.wording import message, refusal_status, whole_wait
-
-if TYPE_CHECKING:
-    from django_quota.services.override_sync import PendingOverrides
+from django_quota.web.settlements import settle_flow, take_unsettled
+from django_quota.web.view_lookup import checks_views, endpoints
+from django_quota.web.wording import refusal_details
 
 __all__ = [
-    "Counted",
-    "Endpoint",
-    "Rate",
     "RequestSlot",
-    "RuleLabels",
-    "RuleOptions",
-    "RunningTotals",
     "adecide",
     "apply_decision",
     "arefusal",
     "asettle",
     "checks_views",
     "client_ip",
-    "counted",
-    "current",
     "decide",
     "decides_later",
     "digest",
@@ -65,29 +50,16 @@ __all__ = [
     "finds_rules",
     "has_middleware",
     "in_words",
-    "is_user",
-    "login_hits",
-    "login_ttl",
-    "message",
-    "microseconds_of",
-    "moment_of",
     "now",
-    "observe",
-    "passes_middleware",
-    "pending_overrides",
     "refusal",
-    "refusal_status",
-    "rule_named",
+    "refusal_details",
     "rule_of",
-    "running_totals",
     "set_body_parser",
     "settle",
     "subject_of",
     "take_place",
     "take_waiting_rules",
-    "unlock",
-    "unobserve",
-    "whole_wait",
+    "take_waiting_slots",
     "write_headers",
 ]
 
@@ -100,7 +72,7 @@ RuleOrPair = RuleOrRate | tuple[RuleOrRate, str]
 def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request under some rules, in one call to the store, and count it if all of them allow it.
 
-    `request`: Django's, or one that wraps it, as that of Django REST framework does. `rules`: names of rules in the
+    `request`: Django's request, or one that wraps it, such as Django REST framework's. `rules`: names of rules in the
     settings, rates (`"10/m"`, which limits by IP) and `Rule` objects, one or several; a pair `(rule, "user:42")` names
     the subject itself. Rules with the same name share one count. `methods`, `skip` and `exempt` of each rule apply, as
     for `@quota`, except for pairs. A rule that has been decided for this request is left out. If no rule is left, the
@@ -114,7 +86,7 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """
     read, pairs = _read_rules(rules)
     found = _read_request(request)
-    decision = decide_request(read, found, pairs)
+    decision = run_sync(decide_flow(found, read, pairs))
     note_decided(found, read, decision)
     return decision
 
@@ -123,7 +95,7 @@ async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Dec
     """Decide a request without blocking the event loop; see `decide`."""
     read, pairs = _read_rules(rules)
     found = _read_request(request)
-    decision = await adecide_request(read, found, pairs)
+    decision = await run_async(decide_flow(found, read, pairs))
     note_decided(found, read, decision)
     return decision
 
@@ -131,23 +103,37 @@ async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Dec
 def take_waiting_rules(request: Any) -> list[Rule]:
     """Return the rules of the settings and of `@quota` that wait for the view; see `decides_later`.
 
-    They wait no longer: pass them to `decide`, with the rules of your own.
+    They wait no longer: pass them to `decide`, with your own rules.
     """
     return list(state_of(_read_request(request)).take_waiting())
+
+
+def take_waiting_slots(request: Any) -> Decision | None:
+    """Take the slots of `@concurrency` that wait for the view, since they are those of a user; see `decides_later`.
+
+    Call it when the rules have allowed the request. Return the refusal if a slot is not free, else None. The refusal is
+    on `request.quota`, and what the rules took is given back. The slots are given back when the view has answered.
+    """
+    found = _read_request(request)
+    for take_flow in state_of(found).take_waiting_slots():
+        decision = run_sync(take_flow())
+        if decision.enforced:
+            return decision
+    return None
 
 
 def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     """Give the function that returns the parsed body of a request, for a framework that parses bodies by itself.
 
-    The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
-    if a rule needs the body. If it raises, so does `decide`.
+    The keys `post:` and `json:` take their fields from the result, if that is a dict. The function is called once, and
+    only if a rule needs the body. If it raises an error, `decide` raises it too.
     """
-    state_of(_read_request(request)).parse_body = parse
+    body_notes(_read_request(request)).parse = parse
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
     """Put a Decision on `request.quota`, combined with those that are there; return the combined one."""
-    return responses.add_decision(_read_request(request), decision)
+    return add_decision(_read_request(request), decision)
 
 
 def refusal(request: Any, decision: Decision) -> HttpResponse:
@@ -164,14 +150,14 @@ async def arefusal(request: Any, decision: Decision) -> HttpResponse:
     return await responses.arefusal(_read_request(request), decision)
 
 
-def passes_middleware(request: Any) -> bool:
-    """Return whether the request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429."""
+def has_middleware(request: Any = None) -> bool:
+    """Return whether a request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429.
+
+    Without a request: whether MIDDLEWARE has one, for system checks.
+    """
+    if request is None:
+        return position_of(QuotaMiddleware) is not None
     return state_of(_read_request(request)).is_in_middleware
-
-
-def has_middleware() -> bool:
-    """Return whether MIDDLEWARE has a `QuotaMiddleware`, for system checks."""
-    return position_of(QuotaMiddleware) is not None
 
 
 def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
@@ -184,15 +170,10 @@ def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
     return rule
 
 
-def rule_named(name: str) -> Rule:
-    """Return a rule of the settings. Raises `RuleError` if there is no such rule, or if it is wrong."""
-    return current().rule(name)
-
-
 def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
     """Take the next place of a queue, a rule with `leaky_bucket`; `delay` of the Decision says how long to wait for it.
 
-    It is a `check`, but metrics and observers do not count it if it is allowed: they count the work when it starts.
+    This is a `check`, but metrics and observers do not count an allowed one: they count the work when it starts.
     """
     return run_sync(_place_flow(queue, subject, cost))
 
@@ -211,26 +192,28 @@ def subject_of(given: Any) -> str:
     return subjects.subject_of(given, "a limit")
 
 
-def write_headers(response: R, decision: Decision) -> R:
+def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     """Write RateLimit-Policy and RateLimit to a response, as the settings say, and return it.
 
-    `decision`: what `apply_decision` returned. With the middleware you need not call this.
+    `decision`: what `apply_decision` returned. `request`: pass it, so that a response has no headers if Django's cache
+    stores it and shows it to others. With the middleware you need not call this.
     """
-    responses.set_headers(response, decision)
+    if request is None or headers.has_headers(_read_request(request), response):
+        headers.set_headers(response, decision)
     return response
 
 
 def settle(request: Any, response: HttpResponseBase | BaseException) -> None:
-    """Settle what `decide` took for a request by rules with `settle` or `counts`, once there is a response.
+    """Settle what `decide` took for a request by rules with `settle` or `count_when`, once there is a response.
 
-    `response`: also the error that left the view, which counts as the response that Django makes of it. A streaming
-    response is settled when it ends. Call it before `write_headers`. With the middleware you need not call it, and it
-    does nothing. Raises `RuleError` if a function returns something else than it should.
+    `response`: the response, or the error that left the view, which counts as the response that Django makes of it. A
+    streaming response is settled when it ends. Call `settle` before `write_headers`. With the middleware you need not
+    call `settle`, and it does nothing. Raises `RuleError` if a function returns something else than it should.
     """
     found = _read_request(request)
     plans = take_unsettled(found)
     if plans:
-        settle_response(found, response, plans)
+        run_sync(settle_flow(found, response, plans))
 
 
 async def asettle(request: Any, response: HttpResponseBase | BaseException) -> None:
@@ -241,18 +224,7 @@ async def asettle(request: Any, response: HttpResponseBase | BaseException) -> N
     found = _read_request(request)
     plans = take_unsettled(found)
     if plans:
-        await asettle_response(found, response, plans)
-
-
-def pending_overrides() -> PendingOverrides | None:
-    """Return how far Redis lags behind the saved overrides; None without a database. Raises `DatabaseError`.
-
-    `changes`: how many changes are saved and not yet in Redis. `lag`: for how many seconds the oldest has waited.
-    """
-    # Its models cannot be imported before the apps are loaded, and integrations may be.
-    from django_quota.services import override_sync  # noqa: PLC0415
-
-    return override_sync.pending_overrides()
+        await run_async(settle_flow(found, response, plans))
 
 
 def client_ip(request: Any) -> str:

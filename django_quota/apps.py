@@ -7,16 +7,16 @@ from django.utils.translation import gettext_lazy as _
 
 
 class QuotaConfig(AppConfig):
-    """Registers the system checks, and publishes overrides when they change or when Redis has lost them."""
+    """Registers the system checks, and lets decisions use the overrides in the database."""
 
     name = "django_quota"
     verbose_name = _("Quotas")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and connect the signals that publish overrides."""
+        """Register the checks, and connect the overrides."""
         # Apps must be loaded before these are imported.
-        from django_quota.services import override_sync  # noqa: PLC0415
+        from django_quota.limiting import override_rows  # noqa: PLC0415
         from django_quota.web import checks  # noqa: F401, PLC0415
 
-        override_sync.connect()
+        override_rows.connect()

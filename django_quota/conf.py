@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property, lru_cache
+from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.signals import setting_changed
+from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
 from django_quota.core.algorithms.calendar import is_zone
+from django_quota.core.caching import cached
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.core.rules import (
-    AFTER_RESPONSE,
-    MAX_CACHE_REFUSALS,
+from django_quota.core.rule_options import (
     Ban,
     Network,
     OnUnavailable,
-    Rule,
-    dotted_path,
-    is_lambda,
-    is_refusal_span,
     read_network,
+    read_refusal_span,
 )
+from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 
 T = TypeVar("T")
 
@@ -85,18 +83,40 @@ class QuotaSettings:
 
     @cached_property
     def enabled(self) -> bool:
-        """`ENABLED`: if False, everything is allowed, and Redis is not asked."""
+        """`ENABLED`: whether limits apply. If not, everything is allowed, and no store is asked."""
         return self._get("ENABLED", bool, True, "Use True or False.")
 
     @cached_property
-    def store(self) -> Literal["redis", "memory"]:
-        """`STORE`: "redis", or "memory" for tests and single processes."""
-        return self._get("STORE", str, "redis", "Use 'redis' or 'memory'.", ("redis", "memory").__contains__)
+    def store(self) -> Literal["redis", "database", "memory"]:
+        """`STORE`: "redis"; "database" for a site without Redis; "memory" for tests and single processes."""
+        hint = "Use 'redis', 'database' or 'memory'."
+        return self._get("STORE", str, "redis", hint, ("redis", "database", "memory").__contains__)
+
+    @cached_property
+    def database(self) -> str:
+        """`DATABASE`: the alias in `DATABASES` that keeps the states if `STORE` is "database"."""
+        return self._get("DATABASE", str, "default", "Use, for example, 'default'.")
 
     @cached_property
     def cache(self) -> str:
         """`CACHE`: the alias in `CACHES` of the Redis to use."""
         return self._get("CACHE", str, "default", "Use, for example, 'default'.")
+
+    @cached_property
+    def redis(self) -> object:
+        """`REDIS`: a URL, a dict of redis-py's options, or a function that returns either; None: that of `CACHE`."""
+        if self._given.get("REDIS") is None:
+            return None
+        if "CACHE" in self._given:
+            raise ConfigurationError('QUOTA has both "CACHE" and "REDIS".', "Keep one of them.")
+        given = self._given["REDIS"]
+        function = import_function('QUOTA["REDIS"]', given) if is_path(given) else given
+        if isinstance(function, (str, Mapping)) or (callable(function) and not is_async_callable(function)):
+            return function
+        kind = "an async function" if callable(function) else type(given).__name__  # the value may be a secret
+        del given, function  # error pages show local names
+        hint = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
+        raise ConfigurationError(f'QUOTA["REDIS"] is {kind}.', hint)
 
     @cached_property
     def prefix(self) -> str:
@@ -227,9 +247,8 @@ class QuotaSettings:
 
     @cached_property
     def cache_refusals(self) -> float:
-        """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`, in seconds; `0` turns it off."""
-        hint = f"Use a number of seconds from 0 to {MAX_CACHE_REFUSALS}, for example 1.0, or 0 for never."
-        return self._get("CACHE_REFUSALS", (int, float), 0.0, hint, is_refusal_span)
+        """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`; `0` turns it off."""
+        return read_refusal_span(self._given.get("CACHE_REFUSALS", 0), 'QUOTA["CACHE_REFUSALS"]')
 
     @cached_property
     def digest_key(self) -> str | bytes:
@@ -279,10 +298,24 @@ KNOWN_SETTINGS: tuple[str, ...] = tuple(sorted(name.upper() for name in _propert
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 
 
+_forced_enabled: bool | None = None
+
+
 @cache
 def current() -> QuotaSettings:
     """Return the settings: `current().prefix`."""
-    return QuotaSettings(getattr(settings, "QUOTA", None))
+    made = QuotaSettings(getattr(settings, "QUOTA", None))
+    if _forced_enabled is not None:
+        made.enabled = _forced_enabled
+    return made
+
+
+def force_enabled(enabled: bool | None) -> bool | None:
+    """Have `ENABLED` this value, however a test changes the settings; None: as they say. Return the one until now."""
+    global _forced_enabled
+    before, _forced_enabled = _forced_enabled, enabled
+    current.cache_clear()
+    return before
 
 
 def time_zone() -> str:
@@ -301,9 +334,6 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.conf")
 # --- dotted paths -----------------------------------------------------------------------------------------------------
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-
-_FUNCTION_OPTIONS = ("cost", "counts", "settle", "skip", "tier")
-"""The options of a rule that may be functions, and are never texts."""
 
 
 def is_path(value: object) -> bool:
@@ -330,7 +360,7 @@ def import_function(option: str, path: str, error: type[RuleError] = RuleError) 
 
 def import_option(option: str, value: object) -> object:
     """Return the value of a rule's option, with functions in place of their dotted paths. Raises `RuleError`."""
-    if option in _FUNCTION_OPTIONS and isinstance(value, str):
+    if option in OPTIONS and OPTIONS[option].called_with and isinstance(value, str):
         return import_function(option, value)
     if option in ("rate", "exempt"):
         if isinstance(value, (list, tuple)) or (option == "exempt" and isinstance(value, (set, frozenset))):
@@ -343,7 +373,7 @@ def import_option(option: str, value: object) -> object:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 _RATE_LIKE = re.compile(r"[\d/]")
-"""What every rate has. The misspelt name of a rule hardly ever has it."""
+"""What every rate contains, and a misspelt name of a rule hardly ever does."""
 
 
 def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
@@ -371,8 +401,6 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
         if error.position and "mean" not in known:  # its count could be read, and no rule has such a name
             raise
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
-    except TypeError:  # an unhashable option or list of rates
-        return _make_rule(rule_or_rate, options)
 
 
 def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
@@ -383,21 +411,17 @@ def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
     return rule
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule:
-    return _make_rule(rate, dict(options))
-
-
-def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     given = dict(options)
-    for option in AFTER_RESPONSE & given.keys():
+    for option in [option for option in given if option in OPTIONS and OPTIONS[option].only_in == "views"]:
         raise RuleError(f"{option}= needs a response, so it is only for @quota and the settings. Use reserve() here.")
     name = given.pop("name", None)
     rule = Rule.make("unnamed" if name is None else cast("str", name), rate, **given)
     if name is not None:
         return rule
     # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
-    if any(map(is_lambda, rule.rates)):  # its only name is its line, which changes
+    if any(map(is_lambda, rule.rates)):  # the name of a lambda is its line, which changes
         raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
     return rule.renamed("; ".join(spelt) or "unlimited")
@@ -408,10 +432,10 @@ def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
 LOGIN_BACKEND = "django_quota.contrib.auth.LoginQuotaBackend"
 
 USERNAME = "login:username"
-"""The key of a rule by user name. Only the backend knows the name; in `LOGIN` it is "username"."""
+"""The key of a rule by user name. Only the backend knows the name; `LOGIN` calls this key "username"."""
 
 DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "username", "30/h": "ip"}
-"""`LOGIN` if it is not set. The limit by name alone is high, since anybody can reach it for somebody else."""
+"""The default of `LOGIN`. The limit by name alone is high, since anybody can use it up for another user."""
 
 _LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
 

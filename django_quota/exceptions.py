@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import (
-    AlgorithmError,
     ConfigurationError,
     CounterError,
     LeaseLost,
     QuotaError,
     RateError,
     RuleError,
-    StoreCommandDenied,
-    StoreDataError,
-    StoreFull,
-    StoreOutOfMemory,
-    StorePermissionDenied,
-    StoreRefusesWrites,
     StoreUnavailable,
-    SubjectKeyError,
 )
 
 __all__ = [
-    "AlgorithmError",
     "ConfigurationError",
     "CounterError",
     "LeaseLost",
@@ -30,12 +21,5 @@ __all__ = [
     "QuotaExceeded",
     "RateError",
     "RuleError",
-    "StoreCommandDenied",
-    "StoreDataError",
-    "StoreFull",
-    "StoreOutOfMemory",
-    "StorePermissionDenied",
-    "StoreRefusesWrites",
     "StoreUnavailable",
-    "SubjectKeyError",
 ]

@@ -1,7 +1,6 @@
-"""The tables: overrides, the outbox of overrides that wait to be published, their generation, and the daily usage.
+"""The tables: overrides, how many changes of them there were, and the daily usage.
 
-The tables are the record, and Redis decides. `override_sync` publishes overrides to Redis, and `rollup` copies usage
-from it.
+Each process keeps a copy of the overrides, see `limiting.overrides`. `rollup` copies usage from Redis.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from urllib.parse import unquote
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.db import connections, models, router, transaction
+from django.db import models, router, transaction
 from django.db.models import F, Q
 from django.dispatch import Signal
 from django.utils import timezone
@@ -22,19 +21,24 @@ from django.utils.translation import gettext_lazy as _
 
 from django_quota.conf import current
 from django_quota.core.errors import RateError, RuleError
+from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rates import parse_rates
-from django_quota.services.overrides import ALL_RULES
-from django_quota.services.subjects import named_subject, user_subject
+from django_quota.requests.subjects import override_subject, user_subject
 
 overrides_changed: Signal = Signal()
-"""Many overrides were changed by one statement, which sends no signal for each row. Sent within its transaction.
+"""Overrides were saved or deleted. Sent within the transaction.
 
-It carries `subjects`, whose overrides have changed, and `using`, the database.
+It carries `using`, the database; `change`, the number of the change; `rows`, a query for the saved ones; and `removed`,
+the primary keys of deleted ones.
 """
 
 
 class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
-    """Overrides. Its methods publish what they change. After `_raw_delete` or SQL of your own, run `quota_sync`."""
+    """Overrides. What these methods change takes effect at once in this process, and within two seconds in others.
+
+    Rows that `_raw_delete` or your own SQL adds or deletes take effect within a minute; so do rows that SQL changes, if
+    it sets `updated`.
+    """
 
     def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:
         """Return the overrides that apply at a moment, by default now."""
@@ -44,44 +48,56 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         )
 
     def update(self, **values: Any) -> int:
-        """Change rows, and publish their subjects before and after."""
+        """Change rows."""
         if isinstance(values.get("subject"), str):
-            values["subject"] = named_subject(values["subject"])
+            values["subject"] = override_subject(values["subject"])
         self._for_write = True  # a replica may lag
         with transaction.atomic(using=self.db):
-            begin_writing(self.db)
-            before = dict(self.values_list("pk", "subject"))
+            values["change"] = next_change(self.db)
             changed = super().update(**values)
-            subjects = set(before.values())
-            if "subject" in values:
-                subjects.update(
-                    self.model.objects.using(self.db).filter(pk__in=before).values_list("subject", flat=True)
-                )
-            self._tell(subjects)
+            self._tell(values["change"])
         return changed
 
     update.alters_data = True  # type: ignore[attr-defined]
 
-    def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
-        """Add rows, and publish their subjects."""
-        rows = list(objs)
-        for row in rows:
-            row.normalize()
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete rows."""
         self._for_write = True
         with transaction.atomic(using=self.db):
+            change = next_change(self.db, removes=True)
+            removed = list(self.values_list("pk", flat=True))
+            deleted = super().delete()
+            self._tell(change, removed)
+        return deleted
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
+        """Add rows."""
+        rows = list(objs)
+        self._for_write = True
+        with transaction.atomic(using=self.db):
+            change = next_change(self.db)
+            for row in rows:
+                row.normalize()
+                row.change = change
+            if kwargs.get("update_fields"):
+                kwargs["update_fields"] = [*kwargs["update_fields"], "change"]
             added = super().bulk_create(rows, *args, **kwargs)
-            self._tell({row.subject for row in rows})
+            self._tell(change)
         return added
 
     def bulk_update(self, objs: Iterable[QuotaOverride], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Change rows, and publish their subjects before and after."""
+        """Change rows."""
         rows = list(objs)
         for row in rows:
             row.normalize()
-        return super().bulk_update(rows, fields, batch_size)  # by `update`
+        return super().bulk_update(rows, fields, batch_size)  # calls `update`
 
-    def _tell(self, subjects: Collection[str]) -> None:
-        overrides_changed.send(self.model, subjects=subjects, using=self.db)
+    def _tell(self, change: int, removed: Collection[int] = ()) -> None:
+        rows = self.model.objects.using(self.db).filter(change=change)
+        overrides_changed.send(self.model, using=self.db, change=change, rows=rows, removed=removed)
 
 
 class QuotaOverride(models.Model):
@@ -93,6 +109,7 @@ class QuotaOverride(models.Model):
         RATE = "rate", _("another rate")
         EXEMPT = "exempt", _("exempt")
         BLOCKED = "blocked", _("blocked")
+        SHADOW = "shadow", _("reports only")
 
     subject = models.CharField(
         _("subject"),
@@ -124,8 +141,13 @@ class QuotaOverride(models.Model):
     )
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: at once."))
     expires = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
+    label = models.CharField(
+        _("label"), max_length=100, blank=True, help_text=_("The list that it belongs to, such as crawlers.")
+    )
     created = models.DateTimeField(_("created"), auto_now_add=True)
     updated = models.DateTimeField(_("updated"), auto_now=True)
+    change = models.PositiveBigIntegerField(default=0, editable=False, db_index=True)
+    """The number of its last change, see `next_change`."""
 
     objects = QuotaOverrideQuerySet.as_manager()
 
@@ -133,12 +155,12 @@ class QuotaOverride(models.Model):
         """Each subject and rule has at most one override."""
 
         verbose_name = _("override")
-        verbose_name_plural = _("overrides")
+        verbose_name_plural = _("overrides and rules")
         ordering = ("subject", "rule")
         constraints = (
             models.UniqueConstraint(fields=["subject", "rule"], name="django_quota_override_unique"),
             models.CheckConstraint(
-                condition=Q(mode="rate") & ~Q(rate="") | Q(mode__in=["exempt", "blocked"], rate=""),
+                condition=Q(mode="rate") & ~Q(rate="") | Q(mode__in=["exempt", "blocked", "shadow"], rate=""),
                 name="django_quota_override_rate",
                 violation_error_message=_("A rate belongs to the mode “another rate”, and to no other."),
             ),
@@ -151,20 +173,40 @@ class QuotaOverride(models.Model):
         indexes = (
             models.Index(fields=["rule"], name="django_quota_override_rule"),
             models.Index(fields=["expires"], name="django_quota_override_ends"),
+            models.Index(fields=["label"], name="django_quota_override_label"),
         )
 
     def __str__(self) -> str:
-        return f"{self.subject}, {self.rule_in_words}: {self.effect}"
+        return f"{self.subject_in_words}, {self.rule_in_words}: {self.effect}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save it with its subject in the canonical form. Raises `RuleError` for a wrong subject or rate."""
+        """Save the override with its subject in the canonical form. Raises `RuleError` for a wrong subject or rate."""
         self.normalize()
         if self.mode == self.Mode.RATE:
             parse_rates(self.rate)
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
-        with transaction.atomic(using=using):  # `override_sync` writes the outbox in it
-            begin_writing(using)
+        with transaction.atomic(using=using):
+            self.change = next_change(using)
+            if kwargs.get("update_fields") is not None:
+                kwargs["update_fields"] = {*kwargs["update_fields"], "change"}
             super().save(*args, **kwargs)
+            rows = QuotaOverride.objects.using(using).filter(pk=self.pk)
+            overrides_changed.send(type(self), using=using, change=self.change, rows=rows)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        """Delete it."""
+        using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
+        with transaction.atomic(using=using):
+            change, removed = next_change(using, removes=True), [self.pk]
+            deleted = super().delete(*args, **kwargs)
+            rows = QuotaOverride.objects.using(using).none()
+            overrides_changed.send(type(self), using=using, change=change, rows=rows, removed=removed)
+        return deleted
+
+    @property
+    def subject_in_words(self) -> str:
+        """Whom it is about; `*` is everybody."""
+        return gettext("everybody") if self.subject == EVERYBODY else self.subject
 
     @property
     def rule_in_words(self) -> str:
@@ -173,7 +215,9 @@ class QuotaOverride(models.Model):
 
     @property
     def effect(self) -> str:
-        """What it sets: its rate, or its mode in words."""
+        """What it sets: its rate, or its mode in words. A rule that exempts everybody is switched off."""
+        if self.mode == self.Mode.EXEMPT and self.subject == EVERYBODY:
+            return gettext("off for everybody")
         return self.rate if self.mode == self.Mode.RATE else self.get_mode_display()
 
     def clean(self) -> None:
@@ -183,8 +227,8 @@ class QuotaOverride(models.Model):
             raise ValidationError(problems)
 
     def normalize(self) -> None:
-        """Bring the subject into its canonical form. Raises `RuleError` for a wrong subject."""
-        self.subject = named_subject(self.subject)
+        """Put the subject into its canonical form. Raises `RuleError` for a wrong subject."""
+        self.subject = override_subject(self.subject)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.subject:
@@ -243,32 +287,12 @@ class Overview(QuotaOverride):
         default_permissions = ("view",)
 
 
-class OverrideOutbox(models.Model):
-    """A subject whose overrides have changed: written with the change, deleted after its publication.
+class OverrideChanges(models.Model):
+    """How many changes of overrides there were: one row. Processes ask it whether there is anything new."""
 
-    A row that stays was saved while Redis was away, or by a process that ended too soon. `override_sync` publishes it.
-    """
-
-    subject = models.CharField(max_length=500)
-    noted = models.DateTimeField(auto_now_add=True)
-
-    class Meta:
-        """Rows are not unique: each stands for one change."""
-
-        ordering = ("pk",)
-        default_permissions = ()  # nobody edits it
-
-    def __str__(self) -> str:
-        return self.subject
-
-
-class OverrideGeneration(models.Model):
-    """The generation of the overrides that was published last: one row, none before the first.
-
-    A Redis with an earlier one has lost a part of its memory; see `override_sync`.
-    """
-
-    number = models.PositiveBigIntegerField()
+    number = models.PositiveBigIntegerField(default=0)
+    removed = models.PositiveBigIntegerField(default=0)
+    """The number of the last change that deleted rows."""
 
     class Meta:
         """Nobody edits it."""
@@ -279,10 +303,18 @@ class OverrideGeneration(models.Model):
         return str(self.number)
 
 
-def begin_writing(using: str) -> None:
-    """Take the write lock of a database that locks no rows (SQLite), before you read what you will change."""
-    if not connections[using].features.has_select_for_update:
-        OverrideOutbox.objects.using(using).filter(pk=0).update(subject="")
+def next_change(using: str, *, removes: bool = False) -> int:
+    """Return the number of a change of overrides, at the beginning of its transaction.
+
+    Other transactions wait for the next number until this one ends, so numbers are committed in their order.
+    """
+    rows = OverrideChanges.objects.using(using).filter(pk=1)
+    values = {"removed": F("number") + 1} if removes else {}
+    values["number"] = F("number") + 1  # last: MySQL evaluates from left to right
+    if not rows.update(**values):
+        OverrideChanges.objects.using(using).get_or_create(pk=1)
+        rows.update(**values)
+    return rows.values_list("number", flat=True).get()
 
 
 class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
@@ -294,10 +326,9 @@ class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
 
 
 class DailyCounter(models.Model):
-    """How many checks of a rule a subject made on a day, as far as `quota_rollup` has copied them from Redis.
+    """What a rule allowed and refused a subject on a day, as far as `quota_rollup` has moved it from Redis.
 
-    The row notes what was copied last. So a roll-up that runs again, or beside another one, adds nothing twice, and the
-    counts of a Redis that has lost its memory are added to the earlier ones.
+    `units` is what the allowed checks cost. A reservation counts what it was settled with; a cancelled one is no check.
     """
 
     subject = models.CharField(
@@ -309,10 +340,9 @@ class DailyCounter(models.Model):
     day = models.DateField(_("day"))
     allowed = models.PositiveBigIntegerField(_("allowed"), default=0)
     refused = models.PositiveBigIntegerField(_("refused"), default=0)
-    # What was copied last, and from which hash: the time of its first count, in microseconds since 1970.
-    incarnation = models.PositiveBigIntegerField(default=0, editable=False)
-    copied_allowed = models.PositiveBigIntegerField(default=0, editable=False)
-    copied_refused = models.PositiveBigIntegerField(default=0, editable=False)
+    units = models.PositiveBigIntegerField(_("units"), default=0, help_text=_("What the allowed checks cost."))
+    # The token of the counts that were added last: smaller ones were added before.
+    token = models.PositiveBigIntegerField(default=0, editable=False)
 
     objects = DailyCounterQuerySet.as_manager()
 
@@ -333,10 +363,77 @@ class DailyCounter(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.subject}, {self.rule}, {self.day}: {self.allowed} allowed, {self.refused} refused"
+        counts = f"{self.allowed} allowed, {self.refused} refused, {self.units} units"
+        return f"{self.subject}, {self.rule}, {self.day}: {counts}"
 
     @property
     def user_pk(self) -> str | None:
         """The primary key of the user, as text; None for a subject that is not a user."""
         kind, _colon, name = self.subject.partition(":")
         return unquote(name) if kind == "user" and name and "+" not in name else None
+
+
+class QuotaState(models.Model):
+    """A state of the database store on PostgreSQL: what a key holds, and until when.
+
+    Only `stores.database` reads and writes it. SQLite has the same table in a file of its own.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    """128 bits of the digest of the key: keys are long, and their index would be longer than the table."""
+    key = models.TextField()
+    value = models.TextField()
+    expires = models.BigIntegerField()
+    """Microseconds since 1970. It has no index: then a hit changes the row in place."""
+    hour = models.IntegerField(db_index=True)
+    """The hour since 1970 after which a sweep deletes it."""
+
+    class Meta:
+        """Nobody edits it."""
+
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class QuotaEvent(models.Model):
+    """An event of the database store on PostgreSQL: a refusal, a ban, or a limit that is near."""
+
+    log = models.TextField()
+    """The key of the log: sites with different prefixes may share the table."""
+    batch = models.BigIntegerField()
+    """The number of its transaction. Transactions do not end in the order of the ids."""
+    at = models.BigIntegerField()
+    """Microseconds since 1970."""
+    data = models.TextField()
+    """A JSON array; see `engine.events.EventRecord`."""
+
+    class Meta:
+        """Nobody edits it."""
+
+        default_permissions = ()
+        indexes = (models.Index(fields=["batch", "id"], name="django_quota_event_order"),)
+
+    def __str__(self) -> str:
+        return self.data
+
+
+class QuotaBan(models.Model):
+    """A ban of the database store on PostgreSQL, for the list of all bans. What is in force, the states say."""
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    """The digest of the log, the subject and the rule."""
+    log = models.TextField()
+    subject = models.TextField()
+    rule = models.TextField()
+    until = models.BigIntegerField(db_index=True)
+    """Microseconds since 1970."""
+
+    class Meta:
+        """Nobody edits it."""
+
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.subject}, {self.rule}"

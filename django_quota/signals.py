@@ -8,6 +8,7 @@ carries
 `rule`      the `Rule`
 `subject`   the subject, such as `"ip:203.0.113.9"`
 `decision`  the `Decision`
+`share`     which share of `warn_at` was reached, such as 0.8; `near_limit` only
 
 `store_lost` carries `reason`, a text without secrets. `store_back` carries `seconds`, for which rules were decided by
 their `on_unavailable`. Each is sent once for an outage, not for each request.
@@ -21,6 +22,8 @@ from typing import Any
 
 from django.dispatch import Signal
 
+from django_quota.core.flow import IOCall
+
 logger = logging.getLogger("django_quota")
 
 refused: Signal = Signal()
@@ -30,7 +33,7 @@ banned: Signal = Signal()
 """A ban began, after too many refusals or by `ban()`: `rule`, `subject`, `decision`."""
 
 near_limit: Signal = Signal()
-"""The used share of a limit has reached the rule's `warn_at`: `rule`, `subject`, `decision`. Once each time."""
+"""The used share of a limit has reached `share`, one of `warn_at`: `rule`, `subject`, `decision`. Once each time."""
 
 store_lost: Signal = Signal()
 """The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a text without secrets."""
@@ -43,16 +46,21 @@ Announcement = tuple[Signal, dict[str, Any]]
 """A signal, and what it carries."""
 
 
-def send(announcements: Iterable[Announcement], sender: type) -> None:
+def announce(announcements: Iterable[Announcement]) -> IOCall:
+    """Return the call that sends signals. Their sender is None."""
+    return IOCall(send, asend, announcements)
+
+
+def send(announcements: Iterable[Announcement]) -> None:
     """Send signals from a thread. Django logs what a receiver raises."""
     for signal, values in announcements:
         try:
-            signal.send_robust(sender, **values)
+            signal.send_robust(None, **values)
         except RuntimeError:  # an async receiver in the thread of an event loop: use acheck()
             logger.exception("Not all receivers of a signal were called: %r", values)
 
 
-async def asend(announcements: Iterable[Announcement], sender: type) -> None:
+async def asend(announcements: Iterable[Announcement]) -> None:
     """Send signals from an event loop; see `send`."""
     for signal, values in announcements:
-        await signal.asend_robust(sender, **values)
+        await signal.asend_robust(None, **values)

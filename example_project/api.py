@@ -10,7 +10,7 @@ from django.urls import path
 from django_quota import quota
 
 if TYPE_CHECKING:
-    from django_quota import QuotaRequest
+    from django_quota.types import QuotaRequest
 
 ITEMS = ("anchor", "bell", "compass", "lantern", "rope", "sail", "sextant", "tiller")
 

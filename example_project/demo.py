@@ -6,13 +6,14 @@ promises. The exit status is 0 if all are as promised, otherwise 1, with the lis
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import ExitStack
 from http.client import HTTPException
 from time import monotonic
 
-from django_quota import StoreUnavailable
+from django_quota.exceptions import StoreUnavailable
 from example_project.admin_pages import open_admin_pages
 from example_project.runner import RunnerError, Site, ended_by_signals, running_site
 from example_project.scenarios import SCENARIOS, Scenario
@@ -103,7 +104,7 @@ def main() -> int:
         with ended_by_signals(), ExitStack() as stack:
             with terminal.progress() as report:
                 site = stack.enter_context(running_site(prefix=PREFIX, keep_log=True, report=report))
-            terminal.paragraph(f"The example site is a real server at {site.url}, on {site.redis}.")
+            terminal.paragraph(f"The example site is a real server at {site.url}, on {site.store}.")
             terminal.line()
             differing = run_all(terminal, site) + look(terminal, site)
             output = site.output()
@@ -121,13 +122,19 @@ def _conclude(terminal: Terminal, differing: list[str], output: str, seconds: fl
     terminal.line()
     if not differing:
         terminal.line((f"All {len(SCENARIOS)} scenarios did what they promise", "green"), f", in {seconds:.1f} s.")
-        terminal.line("To try them in a browser: ", ("make serve", "bold"))
+        terminal.line("To try them in a browser: ", (f"make serve{_store()}", "bold"))
         return 0
     terminal.line(("Not as promised:", "red"))
     for difference in differing:
         terminal.paragraph(difference, indent=2, hanging=2)
     terminal.line(f"The output of the server:\n{output}")
     return 1
+
+
+def _store() -> str:
+    """Return what to add to `make`, so that it takes the same store."""
+    store = os.environ.get("EXAMPLE_STORE", "redis")
+    return "" if store == "redis" else f" STORE={store}"
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def write_history(users: Mapping[str, User], report: ProgressCallback) -> int:
 
 
 def write_overrides(users: Mapping[str, User]) -> None:
-    """Write overrides that are active, planned and expired; the active ones are published."""
+    """Write overrides that are active, planned and expired."""
     now, by = timezone.now(), users["admin"]
 
     def user(name: str) -> str:
@@ -136,6 +136,15 @@ def write_overrides(users: Mapping[str, User]) -> None:
                 reason="Our own monitoring.",
                 created_by=by,
             ),
+            QuotaOverride(
+                subject="ip:203.0.113.0/24",
+                rule="*",
+                mode=modes.SHADOW,
+                reason="The fair: many visitors behind few addresses. We only watch.",
+                starts=now + days(5),
+                expires=now + days(7),
+                created_by=by,
+            ),
         ]
     )
 
@@ -164,7 +173,8 @@ def _rows(person: Person, subject: str, today: date) -> Iterator[DailyCounter]:
             asked = round(sent * share * random.uniform(0.8, 1.2))
             allowed, refused = _decided(person, rule, ago, asked, random)
             if allowed or refused:
-                yield DailyCounter(subject=subject, rule=rule, day=day, allowed=allowed, refused=refused)
+                counts = {"allowed": allowed, "refused": refused, "units": allowed}
+                yield DailyCounter(subject=subject, rule=rule, day=day, **counts)
 
 
 def _mood(person: Person, day: date, ago: int) -> float:

@@ -29,7 +29,7 @@ from django.core.management import call_command
 from django.core.management.utils import get_random_secret_key
 from redis import RedisError
 
-from django_quota import StoreUnavailable
+from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import running_redis
 from example_project.client import Visitor
 from example_project.initial_state import start_over
@@ -62,8 +62,8 @@ class Site:
     """The running site."""
 
     port: int
-    redis: str
-    """Which Redis the site uses, in words."""
+    store: str
+    """Where the site counts, in words."""
     process: subprocess.Popen[bytes]
     log: Path | None
     """The file of the server's output; None for the terminal."""
@@ -98,10 +98,10 @@ def running_site(
     `prefix`: the prefix of its keys in Redis. `port`: 0 takes any free port. `keep_log`: write the server's output to a
     file instead of the terminal. `wsgi`: serve by WSGI instead of ASGI. `report`: called with the progress.
     """
-    report("Redis", 0, 0)
+    report("The store", 0, 0)
     with (
         _listener(port) as listener,
-        _redis() as (redis_url, redis_words),
+        _store() as (redis_url, store),
         tempfile.TemporaryDirectory(prefix="quota-example-") as folder,
     ):
         os.environ.update(
@@ -116,7 +116,7 @@ def running_site(
         log = Path(folder, "server.log") if keep_log else None
         report("The server", 0, 0)
         with _server(listener, log, "wsgi" if wsgi else "asgi") as process:
-            site = Site(port, redis_words, process, log, accounts, rows)
+            site = Site(port, store, process, log, accounts, rows)
             _wait_until_answering(site)
             report("Today's first requests", 0, 0)
             _send_traffic(site)
@@ -160,9 +160,15 @@ def _listener(port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _redis() -> Iterator[tuple[str, str]]:
-    """Yield the URL and the description of the Redis to use: that of REDIS_URL, or a private one."""
+def _store() -> Iterator[tuple[str, str]]:
+    """Yield the URL of the Redis to use, that of REDIS_URL or a private one, and where the site counts.
+
+    With EXAMPLE_STORE=database there is no Redis, and the URL is empty.
+    """
     given = os.environ.get("REDIS_URL")
+    if os.environ.get("EXAMPLE_STORE") == "database":
+        yield "", "a database of its own, without Redis"
+        return
     if given:
         yield given, "the Redis of REDIS_URL"
         return

@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=os.environ.get("PORT") or "8000",
         help="the port to listen on (default: the environment's PORT, or 8000); 0 takes any free port",
     )
-    parser.add_argument("--wsgi", action="store_true", help="serve by WSGI: live pages poll every few seconds")
+    parser.add_argument("--wsgi", action="store_true", help="serve by WSGI")
     chosen = parser.parse_args(arguments)
     try:
         with ended_by_signals(), ExitStack() as stack:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
                     running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, report=report)
                 )
             print(
-                f"The example site is up at {site.url}, on {site.redis}.", site.sign_ins, "Ctrl-C stops it.", sep="\n"
+                f"The example site is up at {site.url}, on {site.store}.", site.sign_ins, "Ctrl-C stops it.", sep="\n"
             )
             sys.stdout.flush()
             status = site.process.wait()

@@ -1,6 +1,6 @@
 """The server process. Its arguments are the file descriptor of the socket that `runner` opened, and `asgi` or `wsgi`.
 
-uvicorn serves ASGI. Django's own server serves WSGI, with a thread for each request; there the live pages poll.
+uvicorn serves ASGI. Django's own server serves WSGI, with a thread for each request.
 """
 
 from __future__ import annotations

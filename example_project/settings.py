@@ -55,7 +55,7 @@ CACHES = {
     }
 }
 QUOTA = {
-    "CACHE": "default",
+    "STORE": os.environ.get("EXAMPLE_STORE") or "redis",  # or "database": then the site needs no Redis
     "PREFIX": os.environ.get("EXAMPLE_PREFIX") or "quota-example",
     "RULES": RULES,
     "TRUSTED_PROXIES": ["127.0.0.1"],  # the visitors of `traffic` come as through a proxy on this machine

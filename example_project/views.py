@@ -13,7 +13,7 @@ from django_quota import concurrency, counter, quota, reserve, reset
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from django_quota import QuotaRequest
+    from django_quota.types import QuotaRequest
 
 
 @quota("10/m", key="ip")
@@ -108,7 +108,7 @@ def devices(request: QuotaRequest) -> JsonResponse:
 
 
 def ask_model(request: HttpRequest) -> JsonResponse:
-    with reserve("tokens", request, 4000, ttl=60) as hold:
+    with reserve("tokens", request, 4000) as hold:
         # ask the model here: its answer says that it took 1500
         left = hold.settle(1500).remaining
     return JsonResponse({"detail": f"{left} tokens left.", "left": left})

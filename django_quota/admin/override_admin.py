@@ -1,11 +1,13 @@
 """Overrides in the admin: the list with its filters, search and bulk actions, and the form with its preview.
 
-Saving and deleting rows publishes them to Redis when the transaction commits; `services.override_sync` does that.
+A saved or deleted row takes effect at once in this process, and within two seconds in the others; see
+`limiting.overrides`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, ClassVar, cast
 
@@ -28,29 +30,36 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.admin_base import (
+    LabelFilter,
     RuleFilter,
     StrictChangeList,
     admin_url,
     may_see_users,
+    rule_url,
     subject_url,
-    warn_if_unpublished,
 )
 from django_quota.admin.admin_wording import STATES, moment_in_words, state_of
-from django_quota.admin.override_form import OverrideForm, hints_of, preview_of
+from django_quota.admin.override_form import OverrideForm, preview_of
+from django_quota.admin.rule_page import build_rule_page
 from django_quota.admin.subject_page import log_actions
+from django_quota.core.errors import RuleError
+from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.core.rules import is_valid_name
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
-from django_quota.services.addresses import is_address
-from django_quota.services.known_rules import known_rules
-from django_quota.services.lookup import network_hint, parse_subject_input
-from django_quota.services.override_sync import BATCH_SIZE, write_database
-from django_quota.services.overrides import ALL_RULES
+from django_quota.operating.lookup import is_group, parse_override_input
+from django_quota.requests.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
 MAX_REASON_SHOWN = 60
 """Characters of a search, and of a reason in the list."""
 
 MAX_BULK_CHANGES = 5_000
-"""Overrides that one action changes. Each is published before the answer is sent."""
+"""Overrides that one action changes."""
+
+BATCH_SIZE = 500
+"""Rows that one statement changes."""
 
 MAX_NAMED = 20
 """Overrides that the confirmation of an action names."""
@@ -69,7 +78,7 @@ class StateFilter(admin.SimpleListFilter):
         now = timezone.now()
         conditions = {
             "active": ~Q(starts__gt=now) & ~Q(expires__lte=now),
-            "pending": Q(starts__gt=now) & ~Q(expires__lte=now),
+            "pending": Q(starts__gt=now),
             "ended": Q(expires__lte=now),
             "permanent": Q(expires__isnull=True),
         }
@@ -81,15 +90,15 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     """The overrides."""
 
     form = OverrideForm
-    list_display = ("subject", "rule_name", "instead", "state", "short_reason", "created_by")
-    list_filter = ("mode", StateFilter, RuleFilter)
+    list_display = ("whom", "rule_name", "instead", "state", "short_reason", "label", "created_by")
+    list_filter = ("mode", StateFilter, RuleFilter, LabelFilter)
     list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
-    search_help_text = gettext_lazy("The beginning of a subject or a rule, or a part of a reason.")
+    search_help_text = gettext_lazy("The beginning of a subject or a rule (* for everybody), or a part of a reason.")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # facets count all rows, once for each of a hundred rules
     ordering = ("subject", "rule")  # the order of the unique index
-    sortable_by = ("subject", "state", "state_link")
+    sortable_by = ("whom", "state", "state_link")
     readonly_fields = ("created_by", "created", "updated")
     actions = ("exempt_selected", "block_selected", "expire_selected")
 
@@ -109,6 +118,10 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         has_page = subject_url(request, self.admin_site.name)
         return ["state_link" if name == "state" and has_page else name for name in self.list_display]
 
+    @admin.display(description=gettext_lazy("subject"), ordering="subject")
+    def whom(self, row: QuotaOverride) -> str:
+        return row.subject_in_words
+
     @admin.display(description=gettext_lazy("rule"))
     def rule_name(self, row: QuotaOverride) -> str:
         return row.rule_in_words
@@ -124,7 +137,9 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     @admin.display(description=gettext_lazy("state"), ordering="expires")
     def state_link(self, row: QuotaOverride) -> SafeString:
-        """Return the same, with a link to the subject's page."""
+        """Return the state with a link to the subject's page. Groups have no page."""
+        if is_group(row.subject):
+            return self.state(row)
         url = admin_url(self.admin_site.name, "subject_changelist", subject=row.subject)
         link = '<a href="{}">{}<span class="quota-hidden">: {}</span></a> <span class="quota-span">{}</span>'
         state, span = _state_and_span(row)
@@ -137,30 +152,28 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         return shown if shown == row.reason else format_html('<span title="{}">{}</span>', row.reason, shown)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list, and explain why the search for a network finds nothing."""
-        problem = network_hint(request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]) if request.method == "GET" else ""
-        if problem:
-            self.message_user(request, problem, messages.WARNING)
-        return super().changelist_view(request, extra_context)
+        """Show the list, with a link to the page of each rule."""
+        rules = {"rule_url": rule_url(request, self.admin_site.name), "known_rules": sorted(known_rules())}
+        return super().changelist_view(request, {"title": _("Overrides and rules"), **rules, **(extra_context or {})})
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search by the beginning of a subject or a rule, or a part of a reason; an IP address in any spelling."""
+        """Search by the beginning of a subject or a rule, or a part of a reason; addresses in any spelling."""
         term = search_term.strip()[:MAX_SEARCH_LENGTH].replace("\0", "")
         if not term:
             return queryset, False
         condition = Q(subject__startswith=term) | Q(rule__startswith=term) | Q(reason__icontains=term)
-        address = term.removeprefix("ip:")
-        if is_address(address) and not network_hint(address):
-            condition |= Q(subject=parse_subject_input(address))
+        if is_address(term.removeprefix("ip:")):
+            with suppress(RuleError):
+                condition |= Q(subject=parse_override_input(term))
         return queryset.filter(condition), False
 
     # --- the form -----------------------------------------------------------------------------------------------------
 
     def get_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
         """Return the fields. A new override also takes a user, where this admin can search users."""
-        fields = ["subject", "rule", "mode", "rate", "starts", "expires", "reason"]
+        fields = ["subject", "rule", "mode", "rate", "starts", "expires", "reason", "label"]
         if obj is not None:
             return [*fields, *self.readonly_fields]
         user_admin = self.admin_site._registry.get(get_user_model())
@@ -195,7 +208,44 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.preview_view)
         name = "django_quota_quotaoverride_preview"
-        return [path("preview/", view, name=name), path("preview/<int:key>/", view, name=name), *super().get_urls()]
+        return [
+            path("preview/", view, name=name),
+            path("preview/<int:key>/", view, name=name),
+            path("rule/", self.admin_site.admin_view(self.rule_view), name="django_quota_quotaoverride_rule"),
+            *super().get_urls(),
+        ]
+
+    def rule_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the rule in `?name=`: what the settings say, and what holds now."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = site = self.admin_site.name
+        rule = request.GET.get("name", "")
+        if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
+            raise Http404
+        page = build_rule_page(rule)
+        own, links = page["own"], []
+        if own is None and self.has_add_permission(request):
+            modes = {"rate": _("Another rate"), "shadow": _("Let it only report"), "exempt": _("Switch it off")}
+            links = [
+                (words, admin_url(site, "quotaoverride_add", subject=EVERYBODY, rule=rule, mode=mode))
+                for mode, words in modes.items()
+            ]
+        elif own is not None and self.has_change_permission(request, own):
+            links = [(_("Change"), admin_url(site, "quotaoverride_change", own.pk))]
+        if own is not None and self.has_delete_permission(request, own):
+            links.append((_("Back to what the settings say"), admin_url(site, "quotaoverride_delete", own.pk)))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Rule"),
+            "subtitle": Truncator(rule).chars(80),
+            "opts": self.opts,
+            "media": self.media,
+            "links": links,
+            "list_url": admin_url(site, "quotaoverride_changelist", rule=rule),
+            **page,
+        }
+        return TemplateResponse(request, "admin/django_quota/quotaoverride/rule.html", context)
 
     def preview_view(self, request: HttpRequest, key: int | None = None) -> HttpResponse:
         """Return the preview of a form as an HTML fragment. Nothing is saved."""
@@ -215,18 +265,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         if not change:
             obj.created_by = request.user  # type: ignore[assignment]
         super().save_model(request, obj, form, change)
-        for hint in hints_of(obj, with_users=form.sees_users):
-            self.message_user(request, hint, messages.WARNING)
-        warn_if_unpublished(self, request, {obj.subject, form.initial.get("subject") or obj.subject})
-
-    def delete_model(self, request: HttpRequest, obj: QuotaOverride) -> None:
-        super().delete_model(request, obj)
-        warn_if_unpublished(self, request, {obj.subject})
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        subjects = set(queryset.values_list("subject", flat=True))
-        super().delete_queryset(request, queryset)
-        warn_if_unpublished(self, request, subjects)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
         """Log deletions for the subjects too, so that their pages show them."""
@@ -279,7 +317,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
             LogEntry.objects.log_actions(cast("int", request.user.pk), rows, CHANGE, words)
         words = ngettext("%d override was changed.", "%d overrides were changed.", changed) % changed
         self.message_user(request, words, messages.SUCCESS)
-        warn_if_unpublished(self, request, {row.subject for row in rows})
         return None
 
     def _ask(self, request: HttpRequest, rows: Sequence[QuotaOverride], action: str, warning: str) -> TemplateResponse:
@@ -318,7 +355,7 @@ def _block(rows: QuerySet[QuotaOverride], now: datetime) -> int:
 
 
 def _expire(rows: QuerySet[QuotaOverride], now: datetime) -> int:
-    """End the rows that have not ended. One that has not begun loses its start, which would be after its end."""
+    """End the rows that have not ended. A row that has not begun loses its start, which would be after its end."""
     ending = rows.exclude(expires__lte=now)
     ending.filter(starts__gte=now).update(starts=None)
     return ending.update(expires=now, updated=now)

@@ -13,14 +13,27 @@ from django.utils.translation import gettext_lazy
 
 from django_quota.admin.admin_wording import LimitRow
 from django_quota.core.errors import QuotaError, RuleError
+from django_quota.core.overrides import Override, OverrideTable
+from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
-from django_quota.services.inspection import LimitStatus, preview_override
-from django_quota.services.lookup import parse_rule_input, parse_subject_input, parse_user_key, rule_hint, subject_hint
-from django_quota.services.override_sync import as_published
-from django_quota.services.subjects import user_subject
+from django_quota.operating.activity import subjects_seen
+from django_quota.operating.inspection import LimitStatus, OverridePreview, preview_override
+from django_quota.operating.lookup import (
+    is_given_by,
+    is_group,
+    known_keys,
+    override_problems,
+    parse_override_input,
+    parse_rule_input,
+    parse_user_key,
+)
+from django_quota.requests.subjects import user_subject
+
+MAX_PREVIEWED = 20
+"""Subjects of a network, of a kind or of everybody for which a preview looks at the effect."""
 
 MAX_CHANGES = 30
-"""Rules in a preview."""
+"""Rows in a preview."""
 
 
 class UserSelect(AutocompleteSelect):
@@ -49,7 +62,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         """The fields that people fill in."""
 
         model = QuotaOverride
-        fields = ("subject", "rule", "mode", "rate", "starts", "expires", "reason")
+        fields = ("subject", "rule", "mode", "rate", "starts", "expires", "reason", "label")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,15 +74,22 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
             field.widget.choices = field.choices
         if "subject" in self.fields:
             self.fields["subject"].required = False  # `clean` asks for a subject or a user
+            self.fields["subject"].help_text = _(
+                "Whom it is about: a subject such as user:42 or ip:203.0.113.9, a network such as "
+                "ip:198.51.100.0/24, a kind such as user:*, or * for everybody."
+            )
+        self.problems: list[str] = []
+        """Why the override can have no effect, once the form is checked."""
         if "rule" in self.fields:
             self.fields["rule"].widget.attrs["list"] = "quota-known-rules"  # in the page's template
 
     def is_valid(self) -> bool:
-        """Return whether the form can be saved: never after the button "Preview"."""
-        return super().is_valid() and "_preview" not in self.data
+        """Return whether to save the form: never after the button "Preview", and not if it would have no effect."""
+        is_wanted = super().is_valid() and "_preview" not in self.data
+        return is_wanted and (not self.problems or "_anyway" in self.data)
 
     def clean(self) -> dict[str, Any]:
-        """Set the rule as the text is understood, and the subject: of the user, or as the text is understood."""
+        """Set the rule that the text means, and the subject: that of the user, or the one that the text means."""
         cleaned = super().clean() or self.cleaned_data
         if "rule" in cleaned:
             cleaned["rule"] = parse_rule_input(cleaned["rule"])
@@ -84,12 +104,16 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
             cleaned["subject"] = of_user
         elif not subject and "subject" in self.fields and "subject" not in self.errors:
             self.add_error("subject", _("Enter a subject, or choose a user."))
+        subject, rule = cleaned.get("subject"), cleaned.get("rule")
+        was_saved_so = (subject, rule) == (self.instance.subject, self.instance.rule)
+        if subject and rule and not was_saved_so:
+            self.problems = override_problems(subject, rule, with_users=self.sees_users)
         return cleaned
 
     def _parse_subject(self, text: str) -> str | None:
         """Return the subject that a text means, and show it in the field."""
         try:
-            subject = parse_subject_input(text)
+            subject = parse_override_input(text)
         except RuleError as error:
             self.add_error("subject", str(error))
             return None
@@ -100,35 +124,55 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         return subject
 
 
-def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
-    """Return why an override may have no effect: no request has its subject, or its rule is unknown."""
-    return [hint for hint in (subject_hint(row.subject, with_users=with_users), rule_hint(row.rule)) if hint]
+def preview_group(override: Override) -> dict[str, OverridePreview]:
+    """Return what an override of a network, of a kind or of everybody would do, by subject.
+
+    The preview looks for subjects that the override concerns among those refused most today and those of the last
+    events, at most `MAX_PREVIEWED`: the store knows no others by name. Raises `StoreUnavailable`.
+    """
+    alone, keys = OverrideTable([override]), known_keys().get(override.rule, [])
+    concerned = [each for each in subjects_seen() if alone.of_subject(each) and is_given_by(keys, each)]
+    return {subject: preview_override(subject, override) for subject in concerned[:MAX_PREVIEWED]}
 
 
 def preview_of(form: OverrideForm) -> dict[str, Any]:
     """Return what the override in a form would do, or why that is not known: the context of the preview."""
     row = form.instance
-    if form.errors or not (form.is_bound or row.pk):  # to look for errors fills the row
+    if form.errors or not (form.is_bound or row.pk):  # looking for errors fills the row
         return {"row": row}
     preview = {
         "row": row,
         "is_ended": row.expires is not None and row.expires <= timezone.now(),
-        # Hints on users cost queries, so a row that is only opened goes without them.
-        "hints": hints_of(row, with_users=form.sees_users and form.is_bound),
+        # Hints on users cost queries, so a row that is only opened has none.
+        "hints": form.problems if form.is_bound else override_problems(row.subject, row.rule, with_users=False),
+        "is_group": is_group(row.subject),
     }
-    override = as_published(row)
-    if override is None:
-        return preview | {"trouble": _("The rate cannot be read.")}
+    override = override_of(row)
     try:
-        result = preview_override(row.subject, row.rule, override)
+        if preview["is_group"]:
+            return preview | _effects(preview_group(override))
+        return preview | _effects({row.subject: preview_override(row.subject, override)})
     except QuotaError as error:
         return preview | {"trouble": _("There is no preview now. %s") % error}
-    used_first = sorted(result.changes, key=lambda change: not any(limit.used for limit in change.now))
-    changes = [
-        (change.rule, list(map(_line, change.now)), list(map(_line, change.then)), change.problem)
-        for change in used_first[:MAX_CHANGES]
+
+
+def _effects(found: dict[str, OverridePreview]) -> dict[str, Any]:
+    """Return what the preview shows of the changes for each subject, first the rules that have counted something."""
+    changes = [(subject, change) for subject, result in found.items() for change in result.changes]
+    used_first = sorted(changes, key=lambda pair: not any(limit.used for limit in pair[1].now))
+    shown = [
+        (subject, change.rule, list(map(_line, change.now)), list(map(_line, change.then)), change.problem)
+        for subject, change in used_first[:MAX_CHANGES]
     ]
-    return preview | {"result": result, "changes": changes, "more": len(used_first) - len(changes)}
+    refused = {subject for subject, change in changes if any(limit.refuses for limit in change.then or change.now)}
+    return {
+        "subjects": len(found),
+        "refused": len(refused),
+        "changes": shown,
+        "more": len(changes) - len(shown),
+        "is_unknown": any(result.is_unknown for result in found.values()),
+        "unread": {name: why for result in found.values() for name, why in result.unread.items()},
+    }
 
 
 def _line(limit: LimitStatus) -> str:

@@ -1,35 +1,40 @@
 """The actions on a subject in the admin: who may run each, what it warns of, and what it does.
 
-New rates, exemptions and blocks are overrides. They are saved through the model, which publishes them on commit.
+New rates, exemptions and blocks are overrides. They are saved through the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sentence
+from django_quota.admin.raising import FACTORS, Raising, raisings, rules_of
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import named
+from django_quota.core.overrides import ALL_RULES
+from django_quota.features.bans import lift_bans
+from django_quota.features.logins import with_addresses
+from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
-from django_quota.services.bans import lift_bans
-from django_quota.services.logins import with_addresses
-from django_quota.services.override_sync import set_override, write_database
-from django_quota.services.overrides import ALL_RULES
-from django_quota.services.reset import reset_subject
+from django_quota.operating.lookup import override_problems
+from django_quota.operating.reset import reset_subject
 
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
+
+MAX_NAMED = 3
+"""Rules of which a choice shows the new rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +71,12 @@ class OverrideActionForm(forms.Form):
 
 
 class RaiseForm(OverrideActionForm):
-    """The rate of the override, too."""
+    """Asks for the factor too."""
 
-    rate = forms.CharField(
-        label=gettext_lazy("Rate"),
-        max_length=200,
-        help_text=gettext_lazy("For example 100/m, or 10/s; 500/h. It replaces all rates of the rule."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    factor = forms.TypedChoiceField(
+        label=gettext_lazy("Raise to"), choices=[(factor, f"{factor}x") for factor in FACTORS], coerce=int
     )
-    field_order = ("rate", "span", "reason")
+    field_order = ("factor", "span", "reason")
 
 
 class Action:
@@ -97,6 +99,10 @@ class Action:
         """Return whether a user may do it; `ruled` are the rules that have an override, looked up if it is None."""
         return self.has_permission(user)
 
+    def form_for(self, target: ActionTarget, data: Any = None) -> forms.Form:
+        """Return the form of the confirmation page."""
+        return self.form(data, initial={"span": "1d"})
+
     def rule_words(self, target: ActionTarget) -> str:
         """Return the rule, as part of a sentence."""
         return rule_in_words(target.rule)
@@ -116,8 +122,8 @@ class ResetUsage(Action):
     name = "reset"
     label = gettext_lazy("Reset")
     consequence = gettext_lazy(
-        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops reservations "
-        "that are not settled. Overrides and daily counts stay."
+        "This forgets all that was counted for %(subject)s under %(rule)s and lifts its bans. "
+        "Overrides and daily counts stay."
     )
     destructive = True
     permission = "reset_subject"
@@ -156,7 +162,7 @@ class OverrideAction(Action):
 
     mode: QuotaOverride.Mode
     result: Promise
-    """What holds then, as the beginning of a sentence before the rule's name; `%s` is the rate."""
+    """What holds then, as the beginning of a sentence before the rule's name."""
     permission = "add_quotaoverride"
     form = OverrideActionForm
 
@@ -170,40 +176,93 @@ class OverrideAction(Action):
             return not overrides_of(target.subject).filter(rule=target.rule).exists()
         return target.rule not in ruled
 
+    def warning(self, target: ActionTarget) -> str:
+        return " ".join([super().warning(target), *override_problems(target.subject, target.rule, with_users=False)])
+
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Save the row, and return what holds now."""
-        values = {
-            "mode": self.mode,
-            "rate": given.get("rate", ""),
-            "reason": given["reason"],
-            "created_by": user,
-            "starts": None,
-            "expires": given["span"] and timezone.now() + given["span"],
-        }
+        expires = given["span"] and timezone.now() + given["span"]
+        self._save(target.subject, {target.rule: ""}, given["reason"], expires, user)
+        words = {"result": self.result, "rule": self.rule_words(target), "until": _until(expires)}
+        return _with_reason(sentence(_("%(result)s %(rule)s, %(until)s") % words), given["reason"])
+
+    def _save(self, subject: str, rates: Mapping[str, str], reason: str, expires: datetime | None, user: Any) -> None:
+        """Save a row for each rule. Raises `ValidationError`."""
+        values = {"mode": self.mode, "reason": reason, "created_by": user, "starts": None, "expires": expires}
         may_replace = user.has_perm("django_quota.change_quotaoverride")
         try:
-            row = set_override(target.subject, target.rule, values, may_replace=may_replace)
+            with transaction.atomic(using=write_database()):
+                for rule, rate in rates.items():
+                    set_override(subject, rule, {**values, "rate": rate}, may_replace=may_replace)
         except IntegrityError as error:
             raise ValidationError(_("Somebody else has just created an override. Look at it first.")) from error
-        until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
-        result = str(self.result) % row.rate if row.rate else self.result
-        words = {"result": result, "rule": self.rule_words(target), "until": until}
-        done = sentence(_("%(result)s %(rule)s, %(until)s") % words)
-        return f"{done} ({row.reason})" if row.reason else done
+
+
+def _until(expires: datetime | None) -> str:
+    return _("until it is cleared") if expires is None else _("until %s") % moment_in_words(expires)
+
+
+def _with_reason(done: str, reason: str) -> str:
+    return f"{done} ({reason})" if reason else done
 
 
 class Raise(OverrideAction):
-    """Another rate, for a while."""
+    """More of each rate, for a while: every rule by its own rates."""
 
     name = "raise"
     label = gettext_lazy("Raise for a day")
     consequence = gettext_lazy(
-        "For %(subject)s, the rate below replaces the rates of %(rule)s from the next request on, for the time "
-        "that you choose. What was used before still counts."
+        "For %(subject)s, the rates of %(rule)s are multiplied from the next request on, for the time that you choose. "
+        "What was used before still counts."
     )
     mode = QuotaOverride.Mode.RATE
-    result = gettext_lazy("%s holds under")
     form = RaiseForm
+
+    def form_for(self, target: ActionTarget, data: Any = None) -> forms.Form:
+        form = super().form_for(target, data)
+        choices: Any = form.fields["factor"]
+        choices.choices = [(f, f"{f}x: {_raised_in_words(found)}") for f, found in _in_a_day(target).items()]
+        return form
+
+    def is_allowed(self, user: Any, target: ActionTarget, ruled: Collection[str] | None = None) -> bool:
+        """Return whether a user may add overrides. Those of all rules are one per rule, and need not replace any."""
+        return self.has_permission(user) if target.rule == ALL_RULES else super().is_allowed(user, target, ruled)
+
+    def warning(self, target: ActionTarget) -> str:
+        return " ".join(filter(None, [super().warning(target), _not_raised(_in_a_day(target)[FACTORS[0]])]))
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """Save a row for each rule that can be raised, and return which were and which were not."""
+        expires = given["span"] and timezone.now() + given["span"]
+        may_change = user.has_perm("django_quota.change_quotaoverride")
+        rules = rules_of(target.subject, target.rule)
+        found = raisings(target.subject, rules, given["factor"], expires, may_change=may_change)
+        rates = {each.rule: each.rates for each in found if each.rates}
+        if not rates:
+            raise ValidationError(_not_raised(found) or _("No rule can be raised."))
+        self._save(target.subject, rates, given["reason"], expires, user)
+        raised = ", ".join(f"{rule} {rate}" for rule, rate in rates.items())
+        done = sentence(_("Raised: %(rates)s, %(until)s") % {"rates": raised, "until": _until(expires)})
+        return _with_reason(" ".join(filter(None, [done, _not_raised(found)])), given["reason"])
+
+
+def _in_a_day(target: ActionTarget) -> dict[int, list[Raising]]:
+    rules, expires = rules_of(target.subject, target.rule), timezone.now() + SPANS["1d"]
+    return {factor: raisings(target.subject, rules, factor, expires) for factor in FACTORS}
+
+
+def _raised_in_words(found: Collection[Raising]) -> str:
+    """Return the new rates of the first rules, each with its name unless it is the only one."""
+    raised = [each for each in found if each.rates]
+    if len(found) == 1:
+        return ", ".join(each.rates for each in raised) or _("not possible")
+    shown = [f"{each.rule} {each.rates}" for each in raised[:MAX_NAMED]]
+    return ", ".join([*shown, *(["…"] if len(raised) > MAX_NAMED else [])]) or _("not possible")
+
+
+def _not_raised(found: Collection[Raising]) -> str:
+    left = ", ".join(f"{each.rule} ({each.problem.rstrip('.')})" for each in found if each.problem)
+    return sentence(_("Not raised: %s") % left) if left else ""
 
 
 class Exempt(OverrideAction):

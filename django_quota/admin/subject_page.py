@@ -6,7 +6,7 @@ Overrides are read from the database first, so the page shows them even if the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,15 +18,15 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
-from django_quota.admin.admin_wording import STATES, LimitRow, moment_of, ordinal, span_in_words, state_of
-from django_quota.admin.live import lines
-from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, overrides_of
-from django_quota.core.errors import QuotaError, RateError
-from django_quota.core.rates import MAX_COUNT, Rate, parse_rates
+from django_quota.admin.admin_wording import STATES, LimitRow, lines, moment_of, ordinal, span_in_words, state_of
+from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget
+from django_quota.core import clock
+from django_quota.core.errors import QuotaError
+from django_quota.core.overrides import ALL_RULES
+from django_quota.limiting.override_rows import write_database
+from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
-from django_quota.services.inspection import HeldStatus, LimitStatus, SubjectSnapshot, load_snapshot, recent_refusals
-from django_quota.services.override_sync import are_pending
-from django_quota.services.overrides import ALL_RULES
+from django_quota.operating.inspection import HeldStatus, SubjectSnapshot, load_snapshot, recent_refusals
 
 MAX_ROWS = 100
 """Overrides and daily counts on the page. The usage page has all days."""
@@ -40,15 +40,17 @@ class Button(NamedTuple):
 
     action: Action
     value: str
-    """The value that the form sends: the rule and the rate that the form suggests, as JSON."""
+    """The value that the form sends: the rule, as JSON."""
 
 
 class OverrideRow(NamedTuple):
-    """An override and the actions on it."""
+    """An override that concerns the subject, and the actions on it."""
 
     row: QuotaOverride
     state: str | Promise
-    """Whether it holds now, in words."""
+    """Whether it is in force now, in words."""
+    holds_for: str
+    """For which rules it decides, in words."""
     buttons: list[Button]
 
 
@@ -59,11 +61,11 @@ class RuleRow(NamedTuple):
     limits: list[LimitRow]
     buttons: list[Button]
     override: QuotaOverride | None
-    """The override of this rule, if one is in force."""
+    """The override that holds for this rule, unless it holds for all rules."""
 
 
 class EndingRow(NamedTuple):
-    """A ban, a lease or a reservation, and when it ends."""
+    """A ban or a lease, and when it ends."""
 
     name: str
     ends: datetime
@@ -82,36 +84,60 @@ Allowed = Callable[..., list[Button]]
 def build_page(subject: str, who: Any) -> dict[str, Any]:
     """Return the context of a subject's page, with the buttons that a user may press.
 
-    If the store does not answer, `trouble` says why, and what only it knows is missing.
+    If the store does not answer, `trouble` says why, and what only the store knows is missing.
     """
-    now = timezone.now()
-    rows = list(overrides_of(subject).select_related("created_by")[:MAX_ROWS])
-    ruled = {row.rule for row in rows}
+    try:
+        snapshot, refused, trouble = load_snapshot(subject), lines(recent_refusals(subject)), ""
+    except QuotaError as error:
+        overrides.refresh()
+        snapshot, refused, trouble = SubjectSnapshot(subject, clock.now(), table=overrides.table), [], str(error)
+    order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
+    database = QuotaOverride.objects.using(write_database()).select_related("created_by")
+    rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:MAX_ROWS])
+    rows.sort(key=lambda row: order.get(row.pk, len(order)))  # those that have ended last
+    own = [row for row in rows if row.subject == subject]
+    ruled = {row.rule for row in own}
 
-    def allowed(actions: Iterable[str], rule: str, rate: str = "") -> list[Button]:
-        target, value = ActionTarget(subject, rule), json.dumps([rule, rate] if rate else [rule])
+    def allowed(actions: Iterable[str], rule: str) -> list[Button]:
+        target, value = ActionTarget(subject, rule), json.dumps([rule])
         chosen = [ACTIONS[name] for name in actions]
         return [Button(action, value) for action in chosen if action.is_allowed(who, target, ruled)]
 
     page: dict[str, Any] = {
-        "overrides": [OverrideRow(row, STATES[state_of(row, now)], allowed(["clear"], row.rule)) for row in rows],
-        "is_pending": are_pending([subject], overrides_of(subject).db),
+        "overrides": list(_overrides(snapshot, rows, allowed)),
         "buttons": allowed(_FOR_RULES, ALL_RULES),
-        "entries": log_entries(subject, [row.pk for row in rows]),
+        "entries": log_entries(subject, [row.pk for row in own]),
+        "refused": refused,
+        "trouble": trouble,
     }
-    try:
-        snapshot = load_snapshot(subject)
-        page |= _rules(snapshot, {row.rule: row for row in rows}, allowed) | _others(snapshot, allowed)
+    if not trouble:
+        page |= _rules(snapshot, {row.pk: row for row in rows}, allowed) | _others(snapshot, allowed)
         page["buttons"] += allowed(["lift"], ALL_RULES) if snapshot.bans else []
-        page["refused"] = lines(recent_refusals(subject))
-    except QuotaError as error:
-        page["trouble"] = str(error)
     return page
 
 
-def _rules(snapshot: SubjectSnapshot, overrides: Mapping[str, QuotaOverride], allowed: Allowed) -> dict[str, Any]:
+def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride], allowed: Allowed) -> Iterator[OverrideRow]:
+    """Yield the overrides, each with the rules for which it holds because none is more specific."""
+    named = {row.rule for row in rows} | {limit.rule for limit in snapshot.limits} | snapshot.unread.keys()
+    deciding = {name: snapshot.override_of(name) for name in sorted(named)}
+    for row in rows:
+        names = [name for name, override in deciding.items() if override is not None and override.pk == row.pk]
+        if ALL_RULES in names:
+            others = sorted(name for name in named if name not in names)
+            holds_for = _("all rules but %s") % ", ".join(others) if others else _("all rules")
+        else:
+            holds_for = ", ".join(names)
+        state = state_of(row, timezone.now())
+        if state == "active" and not names:
+            holds_for = _("no rule: another override takes precedence")
+        buttons = allowed(["clear"], row.rule) if row.subject == snapshot.subject else []
+        yield OverrideRow(row, STATES[state], holds_for, buttons)
+
+
+def _rules(snapshot: SubjectSnapshot, rows: Mapping[int, QuotaOverride], allowed: Allowed) -> dict[str, Any]:
     """Return the rules with their limits, and which limits refuse the next hit."""
     refusing: list[LimitRow] = []
+    of_all = snapshot.override_of(ALL_RULES)
     used: list[RuleRow] = []
     unused: list[RuleRow] = []
     is_refused = False
@@ -121,10 +147,12 @@ def _rules(snapshot: SubjectSnapshot, overrides: Mapping[str, QuotaOverride], al
         refusing += refused
         # A hit is refused for sure if it is in every tier that the subject may be in.
         is_refused |= bool(refused) and {row.status.tier for row in refused} == {row.status.tier for row in shown}
-        buttons = allowed(_FOR_RULES, name, double_rates([row.status for row in shown]))
-        rule = RuleRow(name, shown, buttons, overrides.get(name) if snapshot.is_overridden(name) else None)
+        buttons = allowed(_FOR_RULES, name)
+        override = snapshot.override_of(name)
+        row = rows.get(override.pk) if override and override.rule == name else None
+        rule = RuleRow(name, shown, buttons, row)
         (used if any(limit.status.used or limit.status.why for limit in shown) else unused).append(rule)
-    for_all = overrides.get(ALL_RULES) if snapshot.is_overridden(ALL_RULES) else None
+    for_all = rows.get(of_all.pk) if of_all else None
     return {"refusing": refusing, "is_refused": is_refused, "used": used, "unused": unused, "for_all": for_all}
 
 
@@ -151,21 +179,8 @@ def _others(snapshot: SubjectSnapshot, allowed: Allowed) -> dict[str, Any]:
             ending(ban.rule, ban.ends_in, ordinal(ban.level), allowed(["lift"], ban.field)) for ban in snapshot.bans
         ],
         "leases": list(held(snapshot.leases)),
-        "holds": list(held(snapshot.holds)),
         "days": days[:MAX_ROWS],
     }
-
-
-def double_rates(limits: Collection[LimitStatus]) -> str:
-    """Return twice the rates of a rule; empty if the tiers have different rates."""
-    if len({limit.tier for limit in limits}) > 1:
-        return ""
-    try:
-        rates = [rate for limit in limits for rate in parse_rates(limit.rate)]
-    except RateError:
-        return ""
-    twice = [Rate(min(MAX_COUNT, max(1, 2 * rate.count)), rate.unit, rate.multiple) for rate in rates]
-    return "; ".join(map(str, twice))
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

@@ -24,16 +24,16 @@ from django_quota.admin.admin_base import (
     may_see,
     may_see_users,
     reverse_admin,
-    warn_if_unpublished,
+    rule_url,
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
 from django_quota.admin.subject_page import build_page, log_actions
 from django_quota.conf import current, limits_logins
 from django_quota.core.errors import QuotaError, RuleError
+from django_quota.core.overrides import ALL_RULES
 from django_quota.models import QuotaOverride, Subject
-from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint, user_of
-from django_quota.services.overrides import ALL_RULES
-from django_quota.services.subjects import login_subject, named_subject
+from django_quota.operating.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint, user_of
+from django_quota.requests.subjects import login_subject, named_subject
 
 MAX_URL = 1_500
 """Characters of the longest URL. A page with a longer one is the answer to a POST, as servers refuse long URLs."""
@@ -114,6 +114,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             "hint": "" if is_met else subject_hint(subject, with_users=sees_users),
             "composite": composite_subjects(subject),
             "sees_overrides": may_see(request, QuotaOverride),
+            "rule_url": rule_url(request, self.admin_site.name),
             "is_enabled": current().enabled,
         }
         return self._show(request, "page", context | page)
@@ -134,18 +135,18 @@ class SubjectAdmin(ReadOnlyAdmin):
         if not action.has_permission(request.user):
             raise PermissionDenied
         try:
-            target, rate = _target(given.get("subject", ""), given.get("on", ""))
+            target = _target(given.get("subject", ""), given.get("on", ""))
         except RuleError as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(_page_url(request, ""))
         if not action.is_allowed(request.user, target):
             raise PermissionDenied
         if request.method == "POST" and "confirmed" in request.POST:
-            form = action.form(request.POST)
+            form = action.form_for(target, request.POST)
             if form.is_valid() and self._do(request, action, target, form):
                 return self._redirect(request, target.subject)
         else:
-            form = action.form(initial={"rate": rate, "span": "1d"})
+            form = action.form_for(target)
         back = _page_url(request, target.subject)
         context = {
             "title": action.label,
@@ -168,25 +169,24 @@ class SubjectAdmin(ReadOnlyAdmin):
             return False
         log_actions({target.subject: f"{action.label}: {done}"}, request.user)
         self.message_user(request, done, messages.SUCCESS)
-        warn_if_unpublished(self, request, {target.subject})
         return True
 
 
-def _target(subject: str, on: str) -> tuple[ActionTarget, str]:
-    """Return the target of a button, and the rate that it suggests. Raises `RuleError`."""
+def _target(subject: str, on: str) -> ActionTarget:
+    """Return the target of a button. Raises `RuleError`."""
     if not on:
-        return ActionTarget(named_subject(subject)), ""
+        return ActionTarget(named_subject(subject))
     try:
         parts = json.loads(on)
     except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, list) or not parts or not all(map(_is_name, parts)):
         raise RuleError(_("The request names no rule."))
-    return ActionTarget(named_subject(subject), parts[0] or ALL_RULES), "".join(parts[1:2])
+    return ActionTarget(named_subject(subject), parts[0] or ALL_RULES)
 
 
 def _is_name(part: object) -> bool:
-    """Return whether a value may be a rule or a rate: a text that every database can store."""
+    """Return whether a value may be a rule: a text that every database can store."""
     return isinstance(part, str) and "\0" not in part and not any("\ud800" <= sign <= "\udfff" for sign in part)
 
 

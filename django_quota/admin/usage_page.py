@@ -1,13 +1,12 @@
 """The usage page of a subject: a year as a heat map, its days as bars and as a table, and a CSV download.
 
-Its numbers add what is rolled up into rows to what only Redis has so far, which the page calls live. Each check is in
-exactly one of them: where a roll-up has copied a part of a day, only the rest of that day is live.
+Before the page reads the rows of a subject, it moves what the store has counted into them, as the roll-up does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import F, QuerySet, Sum, Value
 from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
@@ -25,18 +25,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.admin.admin_base import admin_url, may_see_users, subject_url
-from django_quota.admin.charts import NO_CHECKS, CheckCounts, bar_chart, heat_map
+from django_quota.admin.charts import bar_chart, heat_map
 from django_quota.admin.csv_export import csv_response
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
+from django_quota.features.rollup import move
+from django_quota.features.usage import Count, recent_days, row_name, row_part, today, total, waiting
+from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import SubjectMatch, find_subjects, subject_hint, user_names
-from django_quota.services.rollup import RowKey, counts_by_row, key_of_row, uncopied
-from django_quota.services.subjects import named_subject
-from django_quota.services.usage import Count, DayUsage, counted_days, row_name, row_part, today
+from django_quota.operating.lookup import SubjectMatch, find_subjects, subject_hint, user_names
+from django_quota.requests.subjects import named_subject
 
 TEMPLATE = "admin/django_quota/dailycounter/usage.html"
-CSV_HEADER = ("subject", "rule", "day", "allowed", "refused", "live_allowed", "live_refused")
+CSV_HEADER = ("subject", "rule", "day", *Count._fields)
 
 RECENT_DAYS = 90
 """Days before today that the page always reads."""
@@ -67,49 +68,6 @@ def rule_name(text: str) -> str:
 
 
 @dataclass(slots=True)
-class LiveUsage:
-    """What Redis has counted and no row has yet."""
-
-    counts: dict[RowKey, Count] = field(default_factory=dict)
-    error: str = ""
-    """Why Redis did not answer; empty if it did."""
-
-    @property
-    def since(self) -> date | None:
-        """The first day with live checks."""
-        return min((place.day for place in self.counts), default=None)
-
-    @property
-    def checks(self) -> int:
-        """How many checks are live."""
-        return sum(map(sum, self.counts.values()))
-
-
-def load_live_usage(subject: str) -> LiveUsage:
-    """Return what is live of a subject.
-
-    It asks Redis before it reads rows. A roll-up in between shows as rolled up, so no check is lost or counted twice.
-    """
-    try:
-        days = counted_days(subject)
-    except (StoreUnavailable, ConfigurationError) as error:
-        return LiveUsage(error=str(error))
-    if not days:
-        return LiveUsage()
-    rows = DailyCounter.objects.filter(subject=subject, day__range=(days[0].day, days[-1].day))
-    return LiveUsage(dict(_uncopied(days, {key_of_row(row): row for row in rows})))
-
-
-def _uncopied(days: list[DayUsage], rows: Mapping[RowKey, DailyCounter]) -> Iterator[tuple[RowKey, Count]]:
-    for day in days:
-        for place, count in counts_by_row(day).items():
-            row = rows.get(place)
-            left = count if row is None else uncopied(row, day.incarnation, count)
-            if any(left):
-                yield place, left
-
-
-@dataclass(slots=True)
 class SubjectUsage:
     """The usage of a subject in one year and in the last days."""
 
@@ -117,22 +75,21 @@ class SubjectUsage:
     rule: str
     year: int
     today: date
-    days: Mapping[date, CheckCounts]
+    days: Mapping[date, Count]
     """The days with checks of the rule, or of all rules: those of the year and the last ones."""
-    rules: Mapping[str, CheckCounts]
+    rules: Mapping[str, Count]
     """Every rule checked in the year, the busiest first."""
-    live: LiveUsage
     first_day: date | None
-    """The first day that is rolled up, of any year."""
-    last_day: date | None
-    """The last day that is rolled up."""
+    """The first day with checks, of any year."""
+    problem: str
+    """Why the store did not answer; empty if it did."""
 
-    def between(self, first: date, last: date) -> CheckCounts:
+    def between(self, first: date, last: date) -> Count:
         """Return the checks from one day to another."""
-        return sum((counts for day, counts in self.days.items() if first <= day <= last), NO_CHECKS)
+        return total(counts for day, counts in self.days.items() if first <= day <= last)
 
     @property
-    def days_of_year(self) -> dict[date, CheckCounts]:
+    def days_of_year(self) -> dict[date, Count]:
         """The days of the year that have checks."""
         return {day: counts for day, counts in sorted(self.days.items()) if day.year == self.year}
 
@@ -140,40 +97,41 @@ class SubjectUsage:
 def load_usage(subject: str, rule: str = "", year: int | None = None) -> SubjectUsage:
     """Read the usage of a subject in a year, by default this one; names are as rows have them.
 
-    This takes at most six queries of the subject's own rows and one call to Redis.
+    If the store has nothing to move, this takes four queries of the subject's own rows and one call to Redis.
     """
     now = today()
     year = year or now.year
-    live = load_live_usage(subject)
-    rows = DailyCounter.objects.filter(subject=subject)
+    problem = _move(subject)
+    rows = DailyCounter.objects.using(router.db_for_write(DailyCounter)).filter(subject=subject)  # a replica may lag
     # An expression keeps SQLite from using the index by rule, where it would read the rows of all subjects.
     of_rule = rows.annotate(named=Concat("rule", Value(""))).filter(named=rule) if rule else rows
     whole_year = (date(year, 1, 1), date(year, 12, 31))
     recent = (min(date(now.year, 1, 1), now - timedelta(days=RECENT_DAYS)), now + timedelta(days=1))
-    days: dict[date, CheckCounts] = {}
+    days: dict[date, Count] = {}
     for period in {whole_year, recent}:
         days.update(_by_day(of_rule, period))
-    rules = _by_rule(rows, whole_year)
-    for place, count in live.counts.items():
-        counts = CheckCounts(*count, *count)
-        if rule in ("", place.rule):
-            days[place.day] = days.get(place.day, NO_CHECKS) + counts
-        if place.day.year == year:
-            rules[place.rule] = rules.get(place.rule, NO_CHECKS) + counts
-    busiest = sorted(rules.items(), key=lambda item: (-item[1].checks, item[0]))
-    rolled_up = rows.order_by("day").values_list("day", flat=True)
-    return SubjectUsage(subject, rule, year, now, days, dict(busiest), live, rolled_up.first(), rolled_up.last())
+    first_day = rows.order_by("day").values_list("day", flat=True).first()
+    return SubjectUsage(subject, rule, year, now, days, _by_rule(rows, whole_year), first_day, problem)
 
 
-def _by_day(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[date, CheckCounts]:
-    sums = rows.filter(day__range=period).order_by().values_list("day").annotate(Sum("allowed"), Sum("refused"))
-    return {day: CheckCounts(int(allowed), int(refused)) for day, allowed, refused in sums}
+def _move(subject: str) -> str:
+    """Move what the store has counted to rows; return why that failed."""
+    try:
+        move(get_limiter().reporting_store, {each.of for each in waiting(recent_days(subject))})
+    except (StoreUnavailable, ConfigurationError) as error:
+        return str(error)
+    return ""
 
 
-def _by_rule(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[str, CheckCounts]:
-    sums = rows.filter(day__range=period).values_list("rule").annotate(Sum("allowed"), Sum("refused"))
-    busiest = sums.annotate(checks=Sum(F("allowed") + F("refused"))).order_by("-checks")[:MAX_RULES]
-    return {rule: CheckCounts(int(allowed), int(refused)) for rule, allowed, refused, _checks in busiest}
+def _by_day(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[date, Count]:
+    sums = rows.filter(day__range=period).order_by().values_list("day").annotate(*map(Sum, Count._fields))
+    return {day: Count(*map(int, counts)) for day, *counts in sums}
+
+
+def _by_rule(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[str, Count]:
+    sums = rows.filter(day__range=period).values_list("rule").annotate(*map(Sum, Count._fields))
+    busiest = sums.annotate(checks=Sum(F("allowed") + F("refused"))).order_by("-checks", "rule")[:MAX_RULES]
+    return {rule: Count(*map(int, counts)) for rule, *counts, _checks in busiest}
 
 
 # --- the form and the URL ---------------------------------------------------------------------------------------------
@@ -219,7 +177,7 @@ class UsageQuery:
         )
 
     def url(self, **changed: Any) -> str:
-        """Return the query of the URL of this, with some parameters changed."""
+        """Return these values as the query of a URL, with some changed."""
         query = QueryDict(mutable=True)
         given = {"subject": self.subject, "rule": self.rule, "year": self.year, "days": self.period} | changed
         query.update({name: str(value) for name, value in given.items() if value})
@@ -256,7 +214,7 @@ def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
 
 
 def usage_csv(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponseBase:
-    """Return the days of a subject's year as CSV, with live checks in columns of their own."""
+    """Return the days of a subject's year as CSV."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     try:
@@ -264,7 +222,7 @@ def usage_csv(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponseBase:
     except RuleError:
         return HttpResponseRedirect(admin_url(admin.admin_site.name, "dailycounter_usage"))
     usage = load_usage(query.subject, query.rule, query.year)
-    rows = ((usage.subject, usage.rule or "*", day, *astuple(counts)) for day, counts in usage.days_of_year.items())
+    rows = ((usage.subject, usage.rule or "*", day, *counts) for day, counts in usage.days_of_year.items())
     return csv_response(request, f"usage {usage.subject} {usage.year}", CSV_HEADER, rows)
 
 
@@ -284,7 +242,7 @@ def _find(request: HttpRequest, form: UsageForm) -> list[tuple[str, str, Subject
 
 
 def _guess_message(request: HttpRequest, subject: str) -> str:
-    """Say that the text was taken as a subject, without a word on users to those who may not see them."""
+    """Say that the text was taken as a subject; mention users only to people who may see them."""
     if may_see_users(request):
         return _("There is no user of this name. This is the usage of the subject with this name.")
     return subject_hint(subject, with_users=False)
@@ -326,7 +284,7 @@ def _usage_context(request: HttpRequest, site: str, query: UsageQuery) -> dict[s
     }
 
 
-def _days_of_period(usage: SubjectUsage, period: str) -> list[tuple[date, CheckCounts]]:
+def _days_of_period(usage: SubjectUsage, period: str) -> list[tuple[date, Count]]:
     """Return every day of the period of the bars, with its checks."""
     if PERIODS[period]:
         first, last = usage.today - timedelta(days=PERIODS[period] - 1), usage.today
@@ -335,7 +293,7 @@ def _days_of_period(usage: SubjectUsage, period: str) -> list[tuple[date, CheckC
         if usage.year <= usage.today.year:
             last = min(last, usage.today)
     days = (first + timedelta(days=number) for number in range((last - first).days + 1))
-    return [(day, usage.days.get(day, NO_CHECKS)) for day in days]
+    return [(day, usage.days.get(day, Count())) for day in days]
 
 
 def _years(usage: SubjectUsage) -> range:
@@ -345,10 +303,10 @@ def _years(usage: SubjectUsage) -> range:
     return range(max(first, last - MAX_YEARS_LISTED + 1), last + 1)
 
 
-def _totals(usage: SubjectUsage) -> Iterator[tuple[str, CheckCounts]]:
+def _totals(usage: SubjectUsage) -> Iterator[tuple[str, Count]]:
     now = usage.today
     if usage.year != now.year:
-        yield str(usage.year), sum(usage.days_of_year.values(), NO_CHECKS)
+        yield str(usage.year), total(usage.days_of_year.values())
     tomorrow = now + timedelta(days=1)  # the clock of Redis may be ahead of this one
     yield _("This year"), usage.between(date(now.year, 1, 1), tomorrow)
     yield _("This month"), usage.between(now.replace(day=1), tomorrow)

@@ -22,17 +22,11 @@ from django.utils import inspect as django_inspect
 from django.utils.module_loading import import_string
 from django.views.decorators.debug import sensitive_variables
 
-from django_quota import ConfigurationError, Decision, QuotaExceeded, Rule, areserve_all, reserve_all
-from django_quota.adapters import (
-    client_ip,
-    current,
-    has_middleware,
-    login_hits,
-    login_ttl,
-    message,
-    passes_middleware,
-    unlock,
-)
+from django_quota import Decision, Rule, areserve_all, reserve_all
+from django_quota.adapters import client_ip, has_middleware, refusal_details
+from django_quota.conf import current
+from django_quota.exceptions import ConfigurationError, QuotaExceeded
+from django_quota.features.logins import login_hits, unlock
 
 __all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
 
@@ -40,12 +34,12 @@ __all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
 class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of QuotaExceeded
     """Too many failed logins, in a request that passes no `QuotaMiddleware`.
 
-    A form or a serializer takes it for a `ValidationError`, and shows when to try again.
+    A form or a serializer treats it as a `ValidationError`, and shows when to try again.
     """
 
     def __init__(self, decision: Decision) -> None:
         QuotaExceeded.__init__(self, decision)
-        ValidationError.__init__(self, message(decision), "too_many_logins")
+        ValidationError.__init__(self, refusal_details(decision).message, "too_many_logins")
 
     def __str__(self) -> str:
         return self.decision.explain()
@@ -54,8 +48,8 @@ class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of 
 class LoginQuotaBackend:
     """Limits failed logins. Put it first in AUTHENTICATION_BACKENDS.
 
-    It limits calls of `authenticate()` with a password, and leaves all others to the other backends. While a limit is
-    reached, it raises `QuotaExceeded` before any password is hashed. It has no users and no permissions of its own.
+    It limits calls of `authenticate()` with a password, and leaves all other calls to the other backends. While a limit
+    is reached, it raises `QuotaExceeded` before any password is hashed. It has no users and no permissions of its own.
     """
 
     name_fields: tuple[str, ...] = ("username", "email", "phone")
@@ -72,7 +66,7 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = reserve_all(hits, ttl=login_ttl())  # so only success gives it back
+            hold = reserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
         for backend, path in self._others(request, credentials):
@@ -90,7 +84,7 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = await areserve_all(hits, ttl=login_ttl())  # so only success gives it back
+            hold = await areserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
         for backend, path in self._others(request, credentials):
@@ -139,12 +133,12 @@ class LoginQuotaBackend:
 
 
 _signature = getattr(django_inspect, "signature", inspect.signature)
-"""Django's own knows annotations of Python 3.14, and came with a later version of Django 5.2."""
+"""Django's own function reads annotations of Python 3.14, but early versions of Django 5.2 do not have it."""
 
 
 def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
     """Raise what the middleware answers with 429; without the middleware, what a form shows."""
-    if request is None or passes_middleware(request):
+    if request is None or has_middleware(request):
         raise exceeded
     raise LoginRefused(exceeded.decision) from exceeded
 
@@ -155,7 +149,8 @@ def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
 class _AcceptedBy:
     """The attribute `backend` of users: the path of the backend that accepted the password. It goes into the session.
 
-    Django sets it to the path of the backend that returned the user, `LoginQuotaBackend`. This ignores that.
+    Django sets `backend` to the path of the backend that returned the user, `LoginQuotaBackend`. This class ignores
+    that.
     """
 
     def __init__(self, replaced: Any) -> None:
@@ -189,7 +184,7 @@ def _accepted_by(user: Any, path: str) -> Any:
 def _is_ours(path: object) -> bool:
     try:
         found = import_string(str(path))
-    except (ImportError, RuntimeError):  # it or its app is not there
+    except (ImportError, RuntimeError):  # the backend or its app is missing
         return False
     return isinstance(found, type) and issubclass(found, LoginQuotaBackend)
 
@@ -198,7 +193,7 @@ def _is_ours(path: object) -> bool:
 
 
 def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
-    """Find backends that check passwords without a limit, and a list without one that checks them."""
+    """Find backends that check passwords without a limit, and a list without a backend that checks them."""
     position = next(number for number, path in enumerate(paths) if _is_ours(path))
     others = [path for path in paths if not _is_ours(path)]
     before = next((path for path in paths[:position] if not _is_of_axes(path)), None)
@@ -234,7 +229,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
 
 
 def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """Find a limit by name alone that is no higher than that for a name and an address."""
+    """Find a limit by name alone that is no higher than the limit for a name and an address."""
     counts = {rule.key: min(limit.rate.count for limit in rule.limits) for rule in rules}
     by_name, by_both = counts.get(_USERNAME), counts.get((_USERNAME, "ip"), 0)
     if by_name is not None and by_name <= max(by_both, LOW):
@@ -250,7 +245,7 @@ _USERNAME = "login:username"
 """The key of rules in `LOGIN` that count by user name."""
 
 LOW = 20
-"""A limit by name alone that is no higher can be reached by hand."""
+"""A person can reach a limit by name alone by hand, unless it is higher than this."""
 
 
 def _is_of_axes(path: object) -> bool:

@@ -2,13 +2,13 @@
 
 `@shared_task(base=QuotaTask, quota="100/m", key=lambda task, args, kwargs: f"org:{args[0]}")`
 
-A task that comes too early is published once more, with the moment of its place in a queue (a leaky bucket) as its eta.
-The message carries the place in a header, so the second run does not take another one. When the moment comes, the
-limits themselves decide, and only a task that starts is counted. So they hold whatever happens to the messages: those
-of a killed worker come back late and all at once, and any message may be delivered twice.
+A task that comes too early takes a place in a queue (a leaky bucket), and is published again with the moment of that
+place as its eta. A header of the message carries the place, so the second run does not take another place. At that
+moment the limits themselves decide, and only a task that starts is counted. So the limits hold whatever happens to the
+messages: a broker delivers the messages of a killed worker late and all at once, and may deliver any message twice.
 
-A task that its limits refuse then, because it is late or because a quota is used up, is published again too. It takes a
-place in a second queue, so that a thousand such tasks do not all come back at the same moment.
+If the limits refuse the task then, because it is late or because a quota is used up, it is published again too. It
+takes a place in a second queue, so that a thousand such tasks do not all run again at the same moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from random import uniform
 from time import sleep
 from typing import Any, NamedTuple, NoReturn, cast
@@ -27,18 +27,12 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django.core.checks import CheckMessage, Error
 from kombu.exceptions import OperationalError
 
-from django_quota import ConfigurationError, Decision, QuotaError, Rule, RuleError, check
-from django_quota.adapters import (
-    Rate,
-    checks_views,
-    in_words,
-    microseconds_of,
-    moment_of,
-    now,
-    rule_named,
-    take_place,
-)
-from django_quota.contrib.tasks import MAX_COUNT, asked_by, check_rule, queue_of
+from django_quota import Decision, Rule, check, peek
+from django_quota.adapters import checks_views, in_words, now, take_place
+from django_quota.conf import current
+from django_quota.contrib.tasks import EPOCH, MAX_COUNT, asked_by, check_rule, queue_of
+from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
+from django_quota.types import Rate
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
@@ -57,13 +51,13 @@ NAP = 5_000
 waited longer, the tasks behind it would wait too."""
 
 LONGEST_SPACED = 3600 * SECOND
-"""A rate with a longer window is a quota: its tasks are not spaced, they may use it up at once."""
+"""A rate with a longer window is a quota: its tasks are not spaced, and may use up the quota at once."""
 
 QUOTA_PACE = 10
-"""What waits for a used-up quota comes back at this multiple of its rate. A calendar quota is free again at once."""
+"""Tasks that wait for a used-up quota run at this multiple of its rate: a calendar quota is free all at once."""
 
 MAX_DOUBLINGS = 6
-"""While Redis does not answer and its rule says "deny", a task asks again after 1, 2, 4 and at most 64 seconds."""
+"""While Redis does not answer and the rule says "deny", a task asks again after 1, 2, 4 and at most 64 seconds."""
 
 DEFAULT_VISIBILITY_TIMEOUT = 1800
 """Seconds for which brokers leave a message with a worker, if the settings do not say: RabbitMQ and SQS half an hour,
@@ -74,7 +68,7 @@ PUBLISH_RETRY = {"max_retries": 300, "interval_start": 0, "interval_step": 0.2, 
 
 
 class TaskRefused(QuotaError):  # noqa: N818 — the state of a task, as in celery.exceptions.TaskRevokedError
-    """No waiting helps: the subject is blocked, the rate is 0, or the cost is more than the limit ever admits."""
+    """Waiting does not help: the subject is blocked, the rate is 0, or the cost is more than the limit ever admits."""
 
 
 class TaskWouldExpire(TaskRefused):
@@ -87,7 +81,7 @@ class TaskLimits(NamedTuple):
     start: Rule
     """Decides whether the task may start now, and counts it."""
     spacing: Rule | None
-    """The queue that spaces the tasks that come; None if only quotas limit the task, or if it never waits."""
+    """The queue that spaces new tasks; None if only quotas limit the task, or if it never waits."""
     again: Rule | None
     """The queue that spaces the tasks that were refused at their start."""
 
@@ -130,7 +124,7 @@ class Place(NamedTuple):
     """What the header of a message says about its task."""
 
     at: int | None = None
-    """The moment of its place (microseconds since 1970); None if it has none yet."""
+    """The moment of the task's place (microseconds since 1970); None if the task has no place yet."""
     outages: int = 0
     """How often in a row Redis did not answer."""
 
@@ -221,7 +215,7 @@ class QuotaTask(Task):
 
     def limits(self) -> TaskLimits:
         """Return the limits of the task. Raises `RuleError` if the settings have no such rule."""
-        rule = self._inline or rule_named(self.quota_rule)
+        rule = self._inline or current().rule(self.quota_rule)
         if self._limits is None or self._limits[0] is not rule:
             self._limits = rule, TaskLimits.of(rule)
         return self._limits[1]
@@ -243,10 +237,11 @@ class QuotaTask(Task):
             if left > NAP:
                 self._publish_again(place.at, place)
             sleep(left / SECOND)
-        decision = check(limits.start, subject, cost)
+        ask = peek if cost == 0 else check  # a free task takes nothing, and a block stops it too
+        decision = ask(limits.start, subject, cost)
         if decision.enforced and not decision.degraded and 0 < self._wait_of(decision) <= NAP:
             sleep(self._wait_of(decision) / SECOND)
-            decision = check(limits.start, subject, cost)
+            decision = ask(limits.start, subject, cost)
         if decision.enforced:
             wait = 0 if decision.degraded or limits.again is None else take_place(limits.again, subject, cost).delay
             self._ask_later(decision, place, round(wait * SECOND))
@@ -254,7 +249,7 @@ class QuotaTask(Task):
     def _ask_later(self, decision: Decision, place: Place, spacing: int | None = None) -> NoReturn:
         """Publish the task again after a refusal.
 
-        `spacing`: microseconds by which it comes back later than it could, if it has a place then.
+        `spacing`: microseconds to add to the earliest moment, which is the task's place then; None if it has no place.
         """
         if decision.degraded:
             wait = 2 ** min(place.outages, MAX_DOUBLINGS) * uniform(0.5, 1)  # noqa: S311 — no secret
@@ -264,7 +259,7 @@ class QuotaTask(Task):
         self._publish_again(at, Place(None if spacing is None else at))
 
     def _wait_of(self, decision: Decision) -> int:
-        """Return how long a decision lets the task wait, in microseconds. Raises `TaskRefused` if no time helps."""
+        """Return the microseconds that a task must wait after a decision. Raises `TaskRefused` if no wait helps."""
         wait = decision.retry_after if decision.enforced else decision.delay
         if wait is None:
             raise TaskRefused(f"Task {self.name} never starts. {decision.explain()}")
@@ -295,7 +290,7 @@ class QuotaTask(Task):
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
         transport = self.app.conf.broker_transport_options or {}
         longest = int(0.75 * SECOND * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
-        return moment_of(min(at, now() + longest))
+        return EPOCH + timedelta(microseconds=min(at, now() + longest))
 
     def _check_expiry(self, at: int, expires: Any) -> None:
         if expires is None:
@@ -308,12 +303,12 @@ class QuotaTask(Task):
     def _microseconds(self, moment: datetime | str) -> int:
         """Return a moment as microseconds since 1970; without a time zone it is in that of the app, as in Celery."""
         aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
-        return microseconds_of(aware)
+        return (aware - EPOCH) // timedelta(microseconds=1)
 
 
 @checks_views
 def check_tasks(_: Sequence[Any]) -> Iterator[CheckMessage]:
-    """Find tasks with a `quota_rule` that no task can use, of those whose modules the site has imported."""
+    """Find tasks with a `quota_rule` that no task can use, among the tasks whose modules the site has imported."""
     for task in current_app.tasks.values():
         if isinstance(task, QuotaTask):
             try:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, TypeAlias, cast
@@ -20,17 +21,10 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
 
-from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck
-from django_quota.adapters import (
-    RequestSlot,
-    adecide,
-    arefusal,
-    current,
-    message,
-    refusal_status,
-    rule_of,
-    whole_wait,
-)
+from django_quota import Decision, Rule, acheck
+from django_quota.adapters import RequestSlot, adecide, arefusal, refusal_details, rule_of
+from django_quota.conf import current
+from django_quota.exceptions import ConfigurationError, RuleError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -47,12 +41,8 @@ UNAVAILABLE = 4503
 
 def as_json(decision: Decision) -> str:
     """Return the notice of a refused message: JSON with the reason in words, and the seconds to wait (or null)."""
-    body = {
-        "type": "quota.refused",
-        "status": refusal_status(decision),
-        "detail": message(decision),
-        "retry_after": whole_wait(decision),
-    }
+    status, message, wait = refusal_details(decision)
+    body = {"type": "quota.refused", "status": status, "detail": message, "retry_after": wait}
     return json.dumps(body)
 
 
@@ -65,13 +55,13 @@ class QuotaSocket:
     `"user"` put it inside `AuthMiddlewareStack`. A rule from the settings has its own key. `name`: what the limits are
     called in keys, logs and headers; several `QuotaSocket` with one name share their limits.
 
-    `lease`: seconds after which the sockets of a worker that was killed no longer count. `close`: whether a refused
+    `lease`: the time after which the sockets of a worker that was killed no longer count. `close`: whether a refused
     message closes the socket; if False, the message is dropped. `notice`: makes the text or bytes that the client gets
     for a refused message; None sends nothing. `on_unavailable`: what happens while Redis does not answer; None for the
     setting.
 
     A refused handshake is answered as the decorators answer a request if the server has the extension
-    `websocket.http.response`, and with 403 if not. Raises `RuleError` where it is made if an argument is wrong.
+    `websocket.http.response`, and with 403 if not. Raises `RuleError` at once if an argument is wrong.
     """
 
     def __init__(
@@ -83,7 +73,7 @@ class QuotaSocket:
         at_once: int | None = None,
         key: Any = "user",
         name: str = "websocket",
-        lease: float = 60,
+        lease: float | str | timedelta = 60,
         close: bool = True,
         notice: Callable[[Decision], str | bytes] | None = as_json,
         on_unavailable: Literal["allow", "deny", "local"] | None = None,
@@ -165,7 +155,8 @@ class _Socket:
                 body = self.notice(decision)
                 await self.send({"type": "websocket.send", "text" if isinstance(body, str) else "bytes": body})
             if self.closes:
-                code = UNAVAILABLE if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE else TOO_MANY_MESSAGES
+                is_unavailable = refusal_details(decision).status == HTTPStatus.SERVICE_UNAVAILABLE
+                code = UNAVAILABLE if is_unavailable else TOO_MANY_MESSAGES
                 await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})
                 self.is_closed = True
                 return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
@@ -181,12 +172,14 @@ def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
     is_name = isinstance(given, str) and given in current().rules
     rule = rule_of(given, **({} if is_name or isinstance(given, Rule) else options))
     if rule.settles:
-        raise RuleError(f"Rule {rule.name!r} has settle= or counts=, but a socket has no response to ask them about.")
+        raise RuleError(
+            f"Rule {rule.name!r} has settle= or count_when=, but a socket has no response to ask them about."
+        )
     return given if is_name else rule
 
 
 def _after(opening: Event, receive: Receive) -> Receive:
-    """Return a channel that gives an event once more that was read ahead, and then those of `receive`."""
+    """Return a channel that first repeats an event that was read ahead, and then gives those of `receive`."""
     ahead = [opening]
 
     async def receive_all() -> Event:

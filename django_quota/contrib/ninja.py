@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
-from functools import wraps
-from inspect import unwrap
-from typing import Any, TypeVar, Unpack, cast
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, Unpack
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI, throttling
-from ninja.decorators import decorate_view
+from ninja.conf import settings as ninja_settings
 from ninja.errors import Throttled
 from ninja.operation import Operation, PathView
+from ninja.utils import contribute_operation_callback
 
-from django_quota import ConfigurationError, Decision, QuotaExceeded, Rule, RuleError, StoreUnavailable, check
+from django_quota import Decision, Rule, Subject, check
 from django_quota.adapters import (
-    RuleOptions,
     adecide,
     apply_decision,
     asettle,
@@ -36,14 +37,15 @@ from django_quota.adapters import (
     endpoints,
     finds_rules,
     has_middleware,
-    is_user,
-    message,
-    refusal_status,
+    refusal_details,
     rule_of,
     settle,
-    whole_wait,
+    subject_of,
     write_headers,
 )
+from django_quota.conf import current
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.types import RuleOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 """The function of an operation."""
@@ -58,9 +60,10 @@ class OperationRefused(QuotaExceeded, Throttled):
 
     def __init__(self, decision: Decision) -> None:
         QuotaExceeded.__init__(self, decision)
-        self.wait: int | None = whole_wait(decision)
-        self.status_code: int = refusal_status(decision)
-        self.message: str = message(decision)
+        self.status_code: int
+        self.message: str
+        self.wait: int | None
+        self.status_code, self.message, self.wait = refusal_details(decision)
 
 
 def limits(
@@ -87,7 +90,12 @@ def limits(
             given: dict[str, Any] = {"key": "auth", **options}
             given["key"] = auth if given["key"] == "auth" else given["key"]
             made = Rule.make(name or _name_of(function), *rates, **given)
-        return decorate_view(lambda run: _limited(run, made))(function)
+        operation = getattr(function, "_ninja_operation", None)
+        if operation is None:  # Ninja makes it of this function later
+            contribute_operation_callback(function, partial(_limit, rule=made))
+        else:
+            _limit(operation, made)
+        return function
 
     return decorate
 
@@ -97,7 +105,7 @@ _COUNT = "_django_quota_limits"
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the path of a function; another `@limits` on it gets a number, since its rates count by themselves."""
+    """Return the path of a function; another `@limits` on it gets a number, since its rates are counted separately."""
     count = getattr(function, _COUNT, 0) + 1
     setattr(function, _COUNT, count)
     return dotted_path(function) if count == 1 else f"{dotted_path(function)}#{count}"
@@ -106,7 +114,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def auth(request: HttpRequest) -> Any:
     """Return who has authenticated with Ninja: a user, or a digest of what the authentication returned."""
     found = getattr(request, "auth", None)
-    if found is None or is_user(found):
+    if found is None or isinstance(found, Subject) or _is_user(found):
         return found
     kind: Any = type(found)
     if kind.__str__ is object.__str__:
@@ -118,6 +126,10 @@ def auth(request: HttpRequest) -> Any:
             )
         return f"{type(found).__name__}.{key}"
     return digest(str(found))
+
+
+def _is_user(found: object) -> bool:
+    return hasattr(found, "is_authenticated") and hasattr(found, "pk")
 
 
 def install(api: NinjaAPI) -> None:
@@ -135,13 +147,13 @@ def install(api: NinjaAPI) -> None:
 
 
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
-    wait = whole_wait(decision)
-    body = {"detail": message(decision), **({} if wait is None else {"retry_after": wait})}
-    return _with_headers(api.create_response(request, body, status=refusal_status(decision)), decision)
+    status, message, wait = refusal_details(decision)
+    body = {"detail": message, **({} if wait is None else {"retry_after": wait})}
+    return _with_headers(api.create_response(request, body, status=status), decision)
 
 
 def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
-    wait = whole_wait(decision)
+    wait = refusal_details(decision).wait
     if wait is not None:
         response.headers["Retry-After"] = str(wait)
     response.headers["Cache-Control"] = "no-store"
@@ -154,41 +166,46 @@ _RULES = "_django_quota_rules"
 """The attribute of an operation with the rules of all its `@limits`."""
 
 
-def _limited(run: Callable[..., Any], rule: str | Rule) -> Callable[..., Any]:
-    """Limit the operation that has this `run`. Ninja calls it again for each copy of the operation."""
-    operation: Any = cast("Any", unwrap(run)).__self__
+def _limit(operation: Any, rule: str | Rule) -> None:
+    """Limit an operation, and each copy of it that Ninja makes for a router that is mounted again."""
     rules: list[str | Rule] | None = getattr(operation, _RULES, None)
     if rules is not None:  # another @limits has done what follows
         rules.insert(0, rule)
+        return
+    _check_before(operation, rules := [rule])
+
+    def find_copy(run: Any) -> Any:
+        _check_before(run.__self__, rules)
         return run
-    rules = [rule]
+
+    # A copy applies these decorators to its own `run` again. `find_copy` is the first, since it finds the copy as the
+    # owner of `run`: the others may be decorators without functools.wraps.
+    decorators = operation.__dict__.setdefault("_run_decorators", [])
+    decorators.insert(0, find_copy)
+    decorators.append(_asettled if iscoroutinefunction(type(operation).run) else _settled)
+    operation.run = decorators[-1](operation.run)
+
+
+def _check_before(operation: Any, rules: list[str | Rule]) -> None:
+    """Decide the rules after the authentication of an operation."""
     setattr(operation, _RULES, rules)
-    # Ninja's public place between authentication and validation are throttles, which are never async.
+    # Between authentication and validation Ninja publicly calls only throttles, which are never async.
     checks = operation._run_checks  # noqa: SLF001
 
-    if operation.is_async:
-
-        async def acheck_limits(request: HttpRequest) -> HttpResponse | None:
-            return await checks(request) or _refusal(operation, request, await adecide(request, rules))
-
-        @wraps(run)
-        async def alimited_run(request: HttpRequest, **values: Any) -> Any:
-            try:
-                response = await run(request, **values)
-            except (Exception, CancelledError) as error:
-                await asettle(request, error)
-                raise
-            await asettle(request, response)
-            return _finished(request, response)
-
-        operation._run_checks = acheck_limits  # noqa: SLF001
-        return alimited_run
+    async def acheck_limits(request: HttpRequest) -> HttpResponse | None:
+        return await checks(request) or _refusal(operation, request, await adecide(request, rules))
 
     def check_limits(request: HttpRequest) -> HttpResponse | None:
         return checks(request) or _refusal(operation, request, decide(request, rules))
 
+    operation._run_checks = acheck_limits if iscoroutinefunction(checks) else check_limits  # noqa: SLF001
+
+
+def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Settle what a request took, by its response."""
+
     @wraps(run)
-    def limited_run(request: HttpRequest, **values: Any) -> Any:
+    def settled_run(request: HttpRequest, **values: Any) -> Any:
         try:
             response = run(request, **values)
         except Exception as error:
@@ -197,8 +214,21 @@ def _limited(run: Callable[..., Any], rule: str | Rule) -> Callable[..., Any]:
         settle(request, response)
         return _finished(request, response)
 
-    operation._run_checks = check_limits  # noqa: SLF001
-    return limited_run
+    return settled_run
+
+
+def _asettled(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    async def asettled_run(request: HttpRequest, **values: Any) -> Any:
+        try:
+            response = await run(request, **values)
+        except (Exception, CancelledError) as error:
+            await asettle(request, error)
+            raise
+        await asettle(request, response)
+        return _finished(request, response)
+
+    return asettled_run
 
 
 def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> HttpResponse | None:
@@ -211,29 +241,36 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
 
 def _finished(request: HttpRequest, response: Any) -> Any:
     decision = getattr(request, "quota", None)
-    return write_headers(response, decision) if isinstance(decision, Decision) else response
+    return write_headers(response, decision, request) if isinstance(decision, Decision) else response
 
 
 @finds_rules
 def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all operations behind the URLs, without the names of rules in the settings."""
-    return (rule for _, rule in _limits_behind(patterns) if isinstance(rule, Rule))
+    for operation in _operations_behind(patterns):
+        yield from (rule for rule in getattr(operation, _RULES, ()) if isinstance(rule, Rule))
 
 
 @checks_views
 def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
-    """Find `@limits(rule="...")` without its rule, and an API that lacks `install`."""
+    """Find `@limits(rule="...")` without its rule, an API without `install`, and throttles that know no proxies."""
     unanswered: dict[str, None] = {}
-    for operation, rule in _limits_behind(patterns):
-        try:
-            rule_of(rule)
-        except RuleError as error:
-            place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
-            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
-        except ConfigurationError:
-            return  # reported with the values of the settings
-        if QuotaExceeded not in operation.api._exception_handlers:  # noqa: SLF001 — Ninja has no public way to ask
-            unanswered[f"{operation.api.title} ({operation.api.urls_namespace})"] = None
+    by_address: Any = None
+    try:
+        knows_proxies = bool(current().trusted_proxies or current().trusted_proxy_count)
+        for operation in _operations_behind(patterns):
+            by_address = by_address or next(filter(_counts_addresses, operation.throttle_objects), None)
+            rules = getattr(operation, _RULES, ())
+            for rule in rules:
+                try:
+                    rule_of(rule)
+                except RuleError as error:
+                    place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
+                    yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
+            if rules and QuotaExceeded not in operation.api._exception_handlers:  # noqa: SLF001 — Ninja has no other way
+                unanswered[f"{operation.api.title} ({operation.api.urls_namespace})"] = None
+    except ConfigurationError:
+        return  # reported with the values of the settings
     for api in () if has_middleware() else unanswered:
         yield CheckWarning(
             f"The API {api} does not answer what the limiter raises: a QuotaExceeded or StoreUnavailable in an "
@@ -241,16 +278,20 @@ def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
             hint="Call install(api) of django_quota.contrib.ninja.",
             id="django_quota.W027",
         )
+    if by_address is not None and ninja_settings.NUM_PROXIES is None and not knows_proxies:
+        yield CheckWarning(
+            f"{type(by_address).__name__} counts anonymous clients by the address that connects: behind a proxy all of "
+            "them share one limit.",
+            hint='Set NINJA_NUM_PROXIES: the number of your proxies, 0 for none. Or set QUOTA["TRUSTED_PROXIES"].',
+            id="django_quota.W028",
+        )
 
 
-def _limits_behind(patterns: Iterable[Any]) -> Iterator[tuple[Any, str | Rule]]:
-    """Return the operations, with each of their limits."""
+def _operations_behind(patterns: Iterable[Any]) -> Iterator[Any]:
     for endpoint in endpoints(patterns):
         cells = [cell.cell_contents for cell in getattr(endpoint.callback, "__closure__", None) or ()]
         for view in cells:
-            for operation in view.operations if isinstance(view, PathView) else ():
-                for rule in getattr(operation, _RULES, ()):
-                    yield operation, rule
+            yield from view.operations if isinstance(view, PathView) else ()
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
@@ -259,11 +300,12 @@ _last: ContextVar[Decision] = ContextVar("django_quota_ninja_last")
 """The decision of a throttle, until Ninja asks it for the wait, which it does next."""
 
 
-class _Throttle(throttling.SimpleRateThrottle):
-    """What the three throttles share: they count in the store of django_quota, each rate by itself.
+class SimpleRateThrottle(throttling.SimpleRateThrottle):
+    """Ninja's throttle of that name, for a `get_cache_key()` of your own: it counts in the store of django_quota.
 
-    A refusal is Ninja's own `Throttled`. The address of an anonymous client is found as everywhere in django_quota, by
-    TRUSTED_PROXIES. In an async operation a throttle blocks the event loop for the call, as Ninja's do: use `@limits`.
+    Each rate counts by itself. A refusal is Ninja's own `Throttled`. The address of an anonymous client is found by
+    `NINJA_NUM_PROXIES`; if that is not set, as everywhere in django_quota, by `TRUSTED_PROXIES`. In an async operation
+    a throttle blocks the event loop for the call, as Ninja's do: use `@limits`.
     """
 
     def allow_request(self, request: HttpRequest) -> bool:
@@ -271,29 +313,44 @@ class _Throttle(throttling.SimpleRateThrottle):
         key = self.get_cache_key(request)
         if key is None or self.num_requests is None:
             return True
-        subject = f"throttle:{digest(key)}"  # of a key that a class makes itself nobody knows what it contains
-        name = f"ninja.{self.scope}.{self.num_requests}-{self.duration}"
+        subject = f"throttle:{digest(key)}"  # the class makes the key itself: it may hold a secret
+        name = f"ninja.{self.scope or dotted_path(type(self))}.{self.num_requests}-{self.duration}"
         decision = check(f"{self.num_requests}/{self.duration}s", subject, name=name)
         _last.set(decision)
         apply_decision(request, decision)
-        return not decision.enforced
+        return self.throttle_failure() if decision.enforced else self.throttle_success()
+
+    def throttle_success(self) -> bool:
+        """Return True: the request is counted already."""
+        return True
 
     def wait(self) -> float | None:
         """Return the seconds to wait after a refusal; None if waiting does not help."""
         return _last.get().retry_after
 
     def get_ident(self, request: HttpRequest) -> str:
-        """Return the address of the client."""
-        return client_ip(request)
+        """Return the address of the client, that of IPv6 as its network."""
+        if ninja_settings.NUM_PROXIES is None:
+            return client_ip(request)
+        ident = str(super().get_ident(request))
+        with suppress(RuleError):  # a proxy may write something else than an address
+            return subject_of(f"ip:{ident}").removeprefix("ip:")
+        return ident
 
 
-class AnonRateThrottle(_Throttle, throttling.AnonRateThrottle):
+def _counts_addresses(throttle: object) -> bool:
+    """Say whether a throttle is one of ours that asks for the address of a client."""
+    kinds = (AnonRateThrottle, AuthRateThrottle, UserRateThrottle)
+    return isinstance(throttle, kinds) and type(throttle).get_ident is SimpleRateThrottle.get_ident
+
+
+class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Ninja's throttle of that name: requests without `request.auth`, by address."""
 
 
-class AuthRateThrottle(_Throttle, throttling.AuthRateThrottle):
+class AuthRateThrottle(SimpleRateThrottle, throttling.AuthRateThrottle):
     """Ninja's throttle of that name: by `request.auth`, or by address."""
 
 
-class UserRateThrottle(_Throttle, throttling.UserRateThrottle):
+class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Ninja's throttle of that name: by Django's user, or by address."""

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck, check
-from django_quota.adapters import Rate, moment_of, now, rule_of
+from django_quota import Decision, Rule, acheck, check
+from django_quota.adapters import now, rule_of
+from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.types import Rate
 
 __all__ = ["TaskQuota"]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ROOM = 30 * 86_400 * 1_000_000
 """How far ahead tasks get a place, unless `burst` of a `leaky_bucket` rule says how many may wait."""
@@ -41,9 +45,9 @@ class TaskQuota:
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a task for the moment of its place; return its `TaskResult`.
 
-        Raises `QuotaExceeded` if no moment helps: the subject is blocked, the rate is 0, or a rule with
-        `on_unavailable="deny"` meets a Redis that does not answer. Raises `ConfigurationError` if the backend of the
-        task cannot defer, and `RuleError` if the rule is wrong.
+        Raises `QuotaExceeded` if no moment helps: the subject is blocked, the rate is 0, or Redis does not answer and
+        the rule says `on_unavailable="deny"`. Raises `ConfigurationError` if the backend of the task cannot defer, and
+        `RuleError` if the rule is wrong.
         """
         return _later(task, check(*self._asks(task, args, kwargs))).enqueue(*args, **kwargs)
 
@@ -104,5 +108,5 @@ def _later(task: Any, decision: Decision) -> Any:
     wait = max((outcome.delay for outcome in decision.outcomes if outcome.enforced), default=0.0)
     if not wait:
         return task
-    at = moment_of(now()) + timedelta(seconds=wait)
+    at = EPOCH + timedelta(microseconds=now(), seconds=wait)
     return task.using(run_after=at if task.run_after is None else max(at, task.run_after))

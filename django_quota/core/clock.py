@@ -5,11 +5,14 @@ This module lets a test replace that clock, and turns microseconds into words.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import BuiltinFunctionType
 
 SECOND = 1_000_000
 """Microseconds in a second."""
@@ -17,16 +20,21 @@ SECOND = 1_000_000
 DAY = 86_400 * SECOND
 
 MAX_GUESSES = 5
-"""How often a caller that must know the day guesses the store's clock; each reply tells it."""
+"""How often a caller tries to guess the store's day; each reply tells the store's time."""
+
+elapsed: Callable[[], float] = partial(time.monotonic)
+"""Return seconds that never go back, for waits. In tests, freezegun stops `time.monotonic`, but not this."""
 
 _frozen: ContextVar[int | None] = ContextVar("django_quota_frozen_time", default=None)
-_frozen_for_all: int | None = None
+_clock_for_all: Callable[[], int | None] | None = None
 
 
 def frozen_now() -> int | None:
     """Return the time that a test has set, in microseconds; None if the store's clock decides."""
     now = _frozen.get()
-    return _frozen_for_all if now is None else now
+    if now is None and _clock_for_all is not None:
+        return _clock_for_all()
+    return now
 
 
 def machine_now() -> int:
@@ -35,15 +43,59 @@ def machine_now() -> int:
 
 
 def now() -> int:
-    """Return the time in microseconds since 1970; in tests the time that they have set."""
+    """Return the time in microseconds since 1970; in a test, the time that the test has set."""
     frozen = frozen_now()
     return machine_now() if frozen is None else frozen
 
 
-def freeze_for_all(now: int | datetime | None) -> None:
-    """Set the clock of all threads and tasks of this process; None gives it back to the store. `freeze` goes first."""
-    global _frozen_for_all  # noqa: PLW0603 — a live server in another thread sees it too
-    _frozen_for_all = None if now is None else _microseconds(now)
+def use_clock(clock: Callable[[], int | None] | None) -> Callable[[], int | None] | None:
+    """Give all threads and tasks of this process this clock; return the one they had. `freeze` takes precedence.
+
+    None, or a clock that returns None: the store's clock decides.
+    """
+    global _clock_for_all
+    before, _clock_for_all = _clock_for_all, clock
+    return before
+
+
+def moved_now() -> int | None:
+    """Return the time that freezegun or time-machine has set, in microseconds; None if neither has.
+
+    freezegun puts a function of its own in the place of Python's. time-machine changes Python's own.
+    """
+    time_machine = sys.modules.get("time_machine")
+    is_travelling = time_machine is not None and time_machine.escape_hatch.is_travelling()
+    return machine_now() if is_travelling or not isinstance(time.time_ns, BuiltinFunctionType) else None
+
+
+class MovableClock:
+    """The clock of a test: it stands still, or is the store's, until freezegun or time-machine move it.
+
+    While one of them sets the time, this clock has their time and goes as theirs does. A test may set it then too, and
+    it goes on from there. When they are done, it has the time from before.
+    """
+
+    def __init__(self, now: int | None = None) -> None:
+        self._still = now
+        """The time while nothing else moves it; None: that of the store."""
+        self._ahead = 0
+        """How far it is ahead of the time that freezegun or time-machine has set."""
+
+    def __call__(self) -> int | None:
+        """Return the time in microseconds; None if the store's clock decides."""
+        moved = moved_now()
+        if moved is None:
+            self._ahead = 0
+            return self._still
+        return moved + self._ahead
+
+    def set(self, now: int | datetime) -> None:
+        """Set the time; see `freeze`."""
+        given, moved = _microseconds(now), moved_now()
+        if moved is None:
+            self._still = given
+        else:
+            self._ahead = given - moved
 
 
 @contextmanager
@@ -96,7 +148,8 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 def in_words(microseconds: float) -> str:
     """Return a duration in words: `"1 minute"`, `"2 hours 5 minutes"`, `"1 second"`.
 
-    It is rounded up to whole seconds, and above an hour to the second of two units, so it is never too short.
+    The duration is rounded up to whole seconds, and above an hour to the smaller of the two units, so it is never too
+    short.
     """
     seconds = -int(-microseconds // SECOND)
     first = next((index for index, (_, size) in enumerate(_UNITS) if seconds >= size), None)

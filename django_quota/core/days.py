@@ -1,7 +1,7 @@
 """The day that a time belongs to, and when it begins and ends.
 
-The clock of the store decides the day. A caller sends the day of its own clock with its begin and end. If the time of
-the store lies outside, the store says so, and the caller asks again with the right day.
+The clock of the store decides the day. A caller sends the day of its own clock with its begin and end. If the store's
+time is outside that day, the store says so, and the caller asks again with the right day.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
+from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
-from django_quota.core.clock import SECOND, in_words
-from django_quota.core.errors import QuotaError
+from django_quota.core.clock import DAY, SECOND, in_words, moment_of, now
+from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.rates import Rate
 
 Why = Literal["", "override", "exempt", "blocked", "banned"]
@@ -38,7 +39,7 @@ class Outcome(NamedTuple):
     reset_after: float
     """Seconds until the whole limit is free again."""
     next_after: float | None = None
-    """Seconds until more is left than now; None if nothing is used, or if waiting brings no more."""
+    """Seconds until more is left than now; None if nothing is used, or if waiting does not help."""
     delay: float = 0.0
     """Seconds to hold an allowed hit back; 0.0 except for `leaky_bucket`."""
     shadow: bool = False
@@ -47,6 +48,8 @@ class Outcome(NamedTuple):
     """Whether a refusal answers the request. With `block=False` or `shadow=True` the view runs."""
     why: Why = ""
     """What replaces the rate: `"override"` (another rate), `"exempt"`, `"blocked"` or `"banned"`; else empty."""
+    over: int = 0
+    """Units that count above the limit: taken by `force=True`, settled past it, or counted under a higher rate."""
 
     @property
     def rule(self) -> str:
@@ -62,6 +65,11 @@ class Outcome(NamedTuple):
     def limit(self) -> int:
         """The count of the rate, or the burst of a bucket: the units that are left when nothing is used."""
         return self.of.capacity
+
+    @property
+    def used(self) -> int:
+        """Units that count now, also above the limit; 0 for an override that blocks or exempts: no store is asked."""
+        return 0 if self.why == "blocked" else self.limit - self.remaining + self.over
 
     @property
     def window(self) -> int | None:
@@ -84,20 +92,19 @@ class Left(NamedTuple):
 
 
 class Reply(Protocol):
-    """What a decision is read from when somebody looks at it."""
+    """Where a decision reads its outcomes when somebody looks at them."""
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Return one outcome for each limit. None is a shadow."""
+        """Return one outcome for each limit. No limit here is a shadow."""
         ...
 
     def left(self) -> list[Left]:
-        """Return the same, with no more than the headers show."""
+        """Return how much each limit has left: only what the headers show."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a hit is allowed, and why.
+    """Whether a hit is allowed, and why. It does not change.
 
     The attributes describe the binding limit; `outcomes` has all limits. If the hit is refused, the limit that refuses
     for longest binds, otherwise the limit with the fewest hits left. A decision is true if it allows the hit:
@@ -106,70 +113,93 @@ class Decision:
 
     allowed: bool
     """Whether the hit is allowed."""
-    rule: str
-    """The name of the binding limit's rule."""
-    subject: str
-    """The subject of the binding limit."""
-    cost: int = 1
-    """Units that the hit takes of the binding limit."""
-    outcomes: tuple[Outcome, ...] = ()
-    """One for each limit, in order; empty if nothing limits, or if the store did not decide."""
-    degraded: bool = False
-    """Whether Redis did not decide this; see `on_unavailable`."""
-    binding: Outcome | None = None
-    """The outcome of the binding limit."""
-    enforced: bool = False
+    degraded: bool
+    """Whether the decision was made without Redis; see `on_unavailable`."""
+    enforced: bool
     """Whether to answer the request with 429, or 503 if degraded. Never under `block=False` or `shadow=True`."""
-    late: bool = False
-    """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
-    _reply: Reply | None = field(default=None, init=False, repr=False, compare=False)
-    """Where a decision that `lazy` made finds its outcomes, until somebody looks at them."""
+    _reply: Reply
+    """Where a decision that `lazy` made finds its outcomes."""
+
+    def __init__(
+        self,
+        allowed: bool,
+        rule: str,
+        subject: str,
+        cost: int = 1,
+        outcomes: tuple[Outcome, ...] = (),
+        degraded: bool = False,
+        binding: Outcome | None = None,
+        enforced: bool = False,
+    ) -> None:
+        self.allowed, self.degraded, self.enforced = allowed, degraded, enforced
+        self.rule, self.subject, self.cost = rule, subject, cost
+        self.outcomes, self.binding = outcomes, binding
 
     @classmethod
     def lazy(cls, reply: Reply, *, allowed: bool) -> Decision:
-        """Make the decision of a hit that all its limits allow, or that one refuses and enforces.
+        """Make the decision on a hit that all its limits allow, or that an enforced limit refuses.
 
         It reads the outcomes when somebody looks at them. Most callers never look, and making the outcomes takes as
         long as deciding.
         """
-        made, fill = object.__new__(cls), object.__setattr__
-        fill(made, "_reply", reply)
-        fill(made, "allowed", allowed)
-        fill(made, "degraded", False)
-        fill(made, "enforced", not allowed)
-        fill(made, "late", False)
+        made = cls.__new__(cls)
+        made.allowed, made.degraded, made.enforced, made._reply = allowed, False, not allowed, reply  # noqa: SLF001 — of this class
         return made
 
-    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
+        return self._reply.outcomes()
 
-        def __getattr__(self, name: str) -> Any:
-            """Read the outcomes, or find the binding one: Python calls this for attributes that are not set yet."""
-            fill = object.__setattr__
-            reply = object.__getattribute__(self, "_reply")
-            if reply is not None:
-                outcomes = reply.outcomes()
-                fill(self, "outcomes", outcomes)
-                fill(self, "_reply", None)
-                if name == "outcomes":
-                    return outcomes
-            if name in _OF_BINDING:
-                binding = _binding(self.outcomes)
-                fill(self, "binding", binding)
-                for copied in _OF_BINDING[1:]:
-                    fill(self, copied, getattr(binding, copied))
-            return object.__getattribute__(self, name)
+    @cached_property
+    def binding(self) -> Outcome | None:
+        """The outcome of the binding limit."""
+        return _binding(self.outcomes)
+
+    @cached_property
+    def rule(self) -> str:
+        """The name of the binding limit's rule."""
+        return _binding(self.outcomes).rule
+
+    @cached_property
+    def subject(self) -> str:
+        """The subject of the binding limit."""
+        return _binding(self.outcomes).subject
+
+    @cached_property
+    def cost(self) -> int:
+        """Units that the hit takes of the binding limit."""
+        return _binding(self.outcomes).cost
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def __eq__(self, other: object) -> bool:
+        return self._values() == other._values() if isinstance(other, Decision) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values().values()))
+
+    def __repr__(self) -> str:
+        return f"Decision({', '.join(f'{name}={value!r}' for name, value in self._values().items())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decision, tuple(self._values().values())
+
+    def __replace__(self, **changes: Any) -> Decision:
+        return Decision(**{**self._values(), **changes})
 
     @classmethod
-    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False, late: bool = False) -> Decision:
+    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
         """Make one decision of at least one outcome."""
         binding = _binding(outcomes)
         allowed = binding.allowed or binding.shadow
         enforced = not allowed and binding.enforced
-        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced, late)
+        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced)
 
     def left(self) -> list[Left]:
         """Return how much each limit has left, without shadows: 0 for a subject that is blocked or banned."""
-        if self._reply is not None:
+        if "outcomes" not in self.__dict__:
             return self._reply.left()
         return [
             Left(outcome.of, 0 if outcome.is_shut_out else outcome.remaining, outcome.next_after)
@@ -212,6 +242,18 @@ class Decision:
     def __bool__(self) -> bool:
         return self.allowed
 
+    def of_rule(self, name: str) -> Outcome | None:
+        """Return the outcome that decides for a rule, the tightest of its rates.
+
+        None if the decision has no outcome at all: nothing limits, or the store did not answer. Raises `RuleError` if
+        the decision has outcomes, but none of this rule.
+        """
+        outcomes = tuple(outcome for outcome in self.outcomes if outcome.rule == name)
+        if outcomes or not self.outcomes:
+            return _binding(outcomes) if outcomes else None
+        known = ", ".join(repr(rule) for rule in dict.fromkeys(outcome.rule for outcome in self.outcomes))
+        raise RuleError(f"Rule {name!r} is not in this decision.", f"It has {known}.")
+
     def raise_if_refused(self) -> Decision:
         """Raise `QuotaExceeded` if the hit was refused; return the decision otherwise."""
         if not self.allowed:
@@ -219,7 +261,7 @@ class Decision:
         return self
 
     def combined_with(self, other: Decision) -> Decision:
-        """Return one decision of two of the same request: it allows the hit if both do."""
+        """Combine two decisions on one request: the result allows the hit if both do."""
         outcomes = self.outcomes + other.outcomes
         if self.enforced != other.enforced:
             top = self if self.enforced else other
@@ -229,12 +271,10 @@ class Decision:
             top = Decision.of(outcomes)
         else:
             top = self if self.outcomes or not other.outcomes else other
-        return replace(top, outcomes=outcomes, degraded=self.degraded or other.degraded)
+        return top.__replace__(outcomes=outcomes, degraded=self.degraded or other.degraded)
 
     def explain(self) -> str:
-        """Say in one or two sentences who was refused, by which rule, and for how long."""
-        if self.late:
-            return f"{_LATE} {replace(self, late=False).explain()}"
+        """Say in one or two sentences who was refused, by which rule, what the hit needs, what is left, until when."""
         if self.allowed and self.binding is None:
             return (
                 "Allowed without a check: the store did not answer."
@@ -242,8 +282,8 @@ class Decision:
                 else "Allowed: nothing limits this."
             )
         if self.allowed:
-            left = "" if self.remaining is None else f" {self.remaining} left."
-            return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"
+            left = f"{self.remaining:,} of {self.limit:,} are left"
+            return f"Allowed by rule {self.rule!r} for {self.subject}; {left}."
         if self.binding is None and not self.rule:
             return "The store did not answer a call of the view; try again shortly."
         if self.binding is None:
@@ -252,7 +292,7 @@ class Decision:
 
 
 class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
-    """A limit was reached. Raised in a view it becomes a 429, as the decorators send it.
+    """A limit was reached. If a view raises it, the response is a 429, as from the decorators.
 
     `decision` has the limit and how long to wait.
     """
@@ -265,31 +305,65 @@ class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
         return type(self), (self.decision,)
 
 
-_LATE = "Settled after the ttl of the reservation: the real cost is charged now."
+def updated(decision: Decision, later: Decision) -> Decision:
+    """Return a decision with what its limits have left after a later decision."""
+    now = {(outcome.of, outcome.subject): outcome for outcome in later.outcomes}
+    outcomes = tuple([_updated(outcome, now.get((outcome.of, outcome.subject))) for outcome in decision.outcomes])
+    return Decision.of(outcomes, degraded=decision.degraded) if outcomes else decision
+
+
+def _updated(outcome: Outcome, now: Outcome | None) -> Outcome:
+    if now is None or not outcome.allowed:
+        return outcome
+    return outcome._replace(
+        remaining=now.remaining, over=now.over, reset_after=now.reset_after, next_after=now.next_after
+    )
 
 
 def _refusal(outcome: Outcome) -> str:
-    rate = outcome.rate.in_words()
-    wait = "" if outcome.retry_after is None else f"try again in {in_words(outcome.retry_after * SECOND)}"
+    rule, subject = repr(outcome.rule), outcome.subject
+    wait = "" if outcome.retry_after is None else f"; try again in {in_words(outcome.retry_after * SECOND)}"
     if outcome.is_shut_out:
         state = "blocked by an operator" if outcome.why == "blocked" else "which is banned"
-        return f"Rule {outcome.rule!r} refuses {outcome.subject}, {state}{wait and '; '}{wait}."
+        return f"Rule {rule} refuses {subject}, {state}{wait}."
+    if isinstance(outcome.of, Concurrency):
+        whose = "" if subject == "global" else f" of {subject}"
+        held = f"Lock {rule}{whose} is" if outcome.limit == 1 else f"All {outcome.limit:,} slots {rule}{whose} are"
+        return f"{held} held{wait}."
+    return _refusal_of_rate(outcome, outcome.of, wait)
+
+
+def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
+    rate, rule, cost = limit.rate.in_words(), repr(outcome.rule), f"{outcome.cost:,}"
     if outcome.limit == 0:
-        return f"Rule {outcome.rule!r} admits nothing ({rate})."
+        return f"Rule {rule} admits nothing ({rate})."
     if not wait:
         return (
-            f"A cost of {outcome.cost} is more than rule {outcome.rule!r} ({rate}) ever admits for {outcome.subject}; "
+            f"A cost of {cost} is more than rule {rule} ({rate}) ever admits for {outcome.subject}; "
             "waiting does not help."
         )
-    return f"Rule {outcome.rule!r} admits {rate} for {outcome.subject}; {wait}."
+    if outcome.cost <= 1:
+        return f"Rule {rule} admits {rate} for {outcome.subject}{wait}."
+    left = f"{outcome.remaining:,} of {outcome.limit:,} are left"
+    ends = _end_of_period(limit, outcome.reset_after) or wait
+    return f"Rule {rule} admits {rate} for {outcome.subject}. This hit needs {cost}; {left}{ends}."
+
+
+def _end_of_period(limit: Limit, seconds: float) -> str:
+    """Return " until 1 December", the end of the period of a calendar limit; empty for other limits."""
+    if limit.algorithm.timeless or limit.rate.period < DAY:
+        return ""
+    # Half an hour more: the clocks may differ by seconds, and this must not name the day before the end.
+    moment = moment_of(now() + int((seconds + 1800) * SECOND)).astimezone(ZoneInfo(limit.options.tz or "UTC"))
+    return f" until {moment.day} {moment:%B}"
 
 
 DEGRADED_RETRY_AFTER = 1.0
 """`retry_after` in seconds when a rule refuses because the store did not answer."""
 
 
-_OF_BINDING = ("binding", "rule", "subject", "cost")
-"""The attributes of a decision that come from its binding limit."""
+_FIELDS = ("allowed", "rule", "subject", "cost", "outcomes", "degraded", "binding", "enforced")
+"""What a decision says, in the order in which it is made."""
 
 
 def _binding(outcomes: tuple[Outcome, ...]) -> Outcome:

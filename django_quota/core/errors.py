@@ -1,4 +1,4 @@
-"""The errors of the package. `QuotaExceeded` is in `decisions`, beside the Decision that it carries.
+"""The errors of the package. `QuotaExceeded` is in `decisions`, with the Decision that it carries.
 
 `except QuotaError` catches all of them. An error about a wrong value names the value, its place, and what to write
 instead.
@@ -42,29 +42,28 @@ class SubjectKeyError(RuleError):
 
 
 class RateError(RuleError):
-    """A rate, or the duration of a ban, cannot be read.
+    """A rate cannot be read.
 
     `text`: the given value. `position`: the index of the first wrong character, None if the whole value is wrong.
     `problem`: what is wrong there. `hint`: what to write instead.
     """
 
-    def __init__(self, text: object, position: int | None, problem: str, hint: str, what: str = "a rate") -> None:
+    def __init__(self, text: object, position: int | None, problem: str, hint: str) -> None:
         self.text = text
         self.position = position
         self.problem = problem
         self.hint = hint
-        self.what = what
         place = "" if position is None else f" (at position {position})"
-        QuotaError.__init__(self, f"{reprlib.repr(text)} is not {what}: {problem}{place}. {hint}")
+        QuotaError.__init__(self, f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.text, self.position, self.problem, self.hint, self.what)
+        return type(self), (self.text, self.position, self.problem, self.hint)
 
 
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
     """The store could not decide: no connection, no answer in time, or an error reply.
 
-    `reason`: a short text without secrets, on one line. The subclasses name the failures that you can fix.
+    `reason`: a short text without secrets, on one line, which says what is wrong.
     """
 
     def __init__(self, reason: str) -> None:
@@ -92,7 +91,7 @@ class StoreCommandDenied(StorePermissionDenied):
 
 
 class StoreDataError(StoreUnavailable):
-    """Redis works, but this key holds something else than our data. Other subjects are decided."""
+    """Redis works, but a key holds data that is not ours. Other subjects are still decided."""
 
 
 class StoreFull(StoreUnavailable):
@@ -140,7 +139,7 @@ _CREDENTIALS = re.compile(r"(\w+://|\b)\S*@")
 """The user and password of a URL."""
 
 _OPTIONS = re.compile(r"\b(password|username)=[^&\s'\"]*", re.IGNORECASE)
-"""The same as query options of a URL."""
+"""The user and password as query options of a URL."""
 
 _ARGUMENTS = re.compile(r"(with args beginning with).*", re.DOTALL)
 """Redis repeats the arguments of an unknown command; those of AUTH and HELLO are passwords."""

@@ -72,3 +72,26 @@ async def run_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = IO
                 call = flow.send(result)
     except StopIteration as done:
         return cast("T", done.value)
+
+
+def to_the_end(flow: Flow[Any]) -> IOCall:
+    """Return the call that runs a flow to its end, however often its task is cancelled meanwhile."""
+    return IOCall(run_sync, run_to_the_end, flow)
+
+
+async def run_to_the_end(flow: Flow[T]) -> T:
+    """Run a flow in a task of its own, and wait for its end even if the caller is cancelled, however often.
+
+    Then it raises the caller's `CancelledError`, and not what the flow has returned or raised.
+    """
+    work, cancelled = asyncio.ensure_future(run_async(flow)), None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is None:
+        return work.result()
+    if not work.cancelled():
+        work.exception()  # asyncio logs an error that nobody has looked at
+    raise cancelled

@@ -24,39 +24,28 @@ _DIGESTED = "~"  # `escape` escapes it, so no other part begins with it
 
 KINDS = {
     "r": "the state of a limit: r:<rule>:<window>",
-    "s": "the status of the subject: overrides, bans, the last events; a hash",
+    "s": "the status of the subject: bans, and the last events; a hash",
     "b": "refusals that count towards a ban: b:<rule>; a sorted set",
-    "h": "reservations that are not settled: h:<rule>; a sorted set",
     "day": "checks of a day, by rule: day:<date>; a hash",
     "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
-    "m": "amounts in transfer from a counter: m:<name>; a sorted set",
-    "n": "amounts that a counter has received: n:<name>; a sorted set",
     "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
     "l": "leases: l:<name>; a sorted set",
-    "q": "those who wait for a lease, in order: q:<name>; a list",
-    "a": "those in the queue who are alive: a:<name>; a sorted set",
+    "lately": "how long a slot was held lately: lately:<name>; a string",
     "once": "a value was seen: once:<name>; a string",
 }
 """The content of a key of a subject, by the first part of its name."""
 
 SYSTEM_KINDS = {
-    "events": "what was refused, banned or is near: a stream; events:banned, its bans alone: another one",
-    "dead": "events that a group has given up: dead:<group>; a stream",
+    "events": "what was refused, banned or is near; a stream",
     "bans": "all bans: <subject> <rule>, by their end; a sorted set",
-    "overrides": "the generation of the overrides that is published; overrides:<...>, its lock and its counts; strings",
     "sweep": "how far a sweep has come; a string",
     "metrics": "checks of all subjects, by rule: metrics:<date>, metrics:<minute since 1970>; a hash",
     "totals": "checks of all subjects by rule, in running totals; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
     "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
     "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
-    "sent": "the number of the last metrics that a process has sent: sent:<token>; a string",
 }
 """The content of a key without a subject, by the first part of its name; see `system_key`."""
-
-
-BAN_EVENTS = "events:banned"
-"""The name of the stream that has only bans; see `system_key`."""
 
 
 class Key(NamedTuple):
@@ -68,17 +57,22 @@ class Key(NamedTuple):
 
 def escape(part: str) -> str:
     """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
-    return _cached_escape(part) if len(part) <= MAX_PART else _escape(part)  # long parts must not fill the cache
+    return _escape(part) if len(part) <= MAX_PART else digested(part)  # a client may send a text that takes long
 
 
+@lru_cache(maxsize=8192)
 def _escape(part: str) -> str:
     escaped = quote(part, safe=_SAFE, errors="surrogatepass").replace("~", "%7E")
-    if len(escaped) > MAX_PART:
-        return _DIGESTED + hashlib.sha256(escaped.encode()).hexdigest()
-    return escaped
+    return escaped if len(escaped) <= MAX_PART else digested(part)
 
 
-_cached_escape = lru_cache(maxsize=8192)(_escape)
+def digested(part: str) -> str:
+    """Return the replacement of a long part: a tilde and its SHA-256."""
+    return _DIGESTED + hashlib.sha256(part.encode(errors="surrogatepass")).hexdigest()
+
+
+is_digest = re.compile(f"{_DIGESTED}[0-9a-f]{{64}}").fullmatch
+"""Says whether a text is what `digested` returns."""
 
 
 def field(name: str) -> str:
@@ -96,6 +90,11 @@ def subject_base(prefix: str, subject: str) -> str:
     return f"{prefix}:{VERSION}:{{{escape(subject)}"
 
 
+def group_base(prefix: str, group: str) -> str:
+    """Return the beginning of all keys of a group of counters, which no subject can have."""
+    return part_base(prefix, f"group!{escape(group)}")
+
+
 def part_base(prefix: str, part: str) -> str:
     """Return the beginning of all keys of a subject whose name is escaped already."""
     return f"{prefix}:{VERSION}:{{{part}"
@@ -106,19 +105,19 @@ def subject_part(key: str) -> str:
     return key.partition("{")[2].partition("}")[0]
 
 
-def state_key(base: str, limit: Limit) -> str:
-    """Return the key of the state of a limit; `base` is the `subject_base` of its subject."""
-    return f"{base}}}:r:{field(limit.rule)}:{limit.state_id}"
+def state_part(limit: Limit) -> str:
+    """Return the part of a key that names the state of a limit, behind the subject."""
+    return f"r:{field(limit.rule)}:{limit.state_id}"
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:
-    """Return another key of a subject, such as `...:day:2026-11-21`; `base` is its `subject_base`, `kind` a `KINDS`."""
+    """Return another key of a subject, such as `...:day:2026-11-21`; `base`: its `subject_base`, `kind`: of `KINDS`."""
     return f"{base}}}:{':'.join((kind, *map(field, parts)))}"
 
 
-def total_of(outbox: str) -> str:
-    """Return the key of the counter to which an outbox of transfers belongs."""
-    return outbox.replace("}:m:", "}:c:", 1)
+def status_key(prefix: str, subject: str) -> str:
+    """Return the key of the hash with the bans of a subject and its last events."""
+    return key_of(subject_base(prefix, subject), "s")
 
 
 def system_key(prefix: str, what: str) -> str:

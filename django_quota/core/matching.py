@@ -112,7 +112,7 @@ class Match:
 
     @cached_property
     def index_keys(self) -> frozenset[tuple[Kind, str]] | None:
-        """The keys of which each matching target has one; None if it cannot be found by a key."""
+        """The index keys: each matching target has at least one of them; None if keys cannot find all targets."""
         found: set[tuple[Kind, str]] = set()
         for place in self.places:
             narrow = _narrowest(place)
@@ -123,7 +123,7 @@ class Match:
 
 
 def _narrowest(place: Place) -> list[tuple[Kind, str]] | None:
-    """Return the keys of one kind, if each pattern of it has one. Views narrow more than paths."""
+    """Return the index keys of a kind whose patterns all have one; views first, because they narrow more than paths."""
     for alternatives in reversed(place.patterns):
         index_keys = [(pattern.kind, pattern.index_key) for pattern in alternatives if pattern.index_key is not None]
         if len(index_keys) == len(alternatives):
@@ -203,7 +203,7 @@ def _path(option: str, text: str) -> Pattern:
 
 
 def _prefix(text: str) -> Pattern:
-    """Return the pattern of all below a path. Without a slash at the end, it matches the path itself too."""
+    """Return the pattern of everything below a path. Without a slash at the end, it matches the path itself too."""
     if text == "/":  # it also matches `*` and `http://host/`, which begin with no slash
         return Pattern("path", text, lambda path: True)  # noqa: ARG005
     index_key = text.split("/", 2)[1] or None
@@ -217,52 +217,58 @@ def _glob(text: str) -> Pattern:
     """Return the pattern of a glob for a whole path. `*` matches no slash, `**` does."""
     first = text.split("/", 2)
     literal = len(first) > 2 and "*" not in first[1]  # noqa: PLR2004 — before, first part, rest
-    return Pattern("path", text, Glob(text).matches, (first[1] or None) if literal else None)
+    return Pattern("path", text, _glob_matcher(text), (first[1] or None) if literal else None)
 
 
-class Glob:
-    """A glob, compared in one pass. A client chooses the path, and a regular expression might backtrack for long.
+def _glob_matcher(text: str) -> Callable[[str], bool]:
+    """Return a function that says whether a glob matches a whole path.
 
-    It follows all states at once, each as a bit. Bit i means that part i of the glob comes next; the bit after the last
-    part means that all of the glob is matched. A part is a character or a star.
+    A client chooses the path, so no part of it is tried twice. A group is what is between two double stars. The first
+    group is anchored at the start and the last one at the end; of the others, the first place that fits is the best,
+    since a double star matches whatever follows. Likewise between two single stars, up to the next slash.
     """
+    first, *others = re.split(r"\*{2,}", text)
+    if not others:
+        before, _, last = first.rpartition("*")
+        fits = re.compile(f"{_in_turn(before)}[^/]*{re.escape(last)}").fullmatch
+        return lambda path: fits(path) is not None
+    head = re.compile(_in_turn(first)).match
+    tail = re.compile(_in_turn(others.pop()[::-1])).match  # of the path from its end
+    searches = [re.compile(_anywhere(group)).search for group in others]
 
-    def __init__(self, text: str) -> None:
-        prefix, stars, rest = re.split(r"(\*+)", text, maxsplit=1)
-        self._prefix = prefix
-        self._characters: dict[str, int] = {}
-        """The parts that each character matches."""
-        self._stars = 0
-        """The parts that are stars. A star matches nothing, or any number of characters."""
-        self._double_stars = 0
-        """The stars that match a slash, too."""
-        position = 0
-        for part in re.split(r"(\*+)", stars + rest):
-            if part.startswith("*"):
-                self._stars |= 1 << position
-                self._double_stars |= (len(part) > 1) << position
-                position += 1
-                continue
-            for character in part:
-                self._characters[character] = self._characters.get(character, 0) | 1 << position
-                position += 1
-        self._end = 1 << position
-
-    def matches(self, path: str) -> bool:
-        """Return whether the glob matches a whole path."""
-        return path.startswith(self._prefix) and self.follow(path[len(self._prefix) :])
-
-    def follow(self, text: Iterable[str]) -> bool:
-        """Return whether the parts from the first star on match all of a text."""
-        known, stars = self._characters.get, self._stars
-        states = 0b11  # a star comes first: it stays, or it is skipped
-        for character in text:
-            stays = states & (self._double_stars if character == "/" else stars)
-            states = (states & known(character, 0)) << 1 | stays
-            if not states:
+    def matches(path: str) -> bool:
+        found = head(path)
+        if found is None:
+            return False
+        path = path[found.end() :]
+        found = tail(path[::-1])
+        if found is None:
+            return False
+        path = path[: len(path) - found.end()]
+        for search in searches:
+            found = search(path)
+            if found is None:
                 return False
-            states |= (states & stars) << 1
-        return bool(states & self._end)
+            path = path[found.end() :]
+        return True
+
+    return matches
+
+
+def _in_turn(group: str) -> str:
+    """Return the expression of a group that begins here. Each star ends as soon as the text after it fits."""
+    first, *others = map(re.escape, group.split("*"))
+    return first + "".join(f"(?>[^/]*?{part})" for part in others)
+
+
+def _anywhere(group: str) -> str:
+    """Return the expression of a group that begins somewhere: between two slashes only its first place is tried."""
+    first, star, rest = group.partition("*")
+    return (
+        rf"(?:\A|/)(?>[^/]*?{re.escape(first)}){_in_turn(star + rest)}"
+        if star and "/" not in first
+        else _in_turn(group)
+    )
 
 
 def _regex(option: str, text: str) -> Pattern:

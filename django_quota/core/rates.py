@@ -10,14 +10,15 @@ import difflib
 import re
 import reprlib
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
-from typing import cast
+from typing import TypeAlias, cast
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError
 
 MAX_COUNT = 10**12
-"""The largest count of a rate, and the largest cost of a hit: sums stay exact in a double, as Lua has them."""
+"""The largest count of a rate, and the largest cost of a hit: sums stay exact in Lua's doubles."""
 
 MAX_PERIOD = 366 * 86_400 * SECOND
 """The longest window, in microseconds: a leap year."""
@@ -65,6 +66,9 @@ _HINT = "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 p
 _COUNT = re.compile(r"[0-9]+")
 _SEPARATOR = re.compile(r" */ *| +per +")
 _WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+)")
+_GROUPED = re.compile(r"([1-9][0-9]{0,2}(?:[,._' ][0-9]{3}){1,4}|[1-9][0-9]{0,8})([kKM]?)(?= */| +per )")
+"""A count as people write it elsewhere: `1,000`, `1_000`, `1k`."""
+_FACTORS = {"": "", "k": "000", "K": "000", "M": "000000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,8 @@ class Rate:
         return f"{self.count}/{self.window}"
 
     def in_words(self) -> str:
-        """Return the rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`."""
-        return f"{self.count} per {self.unit if self.multiple == 1 else f'{self.multiple} {self.unit}s'}"
+        """Return the rate as people say it: `"10 per minute"`, `"1,000 per 30 seconds"`."""
+        return f"{self.count:,} per {self.unit if self.multiple == 1 else f'{self.multiple} {self.unit}s'}"
 
 
 @lru_cache(maxsize=1024)
@@ -103,6 +107,11 @@ def _parse(text: str) -> Rate:
     count, position = _read_count(text, start)
     separator = _SEPARATOR.match(text, position)
     if separator is None:
+        grouped = _GROUPED.match(text, start)
+        if grouped is not None:
+            digits = re.sub("[^0-9]", "", grouped[1]) + _FACTORS[grouped[2]]
+            hint = f"Write {reprlib.repr(digits + text[grouped.end() :])}."
+            raise RateError(text, position, "a count has only digits", hint)
         raise RateError(text, position, "a slash or ' per ' is missing after the count", _HINT)
     rate, position = _read_window(text, separator.end(), count)
     rest = text[position:].lstrip(" ")
@@ -112,7 +121,7 @@ def _parse(text: str) -> Rate:
 
 
 def _hint_for(rest: str, rate: Rate) -> str:
-    """Return what to write instead of a text behind a rate; other packages have other separators, and keys there."""
+    """Return what to write instead of the text after a rate: other packages write other separators there, or keys."""
     if rest[0] in ",|" or (rest[0].isdigit() and _SEPARATOR.search(rest)):
         return "Put a semicolon between rates: '10/s; 500/h'."
     if rest in ("/ip", "/user", "/key"):
@@ -195,38 +204,41 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
-def parse_duration(value: object) -> int:
-    """Read a duration in seconds to weeks, such as `"10m"`, `"2 hours"` or `"1d"`; return microseconds.
-
-    Raises `RateError` unless it is one second to 366 days.
-    """
-    hint = "Write a number and a unit, such as '10m', '1h' or '2 days'."
-    if not isinstance(value, str):
-        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", hint, what="a duration")
-    text = value.strip(" ")
-    match = _WINDOW.fullmatch(text)
-    unit = _SPELLINGS.get(match[2]) if match else None
-    if match is None or unit is None or unit in CALENDAR_ONLY or not match[1]:
-        raise RateError(value, None, "it is not a number with a unit from seconds to weeks", hint, what="a duration")
-    if len(match[1]) > len(str(MAX_PERIOD)) or not 1 <= int(match[1]) <= MAX_PERIOD // UNITS[unit]:
-        raise RateError(value, None, "it is not between a second and 366 days", hint, what="a duration")
-    return int(match[1]) * UNITS[unit]
+Duration: TypeAlias = float | str | timedelta
+"""A duration as people write it: a number of seconds, a timedelta, or a text such as `"10m"` or `"2 hours"`."""
 
 
-def parse_seconds(option: str, seconds: object, example: int, *, may_be_zero: bool = False) -> int:
-    """Return an option in seconds, above 0 and up to 366 days, as microseconds.
-
-    Raises `RuleError` for any other value, with the number `example` as one that fits.
-    """
-    if may_be_zero and seconds == 0:
-        return 0
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 < cast("float", seconds) * SECOND <= MAX_PERIOD:
-        least, most = "from 0" if may_be_zero else "above 0", MAX_PERIOD // SECOND
+def parse_duration(
+    option: str,
+    value: object,
+    *,
+    least: int = 1,
+    most: int = MAX_PERIOD,
+    examples: str = "30 (seconds), '10m' or timedelta(days=1)",
+) -> int:
+    """Return a duration in microseconds. Raises `RuleError` unless it is `least` to `most`; `examples` are in range."""
+    found = _microseconds(value, most)
+    if found is None or not least <= found <= most:
+        start = "above 0 and up" if least == 1 else f"from {in_words(least) if least else 0}"
         raise RuleError(
-            f"{option}={seconds!r} is not a number of seconds, {least} and up to {most}. Use, for example, {example}."
+            f"{option}={reprlib.repr(value)} is not a duration {start} to {in_words(most)}.",
+            f"Use, for example, {examples}.",
         )
-    return max(1, int(cast("float", seconds) * SECOND))
+    return found
+
+
+def _microseconds(value: object, most: int) -> int | None:
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
+    if isinstance(value, str):
+        match = _WINDOW.fullmatch(value.strip(" "))
+        unit = _SPELLINGS.get(match[2]) if match else None
+        if match is None or unit is None or unit in CALENDAR_ONLY or not 0 < len(match[1]) <= len(str(most)):
+            return None
+        return int(match[1]) * UNITS[unit]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * SECOND <= most:
+        return None
+    return max(int(value * SECOND), int(value > 0))
 
 
 def _article(noun: str) -> str:

@@ -1,26 +1,37 @@
 """Rules: a named limit with its rates, key and options, checked when you make it.
 
-A wrong rule fails at import or in a system check, never on a request. A rule does not change once it is made, and the
-limits that follow from it are worked out then.
+A wrong rule fails at import or in a system check, never on a request. A rule never changes, so its limits are computed
+when it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any, Literal, TypedDict, cast, get_args
 
-from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options, Parameters
-from django_quota.core.clock import in_words
+from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
+from django_quota.core.caching import cached
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.core.matching import Match
-from django_quota.core.rates import Rate, parse_duration, parse_rate, parse_rates, validate_cost
-
-OnUnavailable = Literal["allow", "deny", "local"]
-
-Network = IPv4Network | IPv6Network
+from django_quota.core.rates import Rate, parse_rates, validate_cost
+from django_quota.core.rule_options import (
+    MIN_WARN_AT,
+    OPTION,
+    Ban,
+    Exemption,
+    OnUnavailable,
+    Option,
+    are_shares,
+    declare,
+    declare_flag,
+    declare_function,
+    declare_number,
+    read_methods,
+    read_refusal_span,
+)
 
 DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); it may be async."""
@@ -31,42 +42,28 @@ AUTHENTICATED = "authenticated"
 DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 """The tiers of a rule that has no `tier` function."""
 
-STAFF = "staff"
-"""The text in `exempt` that exempts users with `is_staff`."""
-
-HTTP_METHODS = frozenset(
-    "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
-    "SEARCH TRACE UNLINK UNLOCK".split()
-)
-"""The methods that a rule may name: those of HTTP, WebDAV and caches."""
-
-MAX_BAN_DURATIONS = 16
-
-MIN_WARN_AT = 0.001
-
-MAX_CACHE_REFUSALS = 60
-"""Seconds for which a process remembers a refusal at most."""
-
 MAX_ARGUMENT = 80
-"""A rule's name shows longer arguments by their type alone."""
-
-SETTINGS_ONLY = ("match", "exclude")
-"""The options that only rules in the settings have."""
-
-AFTER_RESPONSE = frozenset({"settle", "counts"})
-"""The options that are functions of the response, once the view has answered."""
+"""Characters: a rule's name shows only the type of a longer argument."""
 
 _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
 """The kinds of keys that read the body of a request."""
 
-_SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable", "settle", "counts")
-"""The options that rules of one name must agree on: they concern the rule and its subject, not a single limit."""
-
 _TIERS_EXAMPLE = "Use, for example, {'anonymous': '10/m', 'authenticated': '100/m'}."
 _TIERS_IN_SETTINGS = "Put rates by tier under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
-_BAN = "{'after': '20/m', 'for': ['10m', '1h', '1d']}"
-_BAN_EXAMPLE = f"Use, for example, {_BAN}."
-_EXEMPT_EXAMPLE = "Use, for example, '10.0.0.0/8' (a network), 'staff' or a function of the request."
+_NAME_IN_SETTINGS = "The key in RULES is the rule's name."
+
+_OTHER_WORDS: dict[str, str] = {
+    **dict.fromkeys(("limit", "limits", "rate", "rates", "period", "window", "per", "interval"), "rate"),
+    **dict.fromkeys(("on_fail", "on_error", "fail_open", "swallow_errors"), "on_unavailable"),
+    **dict.fromkeys(("group", "scope"), "name"),
+    **dict.fromkeys(("increment", "weight", "amount"), "cost"),
+    **dict.fromkeys(("key_func", "identifier", "by"), "key"),
+    **dict.fromkeys(("allowlist", "whitelist"), "exempt"),
+    "exempt_when": "skip",
+    **dict.fromkeys(("deduct_when", "counts"), "count_when"),
+    "per_method": "methods",
+}
+"""Options of other packages, and what they are called here."""
 
 
 class _Options(TypedDict, total=False):
@@ -83,10 +80,9 @@ class _Options(TypedDict, total=False):
     shadow: bool
     skip: Callable[[Any], Any] | None
     exempt: Any
-    tier: Callable[[Any], Any] | None
     on_unavailable: OnUnavailable | None
     ban: Mapping[str, Any] | None
-    warn_at: float | None
+    warn_at: float | Sequence[float] | None
     daily: bool | None
     distinct: Any
     cache_refusals: float | None
@@ -96,14 +92,19 @@ class RuleOptions(_Options, total=False):
     """The options that `@quota` takes."""
 
     cost: int | Callable[[Any], Any]
+    tier: Callable[[Any], Any] | None
     settle: Callable[[Any, Any], Any] | None
-    counts: Callable[[Any], Any] | None
+    count_when: Callable[[Any], Any] | None
 
 
 class CallOptions(_Options, total=False):
-    """The options that `check()` and its like take with a rate; they take `cost` as an argument of their own."""
+    """The options that `check()` and its like take with a rate; `cost` is a separate argument.
+
+    `tier` may also be the name of a tier, with any rule that has rates by tier.
+    """
 
     name: str
+    tier: Callable[[Any], Any] | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,94 +151,8 @@ class Tiers:
         return ", ".join(f"{'; '.join(map(str, rates)) or 'unlimited'} for {name}" for name, rates in self.rates)
 
 
-class Ban(NamedTuple):
-    """When a rule bans a subject, and for how long.
-
-    `after` refusals in its window ban the subject for the first of `durations` (microseconds). The next ban takes the
-    next duration, if it begins before the last ban is forgotten: as long after its end as the longest duration.
-    """
-
-    after: Rate
-    durations: tuple[int, ...]
-
-    @classmethod
-    def read(cls, value: object) -> Ban:
-        """Read a dict of `after`, a rate of refusals, and `for`, one or several durations. Raises `RuleError`."""
-        if isinstance(value, Ban):
-            return value
-        if not isinstance(value, Mapping):
-            raise RuleError(f"ban={value!r} is not a dict.", _BAN_EXAMPLE)
-        for name in value:
-            if name not in ("after", "for"):
-                raise RuleError(f"ban has no {name!r}.{did_you_mean(str(name), ('after', 'for'))}", _BAN_EXAMPLE)
-        if "after" not in value or "for" not in value:
-            raise RuleError(f"ban={dict(value)!r} must have both 'after' and 'for'.", _BAN_EXAMPLE)
-        given = value["for"]
-        durations = given if isinstance(given, (list, tuple)) else (given,)
-        if not 1 <= len(durations) <= MAX_BAN_DURATIONS:
-            raise RuleError(f"ban['for']={given!r} does not list 1 to {MAX_BAN_DURATIONS} durations.", _BAN_EXAMPLE)
-        try:
-            after = parse_rate(value["after"])
-            if after.count == 0:
-                problem = "a ban after no refusals would never end"
-                raise RateError(str(after), 0, problem, "Use, for example, '20/m'.")  # noqa: TRY301
-            ALGORITHMS["sliding_window"].validate(after, Options())
-            return cls(after, tuple(map(parse_duration, durations)))
-        except RateError as error:
-            hint = f"{error.hint} As a whole: ban={_BAN}."
-            raise RateError(error.text, error.position, error.problem, hint, error.what) from None
-
-    @property
-    def window(self) -> Parameters:
-        """The sliding window that counts the refusals."""
-        return ALGORITHMS["sliding_window"].parameters(self.after, Options(), 0)
-
-    @property
-    def encoded(self) -> tuple[str, ...]:
-        """The ban as arguments of `lua/decide.lua`."""
-        capacity, a, b, _, _ = self.window
-        return str(capacity), str(a), str(b), ",".join(map(str, self.durations))
-
-    def __str__(self) -> str:
-        durations = ", ".join(map(in_words, self.durations))
-        return f"after {self.after.count} refusals in {self.after.window}, for {durations}"
-
-
-@dataclass(frozen=True)
-class Exemption:
-    """Who is exempt from a rule: a request that matches any of these."""
-
-    networks: tuple[Network, ...]
-    staff: bool
-    functions: tuple[Callable[[Any], Any], ...]
-    """Functions of the request, sync or async; a true answer exempts."""
-
-    @classmethod
-    def read(cls, value: object) -> Exemption:
-        """Read a network, `"staff"`, a function, or a list of those. Raises `RuleError`."""
-        if isinstance(value, Exemption):
-            return value
-        entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-        if not entries:
-            raise RuleError(f"exempt={value!r} names nobody.", _EXEMPT_EXAMPLE)
-        functions = tuple(entry for entry in entries if callable(entry))
-        texts = [entry for entry in entries if not callable(entry)]
-        networks = tuple(cls._read_network(text) for text in texts if text != STAFF)
-        return cls(networks, STAFF in texts, functions)
-
-    @staticmethod
-    def _read_network(value: object) -> Network:
-        try:
-            return read_network(value)
-        except ValueError as error:
-            raise RuleError(f"exempt={value!r}: {error}.", _EXEMPT_EXAMPLE) from None
-
-
-def read_network(value: object) -> Network:
-    """Return the network of a text, or of a network or an address. Raises `ValueError`."""
-    if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
-        raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY004
-    return ip_network(value)
+def _as_tuple(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
 
 
 @dataclass(frozen=True)
@@ -250,60 +165,97 @@ class Rule:
     name: str
     rates: tuple[Rate | DynamicRate | Tiers, ...]
     """All rates must have room for a hit; no rate at all means unlimited."""
-    key: Any = "ip"
+    key: Any = declare("ip", read=_as_tuple)
     """How a request tells who is limited: `"ip"`, `"user"`, a function of the request, or several."""
-    algorithm: AlgorithmName = "sliding_window"
-    cost: int | Callable[[Any], Any] = 1
-    """How much a hit takes: a whole number from 0 to 10^12, or a function of the request that returns one."""
-    burst: int | None = None
+    algorithm: AlgorithmName = declare("sliding_window")
+    cost: int | Callable[[Any], Any] = declare(
+        1,
+        fits=lambda cost: cost != 0,
+        problem="takes nothing.",
+        hint="Use 1, or a function of the request that returns 0 for free ones.",
+        called_with=("request",),
+    )
+    """How much a hit takes: a whole number from 1 to 10^12, or a function of the request; 0 from it is a free hit."""
+    burst: int | None = declare_number()
     """How many hits a bucket takes at once; for `token_bucket` and `leaky_bucket`."""
-    precision: int | None = None
+    precision: int | None = declare_number()
     """How many entries a sliding window keeps at most, 1 to 1000 (100 unless set)."""
-    tz: str | None = None
+    tz: str | None = declare(None, fits=lambda zone: isinstance(zone, str), problem="is not a text.")
     """The time zone of `calendar`, such as `"Europe/Berlin"`; UTC unless set."""
-    count_refused: bool = False
+    count_refused: bool = declare_flag(default=False)
     """Whether refused hits count too."""
-    methods: frozenset[str] | None = None
+    methods: frozenset[str] | None = declare(None, read=read_methods)
     """The HTTP methods that are limited (GET includes HEAD); None for all."""
-    block: bool = True
+    block: bool = declare_flag(default=True, is_shared=True)
     """Whether a refusal answers the request. With False it only shows on `request.quota`."""
-    shadow: bool = False
+    shadow: bool = declare_flag(default=False, is_shared=True)
     """Decide and report, but never refuse."""
-    skip: Callable[[Any], Any] | None = None
+    skip: Callable[[Any], Any] | None = declare_function(
+        "request", problem="is not a function of the request, such as lambda request: ..."
+    )
     """A function of the request; where it returns true, the rule does not apply."""
-    exempt: Any = None
+    exempt: Any = declare(None, read=Exemption.read)
     """Whom the rule does not limit: networks, `"staff"`, a function of the request, or a list of those."""
-    tier: Callable[[Any], Any] | None = None
+    tier: Callable[[Any], Any] | None = declare_function(
+        "request", problem="is neither a function of the request nor the dotted path of one."
+    )
     """A function of the request that returns its tier; by default `"anonymous"` or `"authenticated"`."""
-    match: Match | None = None
+    match: Match | None = declare(None, only_in="settings")
     """Where the middleware applies the rule; only for rules in the settings."""
-    exclude: Match | None = None
+    exclude: Match | None = declare(None, only_in="settings")
     """Where the middleware does not apply it although `match` fits; only for rules in the settings."""
-    on_unavailable: OnUnavailable | None = None
+    on_unavailable: OnUnavailable | None = declare(
+        None, fits=get_args(OnUnavailable).__contains__, problem="is not 'allow', 'deny' or 'local'.", is_shared=True
+    )
     """The answer while the store does not respond; None takes `QUOTA["ON_UNAVAILABLE"]`.
 
     With `"local"` each process counts by itself, with its share of the limit.
     """
-    ban: Any = None
+    ban: Any = declare(None, read=Ban.read, is_shared=True)
     """`{"after": "20/m", "for": ["10m", "1h"]}`: that many refusals ban the subject, each time for longer."""
-    warn_at: float | None = 0.8
-    """The used share of a limit, from 0.001 to 1, that sends `near_limit`; None for never."""
-    daily: bool | None = None
+    warn_at: float | Sequence[float] | None = declare(
+        0.8,
+        read=_as_tuple,
+        fits=lambda given: given is None or are_shares(given if isinstance(given, tuple) else (given,)),
+        problem=f"is not a share of the limit, from {MIN_WARN_AT} to 1, nor a list of shares.",
+        hint="Use, for example, 0.8 or [0.8, 1.0], or None for never.",
+        is_shared=True,
+    )
+    """The used share of a limit, from 0.001 to 1, that sends `near_limit`, or several; None for never."""
+    daily: bool | None = declare(
+        None, fits=(True, False).__contains__, problem="is not True, False or None.", is_shared=True
+    )
     """Whether to count by day what the subject was allowed and refused; None counts users only."""
-    distinct: Any = None
+    distinct: Any = declare(None, read=_as_tuple, is_shared=True)
     """Limit the different values of this key instead of hits: `"header:X-Device"`, a function of the request.
 
     True takes the value from `check(..., value=)`.
     """
-    cache_refusals: float | None = None
-    """Seconds, 0 to 60, for which a process repeats a refusal without asking Redis; 0 for never.
+    cache_refusals: float | None = declare(
+        None,
+        read=read_refusal_span,
+    )
+    """How long, up to a minute, a process repeats a refusal without asking Redis; 0 for never.
 
     None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
     """
-    settle: Callable[[Any, Any], Any] | None = None
+    settle: Callable[[Any, Any], Any] | None = declare_function(
+        "request",
+        "response",
+        problem="is not a function.",
+        hint="Use, for example, lambda request, response: len(response.content).",
+        is_shared=True,
+        only_in="views",
+    )
     """A function of the request and the response that returns the real cost. Until then `cost` is an estimate."""
-    counts: Callable[[Any], Any] | None = None
-    """A function of the response that says whether the request counts. If not, what it took is given back."""
+    count_when: Callable[[Any], Any] | None = declare_function(
+        "response",
+        problem="is not a function.",
+        hint="Use, for example, lambda response: response.status_code == 401.",
+        is_shared=True,
+        only_in="views",
+    )
+    """A function of the response that says whether the request counts. If not, its cost is given back."""
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
     """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
@@ -322,32 +274,40 @@ class Rule:
 
     @cached_property
     def settles(self) -> bool:
-        """Whether the rule looks at the response: it has `settle` or `counts`."""
-        return self.settle is not None or self.counts is not None
+        """Whether the rule looks at the response: it has `settle` or `count_when`."""
+        return self.settle is not None or self.count_when is not None
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
-        of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.counts)
+        """Whether the rule needs only the key of a request to which it applies."""
+        of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.count_when)
         return not self.dynamic and not callable(self.cost) and all(option is None for option in of_request)
 
     @cached_property
     def reads_body(self) -> Literal["", "post", "json"]:
-        """The kind of key that `key` or `distinct` is, if that reads the body of the request; else empty."""
+        """The kind of the key in `key` or `distinct` that reads the body of the request; empty if none does."""
         kinds = [part.partition(":")[0] for _, part in key_parts(self) if isinstance(part, str) and ":" in part]
         return next((kind for kind in _BODY_KINDS if kind in kinds), "")
 
     @cached_property
-    def warn_share(self) -> str:
-        """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
-        return "0" if self.shadow else str(int((self.warn_at or 0) * 1000))
+    def warn_shares(self) -> tuple[int, ...]:
+        """`warn_at` in thousandths, in rising order; empty if the rule emits no "near" events."""
+        given = () if self.shadow or self.warn_at is None else self.warn_at
+        shares = given if isinstance(given, Sequence) else (given,)
+        return tuple(sorted({int(share * 1000 + 1e-6) for share in shares}))
+
+    @cached_property
+    def lowest_warn_share(self) -> str:
+        """The lowest of `warn_shares`, encoded for `lua/decide.lua`; "0" if there is none."""
+        return str(self.warn_shares[0]) if self.warn_shares else "0"
 
     @cached_property
     def encoded(self) -> tuple[str, ...]:
-        """The options of the rule as `lua/decide.lua` takes them. A shadow emits nothing, and bans nobody."""
+        """The options of the rule, encoded for `lua/decide.lua`. A shadow emits nothing, and bans nobody."""
         if self.shadow:
             return ("quiet",)
-        return () if self.ban is None else ("ban", *self.ban.encoded)
+        shares = ("shares", ",".join(map(str, self.warn_shares))) if len(self.warn_shares) > 1 else ()
+        return shares if self.ban is None else (*shares, "ban", *self.ban.encoded)
 
     @classmethod
     def make(cls, name: str, *rates: object, **options: object) -> Rule:
@@ -355,14 +315,7 @@ class Rule:
 
         Raises `RuleError`; for an unknown option it names the nearest one.
         """
-        known = option_names().difference(SETTINGS_ONLY) | {"name"}
-        for option in options:
-            if option in SETTINGS_ONLY:
-                raise RuleError(
-                    f"{option}= is only for rules in the settings. A decorator already says which view it limits."
-                )
-            if option not in known:
-                raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")
+        check_option_names(options)
         return cls(name, cast("Any", rates), **cast("dict[str, Any]", options))
 
     @classmethod
@@ -380,10 +333,9 @@ class Rule:
         """
         try:
             options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
-            known = option_names() | {"rate", "name"}
+            known = {*OPTIONS, "rate", "name"}
             for option in [option for option in options if option not in known]:
-                hint = _TIERS_IN_SETTINGS if option in DEFAULT_TIERS else did_you_mean(option, known).strip()
-                raise RuleError(f"{option!r} is not an option of a rule.", hint)  # noqa: TRY301
+                raise _unknown_option(option, known)
             if isinstance(value, Mapping) and "rate" not in options:
                 raise RuleError("it has no 'rate'. Use, for example, {'rate': '10/m', 'key': 'ip'}.")  # noqa: TRY301
             if imported is not None:
@@ -395,11 +347,15 @@ class Rule:
     @classmethod
     def _of_setting(cls, name: str, rate: object, options: dict[str, object]) -> Rule:
         if "name" in options:
-            raise RuleError("'name' is not an option here.", "The key in RULES is the rule's name.")
+            raise RuleError("'name' is not an option here.", _NAME_IN_SETTINGS)
         rates = rate if isinstance(rate, (list, tuple)) else (rate,)
         if not rates:
             raise RuleError("it lists no rate.", "Use, for example, '10/m', or None for unlimited.")
-        places = {option: options.pop(option) for option in SETTINGS_ONLY if option in options}
+        places = {
+            option: options.pop(option)
+            for option, declared in OPTIONS.items()
+            if declared.only_in == "settings" and option in options
+        }
         rule = cls.make(name, *rates, **options)
         read = {option: Match.read(option, given) for option, given in places.items() if given is not None}
         if "exclude" in read and "match" not in read:
@@ -410,16 +366,22 @@ class Rule:
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
-        parsed = parse_rates(*rates)
-        try:
-            return _with_rates(self, parsed)
-        except TypeError:  # an option is not hashable
-            return replace(self, rates=parsed, tier=None)
+        return _rule_with(self, rates=parse_rates(*rates), tier=None)
+
+    def as_shadow(self) -> Rule:
+        """Return the rule as a shadow, which only reports."""
+        return _rule_with(self, shadow=True)
+
+    def as_unenforced(self) -> Rule:
+        """Return the rule with `block=False`: a refusal only shows."""
+        return _rule_with(self, block=False)
 
     def is_compatible_with(self, other: Rule) -> bool:
-        """Say whether two rules of one name differ in rates, key and algorithm alone, and share no count."""
+        """Say whether two rules of one name differ only in rates, key and algorithm, and share no count."""
         shared = [(own, limit) for own in self.limits for limit in other.limits if own.state_id == limit.state_id]
-        is_same = all(getattr(self, name) == getattr(other, name) for name in _SHARED)
+        is_same = all(
+            getattr(self, name) == getattr(other, name) for name, declared in OPTIONS.items() if declared.is_shared
+        )
         return is_same and all(own == limit for own, limit in shared)
 
     def renamed(self, name: str) -> Rule:
@@ -427,15 +389,43 @@ class Rule:
         return replace(self, name=name)
 
 
-@lru_cache(maxsize=1024)
-def _with_rates(rule: Rule, rates: tuple[Rate, ...]) -> Rule:
-    return replace(rule, rates=rates, tier=None)
+@cached(maxsize=1024)
+def _rule_with(rule: Rule, **options: Any) -> Rule:
+    return replace(rule, **options)
 
 
-@lru_cache(maxsize=1)
-def option_names() -> frozenset[str]:
-    """Return the names of all options of a rule, without `name` and `rates`."""
-    return frozenset(f.name for f in fields(Rule) if f.init) - {"name", "rates"}
+OPTIONS: Mapping[str, Option] = {each.name: each.metadata[OPTION] for each in fields(Rule) if OPTION in each.metadata}
+"""The options of a rule by name, as `Rule` declares them."""
+
+AFTER_RESPONSE = frozenset(name for name, declared in OPTIONS.items() if "response" in declared.called_with)
+"""The options that are functions of the response, once the view has answered."""
+
+
+def check_option_names(options: Iterable[str]) -> None:
+    """Raise `RuleError` for an option that a decorator or a call does not take."""
+    known = {name for name, declared in OPTIONS.items() if declared.only_in != "settings"} | {"name"}
+    for option in options:
+        if option in OPTIONS and option not in known:
+            raise RuleError(
+                f"{option}= is only for rules in the settings. A decorator already says which view it limits."
+            )
+        if option not in known:
+            raise _unknown_option(option, known)
+
+
+def _unknown_option(option: str, known: Collection[str]) -> RuleError:
+    """Return the error for an unknown option, with what to write instead."""
+    ours, in_settings = _OTHER_WORDS.get(option), "rate" in known
+    if in_settings and option in DEFAULT_TIERS:
+        hint = _TIERS_IN_SETTINGS
+    elif ours == "rate":
+        hint = f"{'Use' if in_settings else 'The first argument is'} the rate, a count and a window: "
+        hint += "'rate': '10/m'." if in_settings else "'10/m'."
+    elif ours == "name" and in_settings:
+        hint = _NAME_IN_SETTINGS
+    else:
+        hint = f"Here it is called {ours!r}." if ours else did_you_mean(option, known).strip()
+    return RuleError(f"{option!r} is not an option of a rule.", hint)
 
 
 def name_conflict(rule: Rule, other: Rule) -> RuleError:
@@ -450,7 +440,7 @@ def name_conflict(rule: Rule, other: Rule) -> RuleError:
 def is_valid_name(value: object) -> bool:
     """Say whether a value can name a rule or a slot: a text of at least one character that UTF-8 can encode.
 
-    JSON may bring halves of characters, which no page, database or terminal can show.
+    JSON may contain lone surrogates, which no page, database or terminal can show.
     """
     if not isinstance(value, str) or not value:
         return False
@@ -499,15 +489,15 @@ def is_lambda(function: Any) -> bool:
 
 
 def functions_of(rule: Rule) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the functions of a rule, each with the option that it is of; `key_parts` has those in its keys."""
+    """Yield the functions of a rule, each with its option; `key_parts` yields the functions in keys."""
     options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
     options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
-    options += [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", *sorted(AFTER_RESPONSE))]
+    options += [(option, getattr(rule, option)) for option, declared in OPTIONS.items() if declared.called_with]
     return ((option, value) for option, value in options if callable(value))
 
 
 def key_parts(rule: Rule) -> Iterator[tuple[str, Any]]:
-    """Yield each part of `key` and `distinct`, with the option that it is of. A tuple in a tuple has parts itself."""
+    """Yield each part of `key` and `distinct`, with its option. A tuple within a tuple has parts of its own."""
     parts = [("key", part) for part in _flat(rule.key)] + [("distinct", part) for part in _flat(rule.distinct)]
     return ((option, part) for option, part in parts if part is not None and part is not True)
 
@@ -525,29 +515,9 @@ def _normalize(rule: Rule) -> None:
         else:
             rates += (rate,) if callable(rate) else parse_rates(rate)
     object.__setattr__(rule, "rates", tuple(rates))
-    for option in ("key", "distinct"):
-        if isinstance(getattr(rule, option), list):
-            object.__setattr__(rule, option, tuple(getattr(rule, option)))
-    for option, read in (("ban", Ban.read), ("exempt", Exemption.read), ("methods", _read_methods)):
-        if getattr(rule, option) is not None:
-            object.__setattr__(rule, option, read(getattr(rule, option)))
-
-
-def _read_methods(given: object) -> frozenset[str]:
-    names: Iterable[object] = [given] if isinstance(given, str) else cast("Iterable[object]", given)
-    try:
-        methods = frozenset(names)
-    except TypeError:
-        methods = frozenset()
-    if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
-        raise RuleError(f"methods={given!r} are not HTTP methods. Use, for example, ['POST', 'PUT'].")
-    upper = frozenset(str(name).upper() for name in methods)
-    for name in sorted(upper - HTTP_METHODS):
-        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
-    return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
-
-
-_ALGORITHM_OPTIONS = (("burst", int, "a whole number"), ("precision", int, "a whole number"), ("tz", str, "a text"))
+    for option, declared in OPTIONS.items():
+        if (given := getattr(rule, option)) is not None:
+            object.__setattr__(rule, option, declared.read(given))
 
 
 def _check_options(rule: Rule) -> None:
@@ -559,88 +529,50 @@ def _check_options(rule: Rule) -> None:
             f"algorithm={rule.algorithm!r} is not an algorithm.",
             did_you_mean(str(rule.algorithm), ALGORITHMS).strip(),
         )
-    for option, kind, article in _ALGORITHM_OPTIONS:
-        given = getattr(rule, option)
-        if given is None:
-            continue
-        if option not in algorithm.takes:
+    for option in ("burst", "precision", "tz"):
+        if getattr(rule, option) is not None and option not in algorithm.takes:
             takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
             take = "take" if len(takers) > 1 else "takes"
             raise RuleError(f"{option}= is not an option of {algorithm.name!r}; {' and '.join(takers)} {take} it.")
-        if not isinstance(given, kind) or isinstance(given, bool):
-            raise RuleError(f"{option}={given!r} is not {article}.")
-    _check_behaviour(rule)
-
-
-def _is_number(value: object, least: float, most: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-
-
-def is_refusal_span(value: object) -> bool:
-    """Say whether a value is a number of seconds for `cache_refusals`."""
-    return _is_number(value, 0, MAX_CACHE_REFUSALS)
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    ("count_refused", lambda value: isinstance(value, bool), "is not True or False.", ""),
-    ("block", lambda value: isinstance(value, bool), "is not True or False.", ""),
-    ("shadow", lambda value: isinstance(value, bool), "is not True or False.", ""),
-    (
-        "skip",
-        lambda skip: skip is None or callable(skip),
-        "is not a function of the request, such as lambda request: ...",
-        "",
-    ),
-    ("on_unavailable", (None, *get_args(OnUnavailable)).__contains__, "is not 'allow', 'deny' or 'local'.", ""),
-    ("daily", (None, True, False).__contains__, "is not True, False or None.", ""),
-    (
-        "warn_at",
-        lambda share: share is None or _is_number(share, MIN_WARN_AT, 1),
-        f"is not a share of the limit, from {MIN_WARN_AT} to 1.",
-        "Use, for example, 0.8, or None for never.",
-    ),
-    (
-        "cache_refusals",
-        lambda seconds: seconds is None or is_refusal_span(seconds),
-        f"is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.",
-        "Use, for example, 1.0, or 0 for never.",
-    ),
-)
-"""Options whose values are checked one by one: what is wrong with any other value, and what to write instead."""
-
-
-def _check_behaviour(rule: Rule) -> None:
-    for option, fits, problem, hint in _CHECKS:
-        if not fits(getattr(rule, option)):
-            raise RuleError(f"{option}={getattr(rule, option)!r} {problem}", hint)
+    for option, declared in OPTIONS.items():
+        declared.check(option, getattr(rule, option))
     if not callable(rule.cost):
         object.__setattr__(rule, "cost", validate_cost(rule.cost, rule.name))
     _check_tiers(rule)
     if rule.distinct is not None:
         _check_distinct(rule)
     _check_after_response(rule)
+    for option, function in (*functions_of(rule), *key_parts(rule)):
+        # A bare @quota takes the view for a rate; a system check reports that.
+        if callable(function) and option != "rate":
+            _check_arguments(option, function)
 
 
-_SETTLE_EXAMPLE = "Use, for example, lambda request, response: len(response.content)."
-_COUNTS_EXAMPLE = "Use, for example, lambda response: response.status_code == 401."
+def _check_arguments(option: str, function: Callable[..., Any]) -> None:
+    """Raise `RuleError` if a function cannot take what it will be called with."""
+    given = OPTIONS[option].called_with or ("request",)
+    try:
+        taken = signature(function)
+    except (NameError, TypeError, ValueError):  # some built-in functions and annotations cannot be read
+        return
+    try:
+        taken.bind(*given)
+    except TypeError:
+        names = ", ".join(given)
+        raise RuleError(
+            f"{option}={dotted_path(function)} cannot be called with ({names}).",
+            f"Use, for example, lambda {names}: ...",
+        ) from None
 
 
 def _check_after_response(rule: Rule) -> None:
-    for option, example in (("settle", _SETTLE_EXAMPLE), ("counts", _COUNTS_EXAMPLE)):
-        given = getattr(rule, option)
-        if given is None:
+    for option in sorted(AFTER_RESPONSE):
+        if getattr(rule, option) is None:
             continue
-        if not callable(given):
-            raise RuleError(f"{option}={given!r} is not a function.", example)
         if rule.distinct is not None:
             raise RuleError(
                 f"{option}= does not go with distinct=: a value that was counted cannot be given back.",
                 f"Leave out {option}=, or count hits in another rule.",
-            )
-        if rule.cost == 0:
-            raise RuleError(
-                f"{option}= does not go with cost=0: there is nothing to settle.",
-                "Use the cost that you expect, at least 1.",
             )
 
 
@@ -657,8 +589,6 @@ def _check_tiers(rule: Rule) -> None:
         )
     if rule.tier is None:
         tiers.check_default()
-    elif not callable(rule.tier):
-        raise RuleError(f"tier={rule.tier!r} is neither a function of the request nor the dotted path of one.")
 
 
 def _check_distinct(rule: Rule) -> None:

@@ -1,1 +1,1 @@
-"""What a store runs: each operation is a Lua script and, beside it, its specification in Python."""
+"""What a store runs: each operation is a Lua script, with a specification in Python."""

@@ -1,6 +1,6 @@
-"""The codec of decisions: names for the words and numbers that `lua/decide.lua` takes and replies.
+"""The codec of decisions: names for the words and numbers that `lua/decide.lua` reads and replies.
 
-The head of the script lists the same, and a test holds both together.
+The head of the script lists the same, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from django_quota.core.algorithms import NEVER, Limit, Verdict
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Left, Outcome, Why
 from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
-from django_quota.engine.operations import text
 
 RETRY_WITH, REFUSED, ALLOWED = -1, 0, 1
-"""The verdicts of a reply. RETRY_WITH: send the plan again in the form that the reply asks for."""
+"""The verdicts of a reply. RETRY_WITH: send the plan again, with edges of days and periods that fit the time."""
 
 HEADER = 2
-"""The time and the verdict open a reply."""
+"""A reply begins with the time and the verdict."""
 
 PER_LIMIT = len(Verdict._fields)
 """How many numbers of a reply belong to each limit."""
@@ -31,143 +30,74 @@ PER_LIMIT = len(Verdict._fields)
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
-class Reservation(NamedTuple):
-    """How a hit is held: its token, and for how many microseconds."""
+class Adjustment(NamedTuple):
+    """How to settle a hit; the hit's cost says how much it took."""
 
-    token: str
-    ttl: int
-
-
-class HoldId(NamedTuple):
-    """What names a hold."""
-
-    due: int
-    """When the store gives it back by itself, in microseconds."""
-    token: str
-
-
-class HoldChange(NamedTuple):
-    """What becomes of the hold of a hit."""
-
-    hold: HoldId
-    amount: int
-    """What was really used (units), or for how long it lasts from now on (microseconds)."""
+    moment: int
+    """When the hit was decided, in microseconds."""
+    actual: int
+    """What was really used, in units."""
+    places: Sequence[bool]
+    """For each limit, whether it counted the hit. If not, it only charges the hit."""
+    undone: bool
+    """Whether the hit's request was refused after all."""
+    untold: bool = False
+    """Whether the hit emitted a "near" event that is not announced, because the hit is undone."""
 
     def encode(self) -> str:
-        """Return it as `lua/holds.lua` takes it."""
-        return f"{self.amount}:{self.hold.due}:{self.hold.token}"
-
-
-class ConsumedHit(NamedTuple):
-    """What a hit consumed: a receipt for each limit, whether it emitted a "near" event, and its hold."""
-
-    receipts: Sequence[Sequence[int]]
-    near: bool
-    hold: HoldId | None = None
-
-    def encode(self) -> str:
-        """Return it as `lua/compensate.lua` takes it."""
-        receipts = ",".join([":".join(map(str, receipt)) for receipt in self.receipts])
-        held = f";{self.hold.due}:{self.hold.token}" if self.hold else ""
-        return f"{'n' if self.near else '-'}{receipts}{held}"
+        """Return the adjustment, encoded for `lua/adjust.lua`."""
+        return (
+            f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}:{self.undone + self.untold}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class ModeOfHits:
-    """A mode that says something else of each hit. Then it peeks."""
+class Adjust:
+    """Replace what hits took by what was really used, whatever the limit; then peek at a cost of 0."""
 
-    name: ClassVar[str]
-    of_hits: Sequence[HoldChange | ConsumedHit | None]
-    """What it says of each hit; None: nothing."""
+    of_hits: Sequence[Adjustment | None]
+    """None: the hit took nothing."""
 
     def encode(self) -> str:
-        """Return the mode as `lua/decide.lua` takes it."""
-        return " ".join([self.name, *("-" if of_hit is None else of_hit.encode() for of_hit in self.of_hits)])
+        """Return the mode, encoded for `lua/decide.lua`."""
+        return " ".join(["adjust", *("-" if of_hit is None else of_hit.encode() for of_hit in self.of_hits)])
 
-    def only(self, hits: Sequence[int]) -> Self:
+    def only(self, hits: Sequence[int]) -> Adjust:
         """Return the mode for some of the hits, by their places."""
-        return type(self)([self.of_hits[hit] for hit in hits])
+        return Adjust([self.of_hits[hit] for hit in hits])
 
 
-class HoldMode(ModeOfHits):
-    """A mode that changes holds."""
+Mode = Literal["check", "force", "peek", "refund"] | Adjust
+"""What a store does with hits.
 
-    of_hits: Sequence[HoldChange | None]
-
-    @classmethod
-    def of(cls, holds: Sequence[HoldId | None], amounts: Sequence[int]) -> Self:
-        """Return the mode for the hold of each hit (None: it has none), with an amount each."""
-        pairs = zip(holds, amounts, strict=True)
-        return cls([None if hold is None else HoldChange(hold, amount) for hold, amount in pairs])
-
-
-class Settle(HoldMode):
-    """Replace what holds consumed by what was really used, whatever the limit."""
-
-    name = "settle"
-
-
-class Renew(HoldMode):
-    """Let holds that are not due yet last longer."""
-
-    name = "renew"
-
-
-class Compensate(ModeOfHits):
-    """Take back what hits consumed, since a later part of their plan was refused."""
-
-    name = "compensate"
-    of_hits: Sequence[ConsumedHit | None]
-
-
-PlainMode = Literal["check", "peek", "refund", "tentative", "record_refusal", "record_day"]
-Mode = PlainMode | Settle | Renew | Compensate
-"""What a store does with a plan.
-
-"check" decides and consumes; "peek" changes nothing; "refund" restores the costs, then peeks. Plans that are decided in
-parts also use "tentative" (a check that can be compensated), "record_refusal" (a check whose plan is already refused)
-and "record_day" (counts hits that passed tentatively for the day).
+"check" decides and consumes; "force" consumes past the limit and under a ban, too; "peek" changes nothing; "refund"
+restores the costs, then peeks.
 """
 
 
 def encode_mode(mode: Mode) -> str:
-    """Return a mode as `lua/decide.lua` takes it."""
+    """Return a mode, encoded for `lua/decide.lua`."""
     return mode if isinstance(mode, str) else mode.encode()
-
-
-def consumes(mode: Mode) -> bool:
-    """Say whether a hit that passes is consumed, and one that is refused emits an event."""
-    return mode in ("check", "tentative", "record_refusal")
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
 class Flag(IntEnum):
-    """What a reply says about a hit beside its limits."""
+    """What a reply says about a hit as a whole, not about its limits."""
 
-    EXEMPT = 1
-    BLOCKED = 2
-    BANNED = 3
-    """The value of these three: when that ends, 0 for never."""
-    BAN_BEGAN = 4
+    BANNED = 1
+    """The hit is banned until the value."""
+    BAN_BEGAN = 2
     """The hit began a ban that ends at the value."""
-    REFUSAL_EMITTED = 5
+    REFUSAL_EMITTED = 3
     """A "refused" event was emitted."""
-    NEAR_EMITTED = 6
-    """A "near" event was emitted."""
-    BAN_LEVEL = 7
-    """The number of the ban in its row, if the caller writes the event."""
-    KNOWN_BEFORE = 8
-    """Of a tentative hit: what compensating it needs. One for a limit that counts values, two for a bucket."""
-    SETTLED_LATE = 9
-    """The hold was due at the value, before it was settled."""
-    HELD = 10
-    """What the hit consumed is noted as a hold, or the hold was renewed. It is due at the value."""
-    OVERRIDDEN = 11
-    """RETRY_WITH: another rate override is in force. The value: as it was published, empty for none."""
-    HOLDS_DUE = 12
-    """RETRY_WITH: holds are due. The value: the limits whose keys are missing."""
+    NEAR_EMITTED = 4
+    """A "near" event was emitted; the value is the share that it reports, in thousandths."""
+    BAN_LEVEL = 5
+    """The number of the ban in its series, if the caller writes the event."""
+    DECIDED_AT = 6
+    """For a plan in several slots: the hit's server decided at the value, not at the time of the reply."""
 
 
 class Flagged(NamedTuple):
@@ -176,8 +106,7 @@ class Flagged(NamedTuple):
     hit: int
     """The place of the hit in the plan."""
     flag: int
-    value: Any
-    """A number; a text where the plan must be sent again."""
+    value: int
 
 
 @dataclass(slots=True)
@@ -195,7 +124,7 @@ class Reply:
     def decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
         """Read the reply to a decision about these hits.
 
-        Raises `StoreDataError` if it is something else, as a proxy that is no Redis may send.
+        Raises `StoreDataError` if this is no such reply: what answers may be a proxy instead of Redis.
         """
         try:
             return cls._decode(reply, hits)
@@ -215,48 +144,45 @@ class Reply:
                 of_hit.append(Verdict(allowed == 1, remaining, retry_after, reset, more))
                 at += PER_LIMIT
             found.append(of_hit)
-        flags = [Flagged(reply[i], reply[i + 1], text(reply[i + 2])) for i in range(at, len(reply), 3)]
-        for hit_at, _, value in flags:  # the reply to another plan may look like one to this
-            if not 0 <= hit_at < len(hits) or isinstance(value, str) != (verdict == RETRY_WITH):
-                raise ValueError("it has a flag of a hit that was not sent, or with a value of another kind")
+        flags = [Flagged(reply[i], reply[i + 1], reply[i + 2]) for i in range(at, len(reply), 3)]
+        if not all(0 <= flagged.hit < len(hits) for flagged in flags):  # the reply to another plan may look like this
+            raise ValueError("it has a flag of a hit that was not sent")
         return cls(now, verdict, found, flags)
 
     def encode(self) -> list[Any]:
-        """Return the reply as `Decide.read_reply` returns that of the script."""
+        """Return the reply in the form that `Decide.read_reply` returns."""
         limits = [int(number) for verdicts in self.hits for verdict in verdicts for number in verdict]
         return [self.now, self.verdict, *limits, *(word for flagged in self.flags for word in flagged)]
-
-    def flags_of(self, index: int) -> dict[int, int]:
-        """Return the flags of a hit with their values."""
-        return {flag: value for hit, flag, value in self.flags if hit == index}
 
     def passed(self, index: int) -> bool:
         """Say whether all limits of a hit admitted it."""
         return all(verdict.allowed for verdict in self.hits[index])
 
-    @property
-    def is_late(self) -> bool:
-        """Whether a `settle()` came after the ttl of the reservation."""
-        return any(flag == Flag.SETTLED_LATE for _, flag, _ in self.flags)
+    def consumed(self, hits: Sequence[Hit]) -> Iterator[tuple[int, int]]:
+        """Yield the places of the hits that a check consumed, each with the moment at which it was decided."""
+        if self.verdict != ALLOWED:
+            return
+        banned = {index for index, flag, _ in self.flags if flag == Flag.BANNED}
+        moments = {index: value for index, flag, value in self.flags if flag == Flag.DECIDED_AT}
+        for index, hit in enumerate(hits):
+            if hit.cost and index not in banned and self.passed(index):
+                yield index, moments.get(index, self.now)
 
 
 def allows_without_flags(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply allows a plan and has no flags. Without groups, all its limits allow then."""
+    """Say whether a reply allows a plan and has no flags. In a plan without groups, all limits allow then."""
     numbers = HEADER
     for hit in hits:
         numbers += PER_LIMIT * len(hit.limits)
     return isinstance(reply, list) and len(reply) == numbers and reply[1] == ALLOWED
 
 
-_WHY: dict[int, Why] = {Flag.EXEMPT: "exempt", Flag.BLOCKED: "blocked", Flag.BANNED: "banned"}
-
-
 def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     """Return one outcome for each limit."""
     outcomes = []
-    reasons = {hit: _WHY[flag] for hit, flag, _ in reply.flags if flag in _WHY} if reply.flags else {}
+    banned = {hit for hit, flag, _ in reply.flags if flag == Flag.BANNED}
     for index, (hit, verdicts) in enumerate(zip(hits, reply.hits, strict=True)):
-        why = reasons.get(index, "override" if hit.override else "")
+        why: Why = "banned" if index in banned else "override" if hit.is_overridden else ""
         outcomes += [
             _outcome(hit, limit.limit, why, *verdict) for limit, verdict in zip(hit.limits, verdicts, strict=True)
         ]
@@ -264,7 +190,7 @@ def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
 
 
 class AllowedReply(NamedTuple):
-    """A reply with which all limits allow, as `core.decisions` reads it; see `allows_without_flags`."""
+    """A reply in which all limits allow, for `core.decisions` to read; see `allows_without_flags`."""
 
     numbers: Sequence[int]
     hits: Sequence[Hit]
@@ -276,7 +202,7 @@ class AllowedReply(NamedTuple):
         for hit in self.hits:
             for limit in hit.limits:
                 verdict = self.numbers[at + 1 : at + PER_LIMIT]  # faster than to decode the reply
-                outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
+                outcomes.append(_outcome(hit, limit.limit, "override" if hit.is_overridden else "", True, *verdict))
                 at += PER_LIMIT
         return tuple(outcomes)
 
@@ -287,7 +213,7 @@ class AllowedReply(NamedTuple):
         for hit in self.hits:
             for limit in hit.limits:
                 _, remaining, _, _, more = numbers[at : at + PER_LIMIT]
-                found.append(Left(limit.limit, remaining, None if more == NEVER else more / SECOND))
+                found.append(Left(limit.limit, max(0, remaining), None if more == NEVER else more / SECOND))
                 at += PER_LIMIT
         return found
 
@@ -302,7 +228,7 @@ def _outcome(
         hit.subject,
         hit.cost,
         allowed,
-        remaining,
+        max(0, remaining),
         0.0 if allowed else None if wait < 0 else wait / SECOND,
         reset / SECOND,
         None if next_after == NEVER else next_after / SECOND,
@@ -310,6 +236,7 @@ def _outcome(
         hit.rule.shadow,
         hit.group == 0,
         why,
+        max(0, -remaining),
     )
 
 
@@ -322,8 +249,8 @@ _EVENTS: dict[int, EventKind] = {
 }
 
 
-def emitted(reply: Reply, hits: Sequence[Hit]) -> Iterator[tuple[EventKind, Hit]]:
-    """Yield the events that a reply reports, each with its hit."""
-    for index, flag, _ in reply.flags:
+def emitted(reply: Reply, hits: Sequence[Hit]) -> Iterator[tuple[EventKind, Hit, int]]:
+    """Yield the events that a reply reports, each with its hit and the value of its flag."""
+    for index, flag, value in reply.flags:
         if flag in _EVENTS:
-            yield _EVENTS[flag], hits[index]
+            yield _EVENTS[flag], hits[index], value

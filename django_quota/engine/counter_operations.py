@@ -1,21 +1,24 @@
 """Operations of counters: totals, counts of days, and counts of different values.
 
-Each script of `lua/counter_*.lua` has its specification here; a transfer between two slots is in `transfer_operations`.
-The caller knows the keys, the fields and the edges of the day.
+Each script of `lua/counter_*.lua` has its specification here. The caller knows the keys, the fields and the
+edges of the day.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django_quota.engine.operations import Operation, Script, States, script
 
 T = TypeVar("T")
 
 DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
-"""The status that opens a reply; see `lua/counter_common.lua`."""
+"""The status at the beginning of a reply; see `lua/counter_common.lua`."""
+
+TWO_SLOTS = -4
+"""The status of a transfer between two slots of a Redis Cluster, which no script reaches; see `engine.scatter`."""
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 """The bounds of a total."""
@@ -48,7 +51,7 @@ class CounterOperation(Operation):
         """Run it, or raise `FaultError` before anything is written."""
 
     def read(self, states: States, now: int, number: int, nothing: T) -> T:
-        """Return the value of the key with this number; `nothing`, whose type it must have, if there is none."""
+        """Return the value of the key with this number, or `nothing` if there is none; both must have the same type."""
         value = states.get(self.keys[number - 1], now)
         if value is None:
             return nothing
@@ -68,6 +71,7 @@ class Get(CounterOperation):
     """Read a total; the reply is DONE and the total."""
 
     script: ClassVar[Script] = script("counter_common", "counter_get")
+    is_reading: ClassVar[bool] = True
 
     def __init__(self, key: str) -> None:
         super().__init__([key])
@@ -78,9 +82,10 @@ class Get(CounterOperation):
 
 
 class Pop(Get):
-    """Read a total and set it to zero; the reply is that of `Get`."""
+    """Read a total and set it to zero; the reply is as for `Get`."""
 
     script: ClassVar[Script] = script("counter_common", "counter_pop")
+    is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Read it, and drop it."""
@@ -90,7 +95,7 @@ class Pop(Get):
 
 
 class _Changing(CounterOperation):
-    """An operation by an amount, or of a value; what it writes lives for `ttl` from then on (microseconds)."""
+    """An operation with an amount or a value; what it writes lives for `ttl` microseconds."""
 
     def __init__(self, keys: Sequence[str], amount: Any, ttl: int, *more: str | int) -> None:
         super().__init__(keys, amount, ttl, *more)
@@ -128,26 +133,10 @@ class Take(_Changing):
         return [DONE]
 
 
-class TransferRoute(NamedTuple):
-    """The route of an amount if no script reaches both totals; see `transfer_operations`."""
-
-    id: str
-    """A unique id."""
-    outbox: str
-    inbox: str
-
-
 class Transfer(_Changing):
-    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is that of `Take`.
-
-    The script needs both in one slot, and ignores the route.
-    """
+    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is as for `Take`."""
 
     script: ClassVar[Script] = _script("counter_transfer")
-
-    def __init__(self, keys: Sequence[str], amount: int, ttl: int, route: TransferRoute) -> None:
-        super().__init__(keys, amount, ttl)
-        self.route = route
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was done, and something was written."""
@@ -165,7 +154,7 @@ class Transfer(_Changing):
 
 
 class _DayOperation(CounterOperation):
-    """An operation that counts in all and for a day: `begins <= now < ends` (microseconds).
+    """An operation that counts in total and for a day: `begins <= now < ends` (microseconds).
 
     At another time the reply is WRONG_DAY and the store's time: the caller sends the day of that time.
     """
@@ -206,6 +195,7 @@ class Days(CounterOperation):
     """
 
     script: ClassVar[Script] = script("counter_common", "counter_days")
+    is_reading: ClassVar[bool] = True
 
     def __init__(self, keys: Sequence[str], ranges: Sequence[tuple[int, int]]) -> None:
         super().__init__(keys, *(f"{first} {last}" for first, last in ranges))
@@ -221,7 +211,7 @@ class Days(CounterOperation):
 
 
 class Unique(_Changing, _DayOperation):
-    """Count a value among the different ones, in all and of a day; the reply is DONE and 1 if it was new in all.
+    """Count a distinct value, in total and for a day; the reply is DONE, and 1 if the value is new in total.
 
     This is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
     """

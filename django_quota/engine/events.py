@@ -1,35 +1,46 @@
 """What happens around a decision: the counts of the day, bans after too many refusals, and events.
 
-The specification of `lua/count_day.lua` and `lua/events.lua`. Redis alone keeps the event stream and the index of bans;
-the specification only returns the flags that report events.
+The specification of `lua/count_day.lua`, `lua/events.lua` and `lua/near.lua`. Redis alone keeps the event stream and
+the index of bans; the specification only returns the flags that report events.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
 from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
-from django_quota.engine.operations import Operation, RedisOperation, Script, States, bulk, script
-from django_quota.engine.subject_status import fields_of, set_field, shut_out
+from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.subject_status import drop_field, fields_of, set_field, shut_out
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""
 
+USED_UP = 1000
+"""The share, in thousandths, of a limit that has nothing left."""
+
 
 def count_day(states: States, context: HitContext, now: int, *, passed: bool) -> None:
     """Count the hit for its subject and day."""
-    day = context.hit.day
-    if day is None or not (passed or context.is_refused):
-        return
-    counts = dict(states.get(day.key) or {"#": now})
-    field = f"{context.hit.field}:{'r' if context.is_refused else 'a'}"
-    counts[field] = counts.get(field, 0) + 1
-    states.put(day.key, counts, states.expiry(day.key) or now + DAY_TTL)
+    day, field = context.hit.day, context.hit.field
+    if day is not None and context.is_refused:
+        change_counts(states, day.key, {f"{field}:r": 1}, now)
+    elif day is not None and passed:
+        change_counts(states, day.key, {f"{field}:a": 1, f"{field}:u": context.hit.cost - 1}, now)
+
+
+def change_counts(states: States, key: str, changes: Mapping[str, int], now: int) -> None:
+    """Change the counts of a day. A number may become negative, if a roll-up has moved its hits already."""
+    counts = dict(states.get(key) or {})
+    for field, change in changes.items():
+        if change:
+            counts[field] = counts.get(field, 0) + change
+    if counts:
+        states.put(key, counts, states.expiry(key) or now + DAY_TTL)
 
 
 def emit(states: States, context: HitContext, now: int, *, passed: bool, emits: bool) -> list[Flagged]:
@@ -41,17 +52,41 @@ def emit(states: States, context: HitContext, now: int, *, passed: bool, emits: 
             flags = _count_refusal(states, context, now, emits=emits)
             if flags:
                 return flags
-        if emits_own and _should_emit(states, context, f"e:{hit.field}", SECOND, now):
+        if emits_own and int(fields_of(states, hit.status_key).get(f"e:{hit.field}", 0)) <= now:
+            set_field(states, hit.status_key, f"e:{hit.field}", str(now + SECOND), now + SECOND)
             waits = [v.retry_after for v in context.verdicts if not v.allowed]
             stop = 0 if NEVER in waits else now + max(waits)
             return [Flagged(context.index, Flag.REFUSAL_EMITTED, stop)]
-    elif emits_own and hit.rule.warn_at and passed and not context.status:
-        near = limit_near(hit, context.verdicts)
-        if near is not None:
-            span = min(max(context.verdicts[near].reset, SECOND), DAY)
-            if _should_emit(states, context, f"w:{hit.field}", span, now):
-                return [Flagged(context.index, Flag.NEAR_EMITTED, 0)]
+    elif emits_own and passed:
+        return judge_near(states, context, hit.cost, now, emits=True)
     return []
+
+
+def judge_near(
+    states: States, context: HitContext, units: int, now: int, *, emits: bool, lowers: bool = False
+) -> list[Flagged]:
+    """Emit "near" if these units made a limit reach a share of `warn_at` that no event has reported yet.
+
+    A later event may report the share again when the limit is free again. `lowers`: units were given back, so a share
+    that use has fallen below may be reported again, too.
+    """
+    hit, field = context.hit, f"w:{context.hit.field}"
+    if not hit.warn_shares or context.status:
+        return []
+    highest, share, number = shares_reached(hit, context.verdicts, units)
+    stop, told = map(int, fields_of(states, hit.status_key).get(field, "0 0").split(" "))
+    told = told if stop > now else 0
+    if lowers and told > highest:
+        told = highest
+        if told:
+            set_field(states, hit.status_key, field, f"{stop} {told}", stop)
+        else:
+            drop_field(states, hit.status_key, field)
+    if not emits or share <= told:
+        return []
+    stop = now + min(max(context.verdicts[number].reset, SECOND), DAY)
+    set_field(states, hit.status_key, field, f"{stop} {share}", stop)
+    return [Flagged(context.index, Flag.NEAR_EMITTED, share)]
 
 
 def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool) -> list[Flagged]:
@@ -73,23 +108,22 @@ def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool
     return [*flags, Flagged(context.index, Flag.BAN_BEGAN, stop)] if emits else flags
 
 
-def _should_emit(states: States, context: HitContext, field: str, span: int, now: int) -> bool:
-    """Say whether an event may be emitted again; if so, the next one may `span` from now (microseconds)."""
-    if int(fields_of(states, context.hit.status_key).get(field, 0)) > now:
-        return False
-    set_field(states, context.hit.status_key, field, str(now + span), now + span)
-    return True
+def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int) -> tuple[int, int, int]:
+    """Return the highest share of `warn_at` that the use of a limit has reached, in thousandths; 0: none.
 
-
-def limit_near(hit: Hit, verdicts: Sequence[Verdict]) -> int | None:
-    """Return the place of the first limit whose use has just passed `warn_at`; None if there is none."""
-    warn = int((hit.rule.warn_at or 0) * 1000)
-    for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
-        capacity = limit.parameters.capacity
-        threshold, used = -(-capacity * warn // 1000), capacity - verdict.remaining
-        if threshold < capacity and used - hit.cost < threshold <= used:
-            return number
-    return None
+    Also return the highest share that these units reached, and the place of its limit. A limit so small that the next
+    hit fills it is not near, only used up.
+    """
+    highest, share, near = 0, 0, 0
+    for each in hit.warn_shares:
+        for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
+            capacity = limit.parameters.capacity
+            used, threshold = capacity - verdict.remaining, -(-capacity * each // 1000)
+            if capacity and used >= threshold and (each == USED_UP or threshold < capacity):
+                highest = each
+                if share < each and used - units < threshold:
+                    share, near = each, number
+    return highest, share, near
 
 
 def limit_refusing_longest(verdicts: Sequence[Verdict]) -> int:
@@ -102,20 +136,17 @@ def limit_refusing_longest(verdicts: Sequence[Verdict]) -> int:
 
 
 class EventLog:
-    """The keys of the event stream, of the index of bans, and of the stream of bans alone.
+    """The keys of the event stream and of the index of bans.
 
-    `length`: how many events each stream keeps.
+    `length`: how many events the stream keeps.
     """
 
-    __slots__ = ("bans", "keys", "length", "packed_keys", "packed_length")
+    __slots__ = ("bans", "keys", "length")
 
     def __init__(self, keys: Sequence[str], length: int) -> None:
         self.keys: Sequence[str] = keys
         self.bans: str = keys[1] if keys else ""
         self.length: int = length
-        self.packed_keys: str = bulk(keys)
-        self.packed_length: str = bulk((length,))
-        """These two as Redis takes them."""
 
 
 REMOTE_LOG = EventLog((), -1)
@@ -130,13 +161,15 @@ class EventRecord(NamedTuple):
 
     kind: EventKind | Literal["lifted"]
     rule: str
-    """The rule's name as fields of hashes have it."""
+    """The rule's name, escaped for fields of hashes."""
     subject: str
-    """The subject as keys have it."""
+    """The subject, escaped for keys."""
     until: int = 0
     level: int = 0
     capacity: int = 0
     remaining: int = 0
+    share: int = 0
+    """The share of `warn_at` that a "near" event reports, in thousandths."""
 
 
 class AppendEvents(Operation):
@@ -151,15 +184,3 @@ class AppendEvents(Operation):
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — Redis alone keeps the log
         """Return how many events there are."""
         return len(self.events)
-
-
-class NextEvent(RedisOperation):
-    """Hand a consumer the next event of its group, or the next ban that the stream lost before it.
-
-    `saved`: the id of the last lost ban that the consumer was handed. The reply is that of `lua/next_event.lua`.
-    """
-
-    script: ClassVar[Script] = script("next_event")
-
-    def __init__(self, stream: str, bans: str, group: str, consumer: str, saved: str) -> None:
-        super().__init__([stream, bans], group, consumer, saved)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict
 from django_quota.core.keys import field as field_of
+from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule
-from django_quota.engine.operations import bulk
 
 
 class CompiledLimit(NamedTuple):
@@ -44,22 +44,16 @@ class DayKey(NamedTuple):
 
 
 class CompiledRule(NamedTuple):
-    """What a rule brings to each hit, made once."""
+    """What all hits of a rule share, computed once."""
 
     field: str
-    """The rule's name as fields of hashes have it."""
+    """The rule's name, escaped for fields of hashes."""
     limits: tuple[CompiledLimit, ...]
     """Its limits. Their keys lack the beginning, `Hit.base`, and a calendar needs its edges; see `at`."""
     timeless: bool
     """Whether all limits are the same at any time."""
-    before_cost: str
-    """The argument of a hit before the cost, as Redis takes it."""
-    after_cost: str
-    """Those after it, up to those that not all hits of the rule share."""
-    for_one_unit: str
-    """All arguments of a hit that costs 1 and has no such options."""
-    number_of_arguments: int
-    """How many arguments that are."""
+    arguments: tuple[str | int, ...]
+    """The arguments after a hit's cost that all hits of the rule share."""
 
     @classmethod
     def of(cls, rule: Rule) -> CompiledRule:
@@ -71,67 +65,55 @@ class CompiledRule(NamedTuple):
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
         field = field_of(rule.name)
-        limits = tuple(CompiledLimit.of(f"r:{field}:{limit.state_id}", limit, 0) for limit in rule.limits)
-        arguments = _arguments(field, 1, rule, limits)
-        return cls(
-            field=field,
-            limits=limits,
-            timeless=all(limit.timeless_parameters is not None for limit in rule.limits),
-            before_cost=bulk((field,)),
-            after_cost=bulk(arguments[2:]),
-            for_one_unit=bulk((*arguments, "")),
-            number_of_arguments=len(arguments) + 1,
-        )
+        limits = tuple(CompiledLimit.of(state_part(limit), limit, 0) for limit in rule.limits)
+        timeless = all(limit.timeless_parameters is not None for limit in rule.limits)
+        return cls(field, limits, timeless, tuple(_arguments(rule, limits)))
 
 
-def _arguments(field: str, cost: int, rule: Rule, limits: Sequence[CompiledLimit]) -> list[str | int]:
-    """Return the arguments of a hit, up to the options that not all hits of the rule share."""
-    arguments: list[str | int] = [field, cost, rule.warn_share, len(limits)]
+def _arguments(rule: Rule, limits: Sequence[CompiledLimit]) -> list[str | int]:
+    """Return the arguments after a hit's cost that all hits of the rule share."""
+    arguments: list[str | int] = [rule.lowest_warn_share, len(limits)]
     for limit in limits:
         arguments += limit.limit.encoded or limit.algorithm.encode(limit.parameters)
     for number, limit in enumerate(limits, 1):
-        if limit.limit.options.count_refused:  # rules of one name may differ in it
+        if limit.limit.options.count_refused:  # rules of one name may differ in this
             arguments += ("counted", str(number))
     return [*arguments, *rule.encoded]
 
 
 class Hit:
-    """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
+    """One rule for one subject: its limits are decided together, under the bans of the subject."""
 
     group = 0
     """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
-    override = ""
-    """The rate override that the limits belong to, as it was published; empty for the rule's own limits."""
+    is_overridden = False
+    """Whether the rates of the rule come from an override."""
     refusals_key = ""
     """The key of the refusals that lead to a ban; empty if the rule has no ban."""
     day: DayKey | None = None
-    holds = ""
-    """The key of its holds; empty while they are not needed."""
-    reservation: Any = None
-    """The `Reservation` by which what the hit consumes is noted as a hold; None: it is not."""
+    is_estimate = False
+    """Whether the hit is an estimate, which is adjusted later. Until then it emits no "near" event."""
     other_rules: Sequence[Rule] = ()
     """Further rules of that name; they have their own limits, and all else in common."""
-    extra_keys: Sequence[str] = ()
-    """The keys of other limits of the rule that due holds have consumed."""
 
     def __init__(self, rule: Rule, base: str, subject: str, cost: int, value: str = "") -> None:
         self.rule = rule
         compiled = CompiledRule.of(rule)
         self.compiled = compiled if compiled.timeless else None
-        """The compiled rule, if the hit has its limits and no others, and they are the same at any time."""
+        """The compiled rule, if the hit has exactly the rule's limits, and they are the same at any time."""
         self.limits: Sequence[CompiledLimit] = [
             CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits
         ]
         self.field = compiled.field
-        """The rule's name as fields of hashes have it."""
+        """The rule's name, escaped for fields of hashes."""
         self.base = base
         """What all its keys begin with."""
         self.status_key = base + "s"
-        """The key of the subject's status: overrides, bans, events."""
+        """The key of the subject's status: bans, and the last events."""
         self.subject = subject
         self.cost = cost
         self.value = value
-        """The digest that the hit brings, if its limits count different values."""
+        """The digest of the hit's value, if its limits count different values."""
 
     @property
     def rules(self) -> list[Rule]:
@@ -139,9 +121,9 @@ class Hit:
         return [self.rule, *self.other_rules]
 
     @property
-    def holds_key(self) -> str:
-        """The key of its holds, whether or not they are needed."""
-        return f"{self.base}h:{self.field}"
+    def warn_shares(self) -> Sequence[int]:
+        """The shares of a limit that emit "near", in thousandths, in rising order."""
+        return () if self.is_estimate else self.rule.warn_shares
 
     @property
     def keys(self) -> list[str]:
@@ -151,42 +133,24 @@ class Hit:
             keys.append(self.refusals_key)
         if self.day:
             keys.append(self.day.key)
-        if self.holds:
-            keys.append(self.holds)
-            keys += self.extra_keys
         return keys
 
     @property
     def arguments(self) -> list[str | int]:
         """Its arguments, in the order that `lua/decide.lua` lists."""
-        arguments = _arguments(self.field, self.cost, self.rule, self.limits)
-        if self.override:
-            arguments += ("override", self.override)
+        compiled = self.compiled
+        shared = _arguments(self.rule, self.limits) if compiled is None else compiled.arguments
+        arguments: list[str | int] = [self.field, self.cost, *shared]
+        if self.is_estimate:
+            arguments[2] = 0
         if self.value:
             arguments += ("value", self.value)
         if self.group:
             arguments += ("group", self.group)
         if self.day:
             arguments += ("day", self.day.begins, self.day.ends)
-        if self.holds:
-            arguments += ("holds", 1 + len(self.extra_keys))
-        if self.reservation:
-            arguments += ("hold", *self.reservation)
         arguments.append("")
         return arguments
-
-    @property
-    def packed_arguments(self) -> tuple[int, str]:
-        """The number of its arguments, and the arguments as Redis takes them."""
-        compiled = self.compiled
-        if compiled is None or self.group or self.holds:
-            arguments = self.arguments
-            return len(arguments), bulk(arguments)
-        if self.cost == 1 and not self.day:
-            return compiled.number_of_arguments, compiled.for_one_unit
-        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
-        text = f"{compiled.before_cost}{bulk((self.cost,))}{compiled.after_cost}{bulk(options)}"
-        return compiled.number_of_arguments - 1 + len(options), text
 
 
 @dataclass(slots=True)
@@ -197,17 +161,13 @@ class HitContext:
     index: int
     """The place of the hit in the plan."""
     status: int = 0
-    """`Flag.EXEMPT`, `Flag.BLOCKED` or `Flag.BANNED`; 0 for none of them."""
+    """`Flag.BANNED`, or 0."""
     stop: int = 0
-    """When that ends; 0 for never."""
-    due: int | None = None
-    """When the first open hold is due."""
-    states: list[Any] | None = None
-    """For a peek: how the limits would be without the holds that are due."""
+    """When the ban ends."""
     level: int = 0
-    """The number of the last ban in its row."""
+    """The number of the last ban in its series."""
     remembered: int = 0
-    """Until when that ban counts for the next one."""
+    """Until when the last ban makes the next one longer."""
     verdicts: list[Verdict] = field(default_factory=list)
     is_refused: bool = False
     """Whether any of its limits refused it, before a ban or a counted refusal changed them."""

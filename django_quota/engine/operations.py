@@ -1,4 +1,4 @@
-"""What a store runs: an operation is one Lua script and, beside it, its executable specification.
+"""What a store runs: an operation is one Lua script, with an executable specification.
 
 The Redis store sends the script; the memory store runs the specification. A state machine in the tests compares their
 replies.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -23,7 +23,8 @@ class Script:
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """Return the script of this text."""
+        """Return the script of this text, for a server that is new enough."""
+        text = lua_source("server_version") + text
         # Redis itself names scripts by their SHA-1.
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
@@ -60,21 +61,15 @@ class States(Protocol):
         """Drop a key; say whether it existed."""
         ...
 
-    def wake(self, token: str, /) -> None:
-        """Wake the waiter of a token when the operation is done."""
-        ...
-
 
 class DictStates:
-    """States in a dict: what the memory store's shards and the tests use."""
+    """States in a dict, for replays and tests."""
 
-    __slots__ = ("kept", "woken")
+    __slots__ = ("kept",)
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[Any, int]] = {}
         """The value and the expiry of each key."""
-        self.woken: tuple[str, ...] = ()
-        """The tokens that were woken."""
 
     def get(self, key: str, now: int | None = None) -> Any:
         """Return the value of a key; see `States.get`."""
@@ -93,13 +88,9 @@ class DictStates:
         """Drop a key; see `States.drop`."""
         return self.kept.pop(key, None) is not None
 
-    def wake(self, token: str) -> None:
-        """Note which token to wake; see `States.wake`."""
-        self.woken += (token,)
-
 
 def keep(states: States, key: str, value: Any, stop: int) -> None:
-    """Keep a collection until a moment at least (microseconds); an empty one does not exist."""
+    """Keep a collection at least until a moment (microseconds); drop an empty one."""
     if value:
         states.put(key, value, max(states.expiry(key), stop))
     else:
@@ -116,6 +107,8 @@ class Operation(ABC):
     script: ClassVar[Script]
     keys: Sequence[str]
     """All keys that it uses."""
+    is_reading: ClassVar[bool] = False
+    """Whether it never writes. Then a database reads without a lock."""
 
     def __init__(self, keys: Sequence[str], *arguments: str | int) -> None:
         self.keys = keys
@@ -131,19 +124,15 @@ class Operation(ABC):
         return ["EVALSHA", self.script.sha, len(keys), *keys, moment, *self.arguments()]
 
     def in_full(self, now: int | None) -> list[str | int]:
-        """Return a command that brings the script along: a loaded script may be forgotten at once."""
+        """Return a command that contains the script, because Redis may forget a loaded script at once."""
         return ["EVAL", self.script.text, *self.command(now)[2:]]
 
-    def evalsha(self, now: int | None) -> bytes:
-        """Return the command as Redis takes it."""
-        return pack_command(self.command(now))
-
     def read_reply(self, reply: Any) -> Any:
-        """Return the reply of the specification from that of the script."""
+        """Convert the script's reply into the reply of the specification."""
         return reply
 
-    def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — of others
-        """Say whether a reply shows that the store takes writes; False if it does not say so."""
+    def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — other operations read it
+        """Say whether a reply shows that the store accepts writes; False if that stays unknown."""
         return False
 
     @abstractmethod
@@ -162,23 +151,3 @@ class RedisOperation(Operation):
 def text(value: str | bytes) -> str:
     """Return a text of a reply, which may still be bytes. Another program may have written bytes that are not UTF-8."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-# --- how Redis takes a command: an array of bulk strings (RESP, the Redis serialization protocol) ---------------------
-
-
-def bulk(words: Iterable[str | int]) -> str:
-    """Return words as bulk strings. They must be ASCII: the lengths count characters."""
-    return "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
-
-
-def pack_command(command: Sequence[str | int]) -> bytes:
-    """Return a command as Redis takes it.
-
-    redis-py packs any type in any encoding. For our texts and whole numbers this takes a third of its time.
-    """
-    text = bulk(command)
-    if text.isascii():  # nearly always; then each character is a byte
-        return b"*%d\r\n%s" % (len(command), text.encode())
-    encoded = [str(word).encode() for word in command]
-    return b"*%d\r\n%s" % (len(encoded), b"".join([b"$%d\r\n%s\r\n" % (len(data), data) for data in encoded]))

@@ -1,56 +1,89 @@
 """A plan: the limits that one request asks for, with subjects and costs.
 
 One plan is one script call. Its reply becomes a Decision here, so that every store and every driver reads it alike. The
-reply may ask for the plan in another form (another day, a rate override, abandoned holds): `revise` changes it. A
-process remembers rate overrides, so that the next plan of a subject has the right form at once.
+reply may say that another day or period has begun: then the plan is sent again. Rules whose subject is exempt or
+blocked by an override are decided here, and no store is asked about them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
+from django_quota.core.algorithms import Limit
+from django_quota.core.clock import SECOND
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import BAN_EVENTS, subject_base, system_key
+from django_quota.core.keys import subject_base, system_key
+from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
-    ALLOWED,
     RETRY_WITH,
+    Adjust,
+    Adjustment,
     AllowedReply,
-    Compensate,
     EventKind,
-    Flag,
-    HoldId,
-    Mode,
     Reply,
-    Reservation,
     allows_without_flags,
-    consumes,
     emitted,
     outcomes_of,
 )
-from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import CompiledLimit, CompiledRule, DayKey, Hit, all_limits
-from django_quota.engine.scatter import day_record
 from django_quota.engine.subject_operations import Reset, RuleState
 
 logger = logging.getLogger("django_quota")
 
-MAX_KNOWN = 10_000
-"""How many rate overrides a process remembers."""
-
-_known: dict[tuple[str, str], str] = {}
-"""The last rate override of a subject (`Hit.base`) and a rule, as it was published."""
-
-
 Asked = tuple[Rule, str, int, str]
 """What a rule asks for: the rule, the subject, the cost and the digest of the value to count."""
+
+Place = tuple[str, str]
+"""The name of a rule, and a subject."""
+
+PlanMode = Literal["check", "force", "peek", "refund", "adjust"]
+"""What a store does with a plan; see `Mode`. "adjust" is for the plans that `Plan.settled` returns."""
+
+
+class Taken(NamedTuple):
+    """What a hit took."""
+
+    moment: int
+    """When the store decided it, in microseconds."""
+    limits: Mapping[str, Limit]
+    """The limits that counted it, by the keys of their states."""
+
+
+class Settlement(NamedTuple):
+    """What a plan is to settle."""
+
+    taken: Mapping[Place, Taken]
+    actual: Mapping[Place, int]
+    """What was really used."""
+    undone: bool
+    """Whether the request was refused after all. A limit that counts refused hits keeps the hit then."""
+
+    def of(self, hit: Hit) -> Adjustment | None:
+        """Return how to settle a hit; None if it took nothing."""
+        place = (hit.rule.name, hit.subject)
+        taken = self.taken.get(place)
+        if taken is None:
+            return None
+        keeps = self.undone and hit.group == 0
+        places = [
+            _counts_in(limit, taken.limits.get(limit.key)) and not (keeps and limit.limit.options.count_refused)
+            for limit in hit.limits
+        ]
+        return Adjustment(taken.moment, self.actual[place], places, self.undone)
+
+
+def _counts_in(limit: CompiledLimit, then: Limit | None) -> bool:
+    """Say whether a limit still holds the hit that `then` counted: its override may have another rate by now."""
+    return then is not None and (limit.algorithm.counts_units or limit.limit == then)
 
 
 class Plan:
@@ -60,18 +93,28 @@ class Plan:
     """
 
     timeless: bool = True
-    """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
+    """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True without rules."""
     counts_if_allowed = True
-    """Whether metrics and observers hear of it if it is allowed."""
+    """Whether metrics and observers get a decision that allows the plan."""
     _groups = 0
-    _reservation: Reservation | None = None
-    """How hits note what they consume as holds. Then the plan is used again."""
-    _reserves: Callable[[Rule], bool]
-    """Whether the hit of a rule does so."""
+    _estimates: Callable[[Rule], bool] | None = None
+    """Whether the hit of a rule is an estimate."""
+    _settlement: Settlement | None = None
+    """What the plan settles, in the mode "adjust"."""
+    is_undone = False
+    """Whether the plan has given back what it took, because its request was refused after all."""
+    exempt: dict[Place, int]
+    """When the hits that an override exempts were counted for the day, in microseconds."""
+    _given: list[Asked] | None = None
+    """What was asked before overrides changed that; None if none did."""
     _hits: list[Hit] | None = None
     _raw: Sequence[Any] | None = None
     """A reply that is not decoded yet, to a plan that all limits allowed."""
     _decoded: Reply | None = None
+    _overridden: Collection[Place] = ()
+    """The rules and subjects that have another rate by an override."""
+    unsent: Collection[Place] = ()
+    """The rules and subjects that no store is asked about."""
 
     def __init__(
         self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC", asked: list[Asked] | None = None
@@ -81,6 +124,37 @@ class Plan:
         self._log = event_log_of(prefix, events)
         self.asked: list[Asked] = [] if asked is None else asked
         """The rules that were added, each with its subject, cost and value."""
+        self.exempt = {}
+        self.here: dict[Place, tuple[Outcome, ...]] = {}
+        """The outcomes of rules whose subject is exempt or blocked by an override."""
+
+    def override(self, table: OverrideTable, now: int, mode: PlanMode) -> None:
+        """Give the rules the overrides of their subjects at `now` (microseconds).
+
+        An override with another rate, or that makes a rule only report, changes the rule. Exempt and blocked subjects
+        are decided here. Call this before the first look at `hits`. A blocked subject can still get back what it has
+        used, and a hit is settled whatever override holds now. A forced hit counts for a blocked subject, too.
+        """
+        self._given = list(self.asked)
+        found: dict[Place, Override | None] = {}
+        for number, (rule, subject, cost, value) in enumerate(self.asked):
+            place = (rule.name, subject)
+            if place not in found:
+                found[place] = table.find(subject, rule.name, now)
+            override = found[place]
+            if override is None:
+                continue
+            self.asked[number] = (rule_under(rule, override), subject, cost, value)
+            if override.mode in ("exempt", "blocked"):
+                known = self.here.get(place, ())
+                outcomes = outcomes_under(override, rule, subject, cost, now)
+                self.here[place] = (*known, *(outcome for outcome in outcomes if outcome not in known))
+        self._overridden = {place for place, override in found.items() if override and override.mode == "rate"}
+        taken = self._settlement.taken if self._settlement else {}
+        sent = {place for place, hit in taken.items() if hit.limits}
+        if mode in ("refund", "force"):
+            sent = {place for place, override in found.items() if override and override.mode == "blocked"}
+        self.unsent = self.here.keys() - sent
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
         """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
@@ -88,6 +162,28 @@ class Plan:
         Rules of one name and subject are one hit. All rules must be added before the first look at `hits`.
         """
         self.asked.append((rule, subject, cost, value))
+
+    @property
+    def sent(self) -> list[Asked]:
+        """What the store is asked about."""
+        if not self.unsent:
+            return self.asked
+        return [asked for asked in self.asked if (asked[0].name, asked[1]) not in self.unsent]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an override blocks it, so that no store need be asked."""
+        return any(not outcome.allowed and outcome.enforced for of_place in self.here.values() for outcome in of_place)
+
+    @property
+    def is_decided_here(self) -> bool:
+        """Whether no store need be asked to check it: an override blocks it, or exempts all that limits it."""
+        return bool(self.here) and (not self or self.is_blocked)
+
+    def decided_here(self) -> Decision:
+        """Return the decision on only the rules whose subject is exempt or blocked by an override."""
+        outcomes = tuple(outcome for of_place in self.here.values() for outcome in of_place)
+        return Decision.of(outcomes) if outcomes else self.unlimited()
 
     @property
     def rules(self) -> list[Rule]:
@@ -101,7 +197,7 @@ class Plan:
 
     @property
     def hits(self) -> list[Hit]:
-        """What the store decides. It is made when it is first needed: a refusal from memory needs none of it.
+        """What the store decides. The hits are made when first needed: a refusal from memory needs none.
 
         Raises `RuleError` if rules of one name differ in more than their rates.
         """
@@ -112,54 +208,56 @@ class Plan:
     def _compile(self) -> list[Hit]:
         hits: dict[tuple[str, str], Hit] = {}
         self.timeless, self._groups = True, 0
-        known, base, is_user = "", "", False
-        for rule, subject, cost, value in self.asked:
+        known, base = "", ""
+        for rule, subject, cost, value in self.sent:
             if rule.distinct is not None and cost > 1:
                 raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
             if subject != known:  # mostly, all rules of a request have the same subject
                 known, base = subject, subject_base(self._prefix, subject) + "}:"
-                is_user = subject.startswith("user:") and "+" not in subject
             hit = hits.get((base, rule.name))
             if hit is not None:
                 if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
                     raise name_conflict(rule, hit.rule)
                 hit.other_rules = (*hit.other_rules, rule)
-                self._set_limits(hit, hit.override)
+                self._set_limits(hit)
             elif rule.limits:
                 hits[base, rule.name] = hit = Hit(rule, base, subject, cost, value)
-                self._prepare(hit, counts_day=is_user if rule.daily is None else rule.daily)
+                hit.is_overridden = (rule.name, subject) in self._overridden
+                self._prepare(hit)
         return list(hits.values())
 
-    def _prepare(self, hit: Hit, *, counts_day: bool) -> None:
-        """Give a hit what its rule brings beside its limits, and the limits of an override that is known."""
+    def _prepare(self, hit: Hit) -> None:
+        """Give a hit everything of its rule except the limits."""
         rule = hit.rule
         if hit.compiled is None:
             self.timeless = False
-        published = _known.get((hit.base, hit.field), "") if _known else ""
-        if published or hit.value:
-            self._set_limits(hit, published)
+        if hit.value:
+            self._set_limits(hit)
         if rule.shadow or not rule.block:
             self._groups += 1
             hit.group = self._groups
         if rule.ban is not None and not rule.shadow:
             hit.refusals_key = f"{hit.base}b:{hit.field}"
-        if counts_day:
+        if counts_day(rule, hit.subject):
             hit.day = _NO_DAY
             self.timeless = False
-        if self._reservation is not None and self._reserves(rule):
-            hit.reservation, hit.holds = self._reservation, hit.holds_key
+        hit.is_estimate = self._estimates is not None and self._estimates(rule)
 
-    def _set_limits(self, hit: Hit, published: str) -> None:
-        """Give a hit the limits of a rate override, if it fits; empty: those of its own rules."""
-        hit.override, hit.compiled = published, None
-        overridden = _overridden(hit.rule, published) if published else None
+    def _set_limits(self, hit: Hit) -> None:
+        """Give a hit the limits of all its rules, with its value."""
+        hit.compiled = None
         limits: dict[str, CompiledLimit] = {}
-        for rule in [overridden] if overridden else hit.rules:
+        for rule in hit.rules:
             compiled = CompiledRule.of(rule)
             self.timeless = self.timeless and compiled.timeless
             for key, limit, parameters in compiled.limits:
                 limits[key] = CompiledLimit(hit.base + key, limit, parameters._replace(value=hit.value))
         hit.limits = list(limits.values())
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether somebody has looked at `hits`."""
+        return self._hits is not None
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -169,56 +267,70 @@ class Plan:
         """All its limits, in the order of the reply."""
         return all_limits(self.hits)
 
-    def operation(self, now: int, mode: Mode) -> Decide:
+    def operation(self, now: int, mode: PlanMode) -> Decide:
         """Return the operation that decides it; `now` (microseconds) is a guess that only days and calendars need."""
         hits = self.hits
         if not self.timeless:
             self._move_to(now)
-        return Decide(hits, mode, self._log if mode == "check" or consumes(mode) else NO_LOG)
+        log = self._log if mode in ("check", "force", "adjust") else NO_LOG
+        if mode != "adjust":
+            return Decide(hits, mode, log)
+        return Decide(hits, Adjust([self._settlement and self._settlement.of(hit) for hit in hits]), log)
 
     def _move_to(self, now: int) -> None:
-        """Set the edges of days and calendar limits."""
-        day = day_of(now, self._zone())
+        """Set the edges of days and calendar limits. What is settled counts for the day of its hit."""
+        taken = self._settlement.taken if self._settlement else {}
         for hit in self.hits:
             hit.limits = [limit.at(now) for limit in hit.limits]
             if hit.day is not None:
+                found = taken.get((hit.rule.name, hit.subject))
+                day = day_of(found.moment if found else now, self._zone())
                 hit.day = DayKey(f"{hit.base}day:{day.date}", day.begins, day.ends)
 
-    def reserve(self, reservation: Reservation, reserves: Callable[[Rule], bool] = lambda _: True) -> None:
-        """Let the hits of these rules note what they consume as holds. Call it before the first look at `hits`.
-
-        Once the plan is decided, `holds` names the holds.
-        """
-        self._reservation, self._reserves = reservation, reserves
-
-    @property
-    def holds(self) -> list[HoldId | None]:
-        """The hold of each hit that the last reply noted or renewed; None for a hit that consumed nothing."""
-        found: list[HoldId | None] = [None] * len(self.hits)
-        for index, flag, value in self._reply.flags if self._reply else ():
-            if flag == Flag.HELD:
-                found[index] = HoldId(value, self.hits[index].reservation.token)
-        return found
+    def estimate(self, estimates: Callable[[Rule], bool] = lambda _: True) -> None:
+        """Treat the costs of these rules as estimates, to settle later. Call this before the first look at `hits`."""
+        self._estimates = estimates
 
     @property
     def decided_at(self) -> int | None:
         """When the store decided it, in microseconds; None if no store did."""
-        return self._reply.now if self._reply else None
+        if self._decoded is not None:
+            return self._decoded.now
+        return None if self._raw is None else int(self._raw[0])
 
-    def compensation(self) -> Decide | None:
-        """Return the operation that takes back what a tentative decision consumed; None if it consumed nothing."""
-        mode = self._reply and compensation(self.hits, self._reply, keep_near=True)
-        return Decide(self.hits, mode) if mode else None
+    @property
+    def taken(self) -> dict[Place, Taken]:
+        """What its hits took in a check and have not given back. An exempt hit took nothing of any limit."""
+        consumed = self._reply.consumed(self.hits) if self._reply and not self.is_undone else ()
+        found = ((self.hits[index], moment) for index, moment in consumed)
+        return {place: Taken(moment, {}) for place, moment in self.exempt.items()} | {
+            (hit.rule.name, hit.subject): Taken(moment, {limit.key: limit.limit for limit in hit.limits})
+            for hit, moment in found
+        }
 
-    def compensated(self, operation: Decide, raw: Sequence[Any]) -> Decision:
-        """Return the decision after its costs were taken back; `raw`: the reply to the `operation` that did so."""
-        before, mode = cast("Reply", self._reply), cast("Compensate", operation.mode)
-        self._decoded = compensated(before, mode, Reply.decode(raw, self.hits))
-        return Decision.of(outcomes_of(self._decoded, self.hits))
+    def settled_here(self) -> Iterator[tuple[Rule, str, Taken, int, bool]]:
+        """Yield the hits to settle that no store is asked about: each with its rule, subject, and what it took.
 
-    def day_record(self) -> Decide | None:
-        """Return the operation that counts its hits for the day; None if there is nothing to count."""
-        return day_record(self.hits, self._reply) if self._reply else None
+        After these, how many more units the hit really used, and whether it used none at all.
+        """
+        settlement = self._settlement
+        asked = {(rule.name, subject): (rule, cost) for rule, subject, cost, _ in self.asked} if settlement else {}
+        for place in asked.keys() & self.unsent:
+            rule, cost = asked[place]
+            if settlement and (taken := settlement.taken.get(place)):
+                actual = settlement.actual[place]
+                yield rule, place[1], taken, actual - cost, actual == 0
+
+    def settled(self, taken: Mapping[Place, Taken], actual: Sequence[int] = (), *, undone: bool = False) -> Plan:
+        """Return the plan that settles what this one took, by the limits that hold now.
+
+        `actual`: what was really used, for each rule that was added; empty: nothing.
+        """
+        plan = Plan(self._prefix, zone=self._zone, asked=list(self._given or self.asked))
+        plan._log = self._log
+        places = [(rule.name, subject) for rule, subject, _, _ in plan.asked]
+        plan._settlement = Settlement(taken, dict(zip(places, actual or [0] * len(places), strict=True)), undone)
+        return plan
 
     @property
     def has_groups(self) -> bool:
@@ -233,57 +345,41 @@ class Plan:
         return self._decoded
 
     def is_heard(self, decision: Decision) -> bool:
-        """Say whether metrics and observers hear of its decision: of each refusal, and mostly of the others."""
+        """Say whether metrics and observers get the plan's decision: each refusal, and mostly the others."""
         return self.counts_if_allowed or not decision.allowed
 
-    @property
-    def has_consumed(self) -> bool:
-        """Whether the last reply, to a mode that consumes, consumed any hit."""
-        reply = self._reply
-        if reply is None or reply.verdict != ALLOWED:
-            return False
-        above = {index for index, flag, _ in reply.flags if flag in (Flag.EXEMPT, Flag.BLOCKED, Flag.BANNED)}
-        return any(hit.cost and i not in above and reply.passed(i) for i, hit in enumerate(self.hits))
-
-    def emitted(self) -> Iterator[tuple[EventKind, Hit]]:
-        """Yield the events that the last reply reports, each with its hit."""
+    def emitted(self) -> Iterator[tuple[EventKind, Hit, int]]:
+        """Yield the events that the last reply reports; see `codec.emitted`."""
         reply = self._decoded  # a reply that is not decoded has no flags
         return emitted(reply, self.hits) if reply is not None and reply.flags else iter(())
 
-    def reset_operation(self) -> Reset:
-        """Return the operation that drops all that it counted, and lifts bans."""
-        return Reset([RuleState.of(hit) for hit in self.hits], self._log)
-
-    def revise(self, raw: Sequence[Any]) -> bool:
-        """Bring the plan into the form that a reply asks for.
-
-        Return whether it asks only for the keys of due holds. Their number is limited, so this may be repeated.
-        """
-        reply = Reply.decode(raw, self.hits)
-        for index, reason, value in reply.flags:
-            hit = self.hits[index]
-            if reason == Flag.HOLDS_DUE:
-                hit.holds = hit.holds_key
-                missing = filter(None, value.split(","))
-                hit.extra_keys = [*hit.extra_keys, *(f"{hit.base}r:{hit.field}:{window}" for window in missing)]
-            else:
-                _remember(hit, value)
-                self._set_limits(hit, value)
-        return {reason for _, reason, _ in reply.flags} == {Flag.HOLDS_DUE}
+    def reset_operation(self, table: OverrideTable) -> Reset:
+        """Return the operation that drops all counts of the plan, also under the rates of overrides, and lifts bans."""
+        states = []
+        for hit in self.hits:
+            rates = [each for each in table.matching(hit.subject, hit.rule.name) if each.mode == "rate"]
+            states.append(RuleState.of(hit, [rule_under(hit.rule, override) for override in rates]))
+        return Reset(states, self._log)
 
     def read(self, raw: Sequence[Any], *, degraded: bool = False, is_last: bool = False) -> Decision | None:
-        """Return the decision that a store's reply says; None if it asks for the plan in another form.
+        """Return the decision in a store's reply; None if another day or period has begun.
 
         `is_last`: whether the plan is not used again, so that the decision may read its outcomes later.
         """
-        if is_last and not self.has_groups and self._reservation is None and allows_without_flags(raw, self.hits):
+        if is_last and not self.here and not self.has_groups and allows_without_flags(raw, self.hits):
             self._raw = raw
             return Decision.lazy(AllowedReply(raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None
         self._decoded = reply
-        return Decision.of(outcomes_of(reply, self.hits), degraded=degraded, late=reply.is_late)
+        outcomes = outcomes_of(reply, self.hits)
+        if self.here:
+            of_store = groupby(outcomes, key=lambda outcome: (outcome.rule, outcome.subject))
+            by_place = {place: tuple(of_place) for place, of_place in of_store} | self.here
+            places = dict.fromkeys((rule.name, subject) for rule, subject, _, _ in self.asked)
+            outcomes = tuple(outcome for place in places for outcome in by_place.get(place, ()))
+        return Decision.of(outcomes, degraded=degraded)
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision if nothing limits the request, or if no store can be asked."""
@@ -293,48 +389,42 @@ class Plan:
         return Decision(allowed=True, rule=rule.name, subject=subject, degraded=degraded)
 
     def without_store(self, refusing: Sequence[Rule]) -> Decision:
-        """Return the refusal by one of these rules, if any of them binds: by one that blocks, if there is one."""
+        """Return the refusal by one of these rules, rather by one that blocks; allow the plan if none limits it."""
         found = [
             Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
-            for rule, subject, _, _ in self.asked
+            for rule, subject, _, _ in self.sent
             if rule in refusing and rule.limits and not rule.shadow
         ]
         return max(found, key=lambda refusal: refusal.enforced, default=self.unlimited(degraded=True))
 
     def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule]) -> Plan:
-        """Return the plan with only these rules, each `changed`, and without overrides, for another store."""
-        asked = [(changed(rule), subject, cost, value) for rule, subject, cost, value in self.asked if rule in rules]
-        return Plan("", zone=self._zone, asked=asked)  # no site has this prefix, so no override is remembered under it
+        """Return the plan with only these rules, each `changed`, for another store."""
+        asked = [(changed(rule), subject, cost, value) for rule, subject, cost, value in self.sent if rule in rules]
+        plan = Plan("", zone=self._zone, asked=asked)
+        plan._overridden = self._overridden
+        return plan
 
 
 _NO_DAY = DayKey("", 0, 0)
 """A day that is not known yet."""
 
 
-def _remember(hit: Hit, published: str) -> None:
-    place = (hit.base, hit.field)
-    if not published:
-        _known.pop(place, None)
-        return
-    if len(_known) >= MAX_KNOWN:
-        _known.clear()  # the store sends them again
-    _known[place] = published
+def counts_day(rule: Rule, subject: str) -> bool:
+    """Say whether the hits of a subject are counted by day."""
+    return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily
 
 
-def clear_known_overrides() -> None:
-    """Forget the remembered rate overrides; the store sends them again."""
-    _known.clear()
-
-
-def _overridden(rule: Rule, published: str) -> Rule | None:
-    """Return a rule with the rates of an override; None if they do not fit."""
-    *_, rates = published.split(" ", 3)
+def rule_under(rule: Rule, override: Override) -> Rule:
+    """Return a rule with the rates of an override, or as a shadow; unchanged if the rates do not fit it."""
+    if override.mode == "shadow":
+        return rule.as_shadow()
+    if override.mode != "rate":
+        return rule
     try:
-        overridden = rule.with_rates(rates)
+        return rule.with_rates(override.rates)
     except RuleError as error:
-        _log_unfit_override(rule.name, rates, str(error))
-        return None
-    return overridden if overridden.limits else None
+        _log_unfit_override(rule.name, override.rates, str(error))
+        return rule
 
 
 @lru_cache(maxsize=256)
@@ -343,7 +433,22 @@ def _log_unfit_override(rule: str, rates: str, why: str) -> None:
     logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
 
 
+def outcomes_under(override: Override, rule: Rule, subject: str, cost: int, now: int) -> tuple[Outcome, ...]:
+    """Return an outcome for each limit of a rule whose subject is exempt or blocked by an override."""
+    enforced = rule.block and not rule.shadow
+    if override.mode == "exempt":
+        return tuple(
+            Outcome(limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt")
+            for limit in rule.limits
+        )
+    wait = (override.ends - now) / SECOND if override.ends else None
+    return tuple(
+        Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
+        for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
+    )
+
+
 @lru_cache(maxsize=16)
 def event_log_of(prefix: str, events: int) -> EventLog:
     """Return the event log under a prefix that keeps this many events; 0: no events."""
-    return EventLog([system_key(prefix, name) for name in ("events", "bans", BAN_EVENTS)], events) if events else NO_LOG
+    return EventLog([system_key(prefix, name) for name in ("events", "bans")], events) if events else NO_LOG

@@ -1,11 +1,11 @@
-"""Scatter-gather: how an operation runs whose keys are in several slots of a Redis Cluster.
+"""Scatter-gather: how an operation with keys in several slots of a Redis Cluster runs.
 
 A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
 async driver run the same scatter, and the tests run it over the memory store.
 
-A plan over several slots takes its parts in turn, tentatively. When a later part refuses, what the earlier ones
-consumed is compensated. It never peeks first and consumes later. In between, others may find less room than there is,
-never more. A transfer between two slots notes what is pending, so that others can resume it: see `transfer_operations`.
+A plan over several slots takes its parts in turn. When a later part refuses, the earlier ones give back what they took,
+and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less room
+than there is, never more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
-from django_quota.core.algorithms import DISTINCT, NEVER, Verdict
+from django_quota.core.algorithms import NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.keys import subject_part
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Flag, Flagged, Mode, ModeOfHits, Reply
-from django_quota.engine.compensate import compensated, compensation
-from django_quota.engine.counter_operations import Transfer
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Adjust, Adjustment, Flag, Flagged, Mode, Reply
+from django_quota.engine.counter_operations import TWO_SLOTS, Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
     NO_LOG,
@@ -28,14 +27,13 @@ from django_quota.engine.events import (
     AppendEvents,
     EventLog,
     EventRecord,
-    limit_near,
     limit_refusing_longest,
+    shares_reached,
 )
-from django_quota.engine.hits import Hit, all_limits
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import LiftBans, Reset
 from django_quota.engine.system_operations import Sweep
-from django_quota.engine.transfer_operations import transfer_between_slots
 
 logger = logging.getLogger("django_quota")
 
@@ -47,7 +45,7 @@ Scatter = Generator[Sequence[Operation], list[Any], Any]
 
 @singledispatch
 def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — others use it
-    """Return the scatter of an operation; one that is not registered here has its keys in one slot."""
+    """Return the scatter of an operation; an operation that is not registered here has its keys in one slot."""
     (reply,) = yield [operation]
     return reply
 
@@ -72,7 +70,7 @@ class _Part(NamedTuple):
 
     def operation(self, mode: Mode, log: EventLog) -> Decide:
         """Return the operation that decides them."""
-        if isinstance(mode, ModeOfHits):
+        if isinstance(mode, Adjust):
             mode = mode.only(self.places)
         return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
 
@@ -90,110 +88,87 @@ class _Part(NamedTuple):
 def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     hits, mode, log = operation.hits, operation.mode, operation.log
     parts = _parts(hits, slot_of)
-    if mode == "record_day":
-        replies = yield [part.operation(mode, log) for part in parts]
-        return replies[0]
     if len(parts) == 1:
         reply = yield from parts[0].decide(mode, log)
         replies = [reply]
-    elif mode in ("check", "tentative"):
-        replies = yield from _decide_in_turn(parts, mode, log)
+    elif mode == "check":
+        replies = yield from _decide_in_turn(parts, log)
     else:
         raws = yield [part.operation(mode, log) for part in parts]
         replies = [Reply.decode(raw, part.hits) for part, raw in zip(parts, raws, strict=True)]
-    gathered = _gathered(parts, replies, mode)
+    gathered = _gathered(parts, replies)
     if log is not NO_LOG and gathered.verdict != RETRY_WITH:
-        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply)]
+        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply, mode)]
         yield from _append(log, events)
     return gathered.encode()
 
 
 def _parts(hits: Sequence[Hit], slot_of: SlotOf) -> list[_Part]:
     by_slot = _by_slot((hit.status_key for hit in hits), slot_of)
-    parts = [_Part([hits[place] for place in places], places) for places in by_slot]
-    return sorted(parts, key=_compensation_order) if len(parts) > 1 else parts
+    return [_Part([hits[place] for place in places], places) for places in by_slot]
 
 
-def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
-    """Order parts by what compensating them may leave behind: the worst come last, so that it happens seldom."""
-    limits = all_limits(part.hits)
-    return (
-        any(limit.algorithm.name == "leaky_bucket" for limit in limits),
-        any(hit.day is not None for hit in part.hits),
-        any(limit.algorithm == DISTINCT for limit in limits),
-    )
-
-
-def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatter:
+def _decide_in_turn(parts: Sequence[_Part], log: EventLog) -> Scatter:
     """Return (as the scatter's result) the replies of the parts, as if one script had decided them."""
     replies: list[Reply] = []
     try:
         for part in parts:
-            # What the last part of a check consumes is never compensated.
-            reply = yield from part.decide(mode if part is parts[-1] else "tentative", log)
+            reply = yield from part.decide("check", log)
             replies.append(reply)
             if reply.verdict != ALLOWED:
                 break
     except QuotaError:
         for part, reply in zip(parts, replies, strict=False):
-            yield from _compensate(part, reply)
+            yield from _undo(part, reply)
         raise
     last = replies[-1]
     if last.verdict == ALLOWED:
-        certain = len(parts) - 1 if mode == "check" else 0  # a plan that is tentative as a whole counts nothing yet
-        yield from _record_day(parts[:certain], replies[:certain])
         return replies
     for number, reply in enumerate(replies[:-1]):
-        replies[number] = yield from _compensate(parts[number], reply)
+        replies[number] = yield from _undo(parts[number], reply)
     if last.verdict != RETRY_WITH:
         for part in parts[len(replies) :]:
-            reply = yield from _record_refusal(part, log, last.now)
+            reply = yield from _look_at(part, last.now)
             replies.append(reply)
     return replies
 
 
-def _record_day(parts: Sequence[_Part], replies: Sequence[Reply]) -> Scatter:
-    """Count the hits of these parts for the day."""
-    found = [day_record(part.hits, reply) for part, reply in zip(parts, replies, strict=True)]
-    operations = [operation for operation in found if operation is not None]
-    if not operations:
-        return
-    try:
-        yield operations
-    except StoreUnavailable as error:
-        logger.warning("A plan that has passed is not counted for the day, all or in part: %s", error)
+def _undoing(hits: Sequence[Hit], reply: Reply) -> Adjust | None:
+    """Return the mode that gives back what this reply took, because the request is refused after all.
 
-
-def day_record(hits: Sequence[Hit], reply: Reply) -> Decide | None:
-    """Return the operation that counts tentative hits for the day, now that their plan has passed; None if none counts.
-
-    A tentative decision does not count them: the roll-up could carry a count that is taken back later. `reply`: the one
-    to that decision.
+    None if they took nothing. A limit that counts refused hits keeps the hit.
     """
-    counted = [hit for index, hit in enumerate(hits) if hit.day and hit.cost and reply.passed(index)]
-    return Decide(counted, "record_day") if counted else None
+    near = {index for index, flag, _ in reply.flags if flag == Flag.NEAR_EMITTED}
+    undone: list[Adjustment | None] = [None] * len(hits)
+    for index, moment in reply.consumed(hits):
+        hit = hits[index]
+        places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
+        undone[index] = Adjustment(moment, 0, places, undone=True, untold=index in near)
+    return Adjust(undone) if any(undone) else None
 
 
-def _compensate(part: _Part, reply: Reply) -> Scatter:
-    """Take back what a part consumed, and return its reply after that. A failure stops no other part."""
+def _undo(part: _Part, reply: Reply) -> Scatter:
+    """Give back what a part took, and return its reply after that. A failure stops no other part."""
+    mode = _undoing(part.hits, reply)
+    if mode is None:
+        return reply
     try:
-        mode = compensation(part.hits, reply)
-        if mode is None:
-            return reply
         (raw,) = yield [Decide(part.hits, mode)]
     except StoreUnavailable as error:
-        logger.warning("A refused plan keeps what it consumed of a part of its limits: %s", error)
+        logger.warning("A refused plan keeps what it took of a part of its limits: %s", error)
         return reply
-    return compensated(reply, mode, Reply.decode(raw, part.hits))
+    after = Reply.decode(raw, part.hits)
+    if after.verdict == RETRY_WITH:  # the day has just ended: what it took stays counted
+        return reply
+    of_hits = zip(reply.hits, after.hits, mode.of_hits, strict=True)
+    verdicts = [later if undone else earlier for earlier, later, undone in of_hits]
+    return Reply(reply.now, REFUSED, verdicts, [each for each in reply.flags if each.flag != Flag.NEAR_EMITTED])
 
 
-def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:
-    """Tell a part that its plan is refused, and return its reply; without an answer, one that promises nothing.
-
-    A part that asks for another form gives no answer either: to send the plan again would count its refusal twice.
-    """
+def _look_at(part: _Part, now: int) -> Scatter:
+    """Return what a part of a refused plan has left; without an answer, a reply that promises nothing."""
     try:
-        reply = yield from part.decide("record_refusal", log)
+        reply = yield from part.decide("peek", NO_LOG)
         if reply.verdict != RETRY_WITH:
             return reply
     except StoreUnavailable as error:
@@ -202,18 +177,19 @@ def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:
     return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
 
 
-def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> Reply:
+def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
     """Return the reply of the plan that these parts make up."""
-    for part, reply in zip(parts, replies, strict=False):
+    now = replies[0].now
+    for reply in replies:
         if reply.verdict == RETRY_WITH:
-            return Reply(reply.now, RETRY_WITH, flags=part.renumbered(reply.flags))
-    # These flags serve the parts only; the caller of a tentative plan compensates it as a whole.
-    dropped = {Flag.BAN_LEVEL} if mode == "tentative" else {Flag.BAN_LEVEL, Flag.KNOWN_BEFORE}
-    gathered = Reply(replies[0].now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
+            return reply
+    gathered = Reply(now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.places, reply.hits, strict=True))
-        gathered.flags += part.renumbered(flagged for flagged in reply.flags if flagged.flag not in dropped)
+        gathered.flags += part.renumbered(flagged for flagged in reply.flags if flagged.flag != Flag.BAN_LEVEL)
+        if reply.now != now:
+            gathered.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
     gathered.hits = [verdicts[place] for place in sorted(verdicts)]
     return gathered
 
@@ -221,7 +197,7 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> R
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def _events(part: _Part, reply: Reply) -> Iterator[EventRecord]:
+def _events(part: _Part, reply: Reply, mode: Mode) -> Iterator[EventRecord]:
     """Yield the events that the flags of a reply report."""
     levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
     for index, flag, value in reply.flags:
@@ -231,13 +207,15 @@ def _events(part: _Part, reply: Reply) -> Iterator[EventRecord]:
         elif flag == Flag.REFUSAL_EMITTED:
             yield _event("refused", hit, limit_refusing_longest(verdicts), verdicts, value)
         elif flag == Flag.NEAR_EMITTED:
-            yield _event("near", hit, limit_near(hit, verdicts) or 0, verdicts)
+            adjusted = mode.of_hits[part.places[index]] if isinstance(mode, Adjust) else None
+            units = hit.cost if adjusted is None else adjusted.actual
+            yield _event("near", hit, shares_reached(hit, verdicts, units)[2], verdicts)._replace(share=value)
 
 
 def _event(
     kind: Any, hit: Hit, number: int, verdicts: Sequence[Verdict], until: int = 0, level: int = 0
 ) -> EventRecord:
-    capacity, remaining = hit.limits[number].parameters.capacity, verdicts[number].remaining
+    capacity, remaining = hit.limits[number].parameters.capacity, max(0, verdicts[number].remaining)
     return EventRecord(kind, hit.field, subject_part(hit.status_key), until, level, capacity, remaining)
 
 
@@ -252,7 +230,7 @@ def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
 
 
 def _append_lifted(log: EventLog, bans: Iterable[tuple[str, str]]) -> Scatter:
-    """Take bans off the index: each with the key of its subject's status, and its rule."""
+    """Remove bans from the index: each with the key of its subject's status, and its rule."""
     if log is not NO_LOG:
         yield from _append(log, [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans])
 
@@ -270,7 +248,7 @@ def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
 
 
 @scatter.register
-def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — it is about one subject
+def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — all keys are of one subject
     (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
     yield from _append_lifted(operation.log, ((operation.status_key, rule) for rule in operation.rules))
     return reply
@@ -279,7 +257,7 @@ def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001
 @scatter.register
 def _transfer(operation: Transfer, slot_of: SlotOf) -> Scatter:
     if slot_of(operation.keys[0]) != slot_of(operation.keys[1]):
-        return (yield from transfer_between_slots(operation))
+        return [TWO_SLOTS]
     (reply,) = yield [operation]
     return reply
 

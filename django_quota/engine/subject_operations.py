@@ -1,26 +1,31 @@
-"""Operations on one subject: inspect it, ban it, reset what its rules have counted, read its days, know a value."""
+"""Operations on one subject: inspect it, ban it, reset what its rules have counted, read its days, remember a value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog
+from django_quota.core.rules import Rule
+from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts
 from django_quota.engine.hits import CompiledRule, Hit
-from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
+from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.subject_status import drop_field, fields_of, set_field
 
 MAX_READ = 100
-"""How many leases or holds of one name are read."""
+"""How many leases of one name are read."""
 
-RESET_FIELDS = "bdew"
-"""The kinds of status fields that a reset drops, the ban first. Overrides stay."""
+TOKEN_FIELD = "#"  # noqa: S105 — it is a field, no password
+"""The field for the token, in counts that were set aside."""
+
+RESET_FIELDS = "bew"
+"""The kinds of status fields that a reset drops, the ban first."""
 
 
 class InspectSubject(Operation):
-    """Read the status of a subject and its leases and holds. The reply is that of `lua/inspect_subject.lua`."""
+    """Read the status of a subject and its leases. The reply: see `lua/inspect_subject.lua`."""
 
     script: ClassVar[Script] = script("clock", "inspect_subject")
+    is_reading: ClassVar[bool] = True
 
     def __init__(self, status_key: str, sets: Sequence[str]) -> None:
         super().__init__([status_key, *sets], MAX_READ)
@@ -38,9 +43,9 @@ def _live(states: States, key: str, now: int) -> list[Any]:
 
 
 class BanSubject(Operation):
-    """Ban a subject under a rule. The reply is that of `lua/ban.lua`.
+    """Ban a subject under a rule. The reply: see `lua/ban.lua`.
 
-    `rule`: its name as fields of hashes have it. `span`, `remembered`: how long the ban lasts, and how long it is
+    `rule`: its name, escaped for fields of hashes. `span`, `remembered`: how long the ban lasts, and how long it is
     remembered after its end, in microseconds.
     """
 
@@ -69,7 +74,7 @@ class BanSubject(Operation):
 class LiftBans(Operation):
     """End the bans of a subject under these rules. The reply is how many bans were in force.
 
-    `rules`: names as fields of hashes have them.
+    `rules`: their names, escaped for fields of hashes.
     """
 
     script: ClassVar[Script] = script("clock", "lift_bans")
@@ -94,17 +99,17 @@ class RuleState(NamedTuple):
     """The keys under which one rule counts for one subject."""
 
     field: str
-    """The rule's name as fields of hashes have it."""
+    """The rule's name, escaped for fields of hashes."""
     status_key: str
     """The key of the subject's status."""
     states: Sequence[str]
-    """The keys of limits, refusals and holds."""
+    """The keys of limits and refusals."""
 
     @classmethod
-    def of(cls, hit: Hit) -> RuleState:
-        """Return the keys of a hit, without those of days: of its own limits, and of those of an override."""
-        own = [hit.base + limit.key for rule in hit.rules for limit in CompiledRule.of(rule).limits]
-        states = dict.fromkeys([*(limit.key for limit in hit.limits), *own, hit.refusals_key, hit.holds_key])
+    def of(cls, hit: Hit, others: Sequence[Rule]) -> RuleState:
+        """Return the keys of a hit's own limits and of the limits of `others`, without the keys of days."""
+        limits = [hit.base + limit.key for rule in (*hit.rules, *others) for limit in CompiledRule.of(rule).limits]
+        states = dict.fromkeys([*limits, hit.refusals_key])
         return cls(hit.field, hit.status_key, [key for key in states if key])
 
 
@@ -131,47 +136,76 @@ class Reset(Operation):
 
 
 class ReadDays(Operation):
-    """Read what was counted under these keys, all of one subject; the reply is that of `lua/read_days.lua`."""
+    """Read what was counted under these keys, all of one subject; the reply: see `lua/read_days.lua`."""
 
     script: ClassVar[Script] = script("read_days")
+    is_reading: ClassVar[bool] = True
 
-    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is copied
+    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
         """Read them."""
         days = [states.get(key) or {} for key in self.keys]
         return [[str(part) for pair in day.items() for part in pair] for day in days]
 
 
-class DropDay(RedisOperation):
-    """Drop a day's counts if nothing was counted since; the reply is 1 if they were dropped, else 0."""
+class SetAside(Operation):
+    """Set a day's counts aside, unless earlier ones are aside; the reply: see `lua/set_aside.lua`.
 
-    script: ClassVar[Script] = script("drop_day")
-
-    def __init__(self, key: str, fields: Mapping[str, str]) -> None:
-        super().__init__([key], *(word for pair in fields.items() for word in pair))
-
-
-class RecordRefusals(Operation):
-    """Count refusals of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
-
-    `field`: the rule's name as fields of hashes have it. `day_key`: where the day is counted; empty if it is not.
-    `span`: microseconds from one event to the next; 0: no event.
+    `known`: the token that the database knows. The new one is larger.
     """
 
-    script: ClassVar[Script] = script("clock", "record_refusals")
+    script: ClassVar[Script] = script("clock", "set_aside")
 
-    def __init__(self, status_key: str, day_key: str, field: str, number: int, span: int) -> None:
-        super().__init__([status_key, day_key] if day_key else [status_key], field, number, span, DAY_TTL)
+    def __init__(self, day_key: str, aside_key: str, known: int) -> None:
+        super().__init__([day_key, aside_key], known)
+        self.known = known
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Set them aside."""
+        day, aside = self.keys
+        counts = states.get(day)
+        if counts is not None and states.get(aside) is None:
+            states.put(aside, {**counts, TOKEN_FIELD: max(now, self.known + 1)}, states.expiry(day))
+            states.drop(day)
+        fields = states.get(aside) or {}
+        return [int(states.get(day) is not None), [str(part) for pair in fields.items() for part in pair]]
+
+
+class DropAside(Operation):
+    """Delete the counts that were set aside under a token; the reply is 1 if they were deleted, else 0."""
+
+    script: ClassVar[Script] = script("drop_aside")
+
+    def __init__(self, aside_key: str, token: int) -> None:
+        super().__init__([aside_key], token)
+        self.token = token
+
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
+        """Delete them."""
+        (aside,) = self.keys
+        return int((states.get(aside) or {}).get(TOKEN_FIELD) == self.token and states.drop(aside))
+
+
+class RecordHits(Operation):
+    """Count hits of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
+
+    `field`: the rule's name, escaped for fields of hashes. `day_key`: where the day is counted; empty if it is not.
+    `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event.
+    """
+
+    script: ClassVar[Script] = script("clock", "record_hits")
+
+    def __init__(self, status_key: str, day_key: str, field: str, counts: Mapping[str, int], span: int) -> None:
+        changes = [word for kind, change in counts.items() if change for word in (f"{field}:{kind}", change)]
+        super().__init__([status_key, day_key] if day_key else [status_key], field, span, DAY_TTL, *changes)
         self.field = field
-        self.number = number
+        self.counts = counts
         self.span = span
 
     def run(self, states: States, now: int) -> int:
         """Count them."""
         status_key, *days = self.keys
         for key in days:
-            counts = dict(states.get(key) or {"#": now})
-            counts[f"{self.field}:r"] = counts.get(f"{self.field}:r", 0) + self.number
-            states.put(key, counts, states.expiry(key) or now + DAY_TTL)
+            change_counts(states, key, {f"{self.field}:{kind}": change for kind, change in self.counts.items()}, now)
         quiet_until = int(fields_of(states, status_key).get(f"e:{self.field}", 0))
         if not self.span or quiet_until > now:
             return 0

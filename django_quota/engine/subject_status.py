@@ -1,4 +1,4 @@
-"""The status of a subject under a rule, which goes before the limits: exempt, blocked or banned.
+"""The status of a subject under a rule: a ban takes precedence over the limits.
 
 The specification of `lua/subject_status.lua`.
 """
@@ -6,72 +6,32 @@ The specification of `lua/subject_status.lua`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from django_quota.core.algorithms import NEVER, Verdict
-from django_quota.engine.codec import Flag, Flagged
+from django_quota.engine.codec import Flag
 from django_quota.engine.hits import HitContext
 from django_quota.engine.operations import States, keep
 
 
-class ActiveOverride(NamedTuple):
-    """An override that is in force."""
-
-    mode: str
-    """r: other rates, x: exempt, b: blocked."""
-    stop: int
-    """When it ends, in microseconds; 0 for never."""
-    published: str
-    """The override as it was published."""
-
-
-def load_status(states: States, context: HitContext, now: int) -> list[Flagged]:
-    """Put the status of the subject on the context; return why the hit must be sent in another form."""
+def load_status(states: States, context: HitContext, now: int) -> None:
+    """Put the status of the subject on the context."""
     hit = context.hit
-    fields = fields_of(states, hit.status_key)
-    of_all = active_override(fields.get("o:*"), now)
-    override = active_override(fields.get(f"o:{hit.field}"), now) or of_all
-    rates = override.published if override and override.mode == "r" else ""
-    retries = []
-    if rates != hit.override:
-        retries.append(Flagged(context.index, Flag.OVERRIDDEN, rates))
-    due = fields.get(f"d:{hit.field}")
-    context.due = None if due is None else int(due)
-    if context.due is not None and context.due <= now and not hit.holds:
-        retries.append(Flagged(context.index, Flag.HOLDS_DUE, ""))
-    banned_until = now
-    ban = fields.get(f"b:{hit.field}")
-    if ban is not None:
-        banned_until, context.level, context.remembered = map(int, ban.split(" "))
-    if override and override.mode == "x":
-        context.status, context.stop = Flag.EXEMPT, override.stop
-    elif override and override.mode == "b":
-        # A block of all rules, or a ban, may last longer than the block of this rule.
-        ends = [override.stop, banned_until, *([of_all.stop] if of_all and of_all.mode == "b" else [])]
-        context.status, context.stop = Flag.BLOCKED, 0 if 0 in ends else max(ends)
-    elif banned_until > now:
-        context.status, context.stop = Flag.BANNED, banned_until
-    return retries
+    ban = fields_of(states, hit.status_key).get(f"b:{hit.field}")
+    if hit.refusals_key and ban is not None:
+        ends, context.level, context.remembered = map(int, ban.split(" "))
+        if ends > now:
+            context.status, context.stop = Flag.BANNED, ends
 
 
 def shut_out(verdict: Verdict, stop: int, now: int) -> Verdict:
-    """Refuse until a ban or a block ends (0: never), and then for as long as the limit itself has no room."""
+    """Refuse until a ban ends, and then for as long as the limit itself has no room."""
 
     def later(own: int) -> int:
-        return NEVER if stop == 0 or own == NEVER else max(stop - now, own)
+        return NEVER if own == NEVER else max(stop - now, own)
 
     retry_after = later(0 if verdict.allowed else verdict.retry_after)
-    more = later(0 if verdict.remaining else verdict.more)
+    more = later(0 if verdict.remaining > 0 else verdict.more)
     return verdict._replace(allowed=False, retry_after=retry_after, more=more)
-
-
-def active_override(published: str | None, now: int) -> ActiveOverride | None:
-    """Read a published override; None if there is none, or if it is not in force now."""
-    if not published:
-        return None
-    mode, begins, ends, *_ = published.split(" ")
-    stop = int(ends)
-    return ActiveOverride(mode, stop, published) if int(begins) <= now and (stop == 0 or stop > now) else None
 
 
 def fields_of(states: States, status_key: str) -> Mapping[str, str]:

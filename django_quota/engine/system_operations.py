@@ -18,13 +18,12 @@ OUTAGES = "!:a"
 """The field that counts outages, as each process has seen them; no rule has it."""
 
 SUBJECTS = SLOTS = 2_000
-"""How many members a sorted set keeps; half as many more for a while."""
+"""How many members a sorted set keeps; for a while it may have half as many more."""
 
 DAY_TTL = 2 * DAY
 MINUTE_TTL = 7_200 * SECOND
 TOTAL_TTL = 400 * DAY
-NUMBER_TTL = 3_600 * SECOND
-"""How long each is kept, in microseconds."""
+"""How long the counts of a day, of a minute and of all days are kept, in microseconds."""
 
 
 class MetricsKeys(NamedTuple):
@@ -34,32 +33,23 @@ class MetricsKeys(NamedTuple):
     minute: str
     refused: str
     slots: str
-    number: str
     totals: str
 
 
 class AddMetrics(Operation):
-    """Add the counts of a process; the reply is 1, or 0 if they were added before.
+    """Add the counts of a process; the reply is 1.
 
-    `counts`: by field, as `lua/metrics.lua` has them; `refused`: by subject; `slots`: microseconds that each is
-    remembered. `number`: higher with each call of the process.
+    `counts`: by field, see `lua/metrics.lua`; `refused`: by subject; `slots`: microseconds that each is
+    remembered.
     """
 
     script: ClassVar[Script] = script("clock", "metrics")
 
     def __init__(
-        self,
-        keys: MetricsKeys,
-        number: int,
-        counts: Mapping[str, int],
-        refused: Mapping[str, int],
-        slots: Mapping[str, int],
+        self, keys: MetricsKeys, counts: Mapping[str, int], refused: Mapping[str, int], slots: Mapping[str, int]
     ) -> None:
         parts = (counts, refused, slots)
-        super().__init__(
-            keys, number, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair)
-        )
-        self.number = number
+        super().__init__(keys, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair))
         self.counts = counts
         self.refused = refused
         self.slots = slots
@@ -67,9 +57,6 @@ class AddMetrics(Operation):
     def run(self, states: States, now: int) -> int:
         """Add them."""
         keys = MetricsKeys(*self.keys)
-        if self.number <= (states.get(keys.number, now) or 0):
-            return 0
-        states.put(keys.number, self.number, now + NUMBER_TTL)
         for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
             for field, count in self.counts.items():
@@ -122,14 +109,14 @@ class Swept(NamedTuple):
     left: int
     """How many expired entries it still has."""
     given: int
-    """The TTL (milliseconds) that it was given, or would be; 0 if it has one."""
+    """The TTL (milliseconds) that the key was given, or would be given by repairs; 0 if it has one."""
 
 
 class Sweep(RedisOperation):
-    """Drop at most `most` expired entries of these keys; the reply is that of `lua/sweep.lua`: see `read`.
+    """Drop at most `most` expired entries of these keys; the reply: see `lua/sweep.lua` and `read`.
 
     `sweepable`: which keys are swept if they are sorted sets. `lifetimes`: the TTL (milliseconds) for a key that has
-    none and whose scores do not say one. `repairs`: whether keys without a TTL get one.
+    none and whose scores do not tell one. `repairs`: whether keys without a TTL get one.
     """
 
     script: ClassVar[Script] = script("clock", "sweep")

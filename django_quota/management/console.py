@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -27,10 +27,11 @@ from django.utils.timezone import is_naive, make_aware
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.services.addresses import is_address
-from django_quota.services.lookup import rule_hint, subject_hint
-from django_quota.services.registry import get_limiter
-from django_quota.stores.redis.store import RedisStore
+from django_quota.core.rates import parse_duration
+from django_quota.limiting.registry import get_limiter, which_redis
+from django_quota.operating.lookup import rule_hint, subject_hint
+from django_quota.requests.addresses import is_address
+from django_quota.stores.base import Store
 
 EXIT_BROKEN_PIPE = 141
 """The exit status when nobody reads the output any more, as in `manage.py quota_events | head -1`: 128 + SIGPIPE."""
@@ -58,19 +59,28 @@ class QuotaCommand(BaseCommand):
             raise CommandError(explain(error)) from error
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run the command from the command line, and end it quietly when its reader has left or at a second signal."""
+        """Run the command from the command line.
+
+        It ends quietly after a second signal or if nobody reads its output, and with a message if it cannot write.
+        """
         try:
             try:
                 super().run_from_argv(argv)
             finally:
                 if sys.stdout is not None:  # None: the process was started with stdout closed
                     sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if error.filename is not None:  # a file of the command, and not its output
+                raise
+            is_left = isinstance(error, BrokenPipeError)
+            if not is_left:
+                with suppress(OSError):  # stderr may be full too
+                    self.note(f"The output could not be written: {error.strerror}.")
             # Python flushes both streams once more when it exits, and would print an error.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 os.dup2(nowhere, stream.fileno())
-            sys.exit(EXIT_BROKEN_PIPE)
+            sys.exit(EXIT_BROKEN_PIPE if is_left else 1)
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
 
@@ -78,11 +88,16 @@ class QuotaCommand(BaseCommand):
         """Print a value as one line of JSON."""
         self.stdout.write(json.dumps(value))
 
-    def print_result(self, options: Mapping[str, Any], value: object, lines: Iterable[str]) -> None:
-        """Print a value as JSON with `--json`, and these lines without it."""
+    def print_result(
+        self, options: Mapping[str, Any], value: object, lines: Iterable[str], *, is_asked: bool = False
+    ) -> None:
+        """Print a value as JSON with `--json`, and these lines without it.
+
+        At `--verbosity 0` the lines are left out, unless they are what the command `is_asked` for.
+        """
         if options["json"]:
             self.print_json(value)
-        else:
+        elif options["verbosity"] or is_asked:
             self.stdout.write("\n".join(lines))
         self.stdout.flush()
 
@@ -112,19 +127,22 @@ def _subject_note(subject: str) -> str:
     return f"Note: {hint}" if hint else ""
 
 
-def redis_store() -> RedisStore:
-    """Return the limiter's store. Raises `CommandError` if it is not Redis."""
+def shared_store() -> Store:
+    """Return the limiter's store. Raises `CommandError` for the memory of a process."""
     store = get_limiter().store
-    if not isinstance(store, RedisStore):
-        raise CommandError('QUOTA["STORE"] is not "redis": other processes cannot see what a process keeps in memory.')
+    if not store.is_shared:
+        raise CommandError('QUOTA["STORE"] is "memory": other processes cannot see what a process keeps in memory.')
     return store
 
 
 def explain(error: Exception) -> str:
-    """Return what went wrong; of Redis, in which cache alias, and what to do if our tables are missing."""
+    """Return what went wrong: for a store with its alias, and for missing tables with what to do."""
     words = str(error).strip()
     if isinstance(error, StoreUnavailable):
-        return f'{words.rstrip(".")}. It is the Redis of CACHES["{current().cache}"].'
+        settings = current()
+        is_database = settings.store == "database"
+        place = f'DATABASES["{settings.database}"]' if is_database else f"the Redis of {which_redis().name}"
+        return f"{words.rstrip('.')}. It is {place}."
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
@@ -150,6 +168,15 @@ def parse_moment(text: str) -> datetime | None:
     return make_aware(moment) if moment is not None and is_naive(moment) else moment
 
 
+def duration_of(option: str, given: object) -> float | None:
+    """Return a duration of the command line in seconds; a bare number is seconds. Raises `RuleError`."""
+    if given is None:
+        return None
+    with suppress(TypeError, ValueError):
+        given = float(cast("Any", given))
+    return parse_duration(option, given) / SECOND
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number and what it counts: `1 key`, `1,000 keys`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
@@ -163,10 +190,15 @@ def stopping() -> Iterator[threading.Event]:
         yield stop
         return
 
+    told = False
+
     def handle(_: int, __: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal told
+        if told:
             raise KeyboardInterrupt
-        stop.set()
+        told = True
+        # This thread may be waiting for the event and hold its lock: another one sets it.
+        threading.Thread(target=stop.set, daemon=True).start()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

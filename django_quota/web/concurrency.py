@@ -1,6 +1,6 @@
 """`@concurrency`: a limit on requests that are in a view at once, sync, async or class-based.
 
-A request takes a slot before the view and gives it back after it. A streaming response gives it back at its end.
+A request takes a slot before its view runs and gives it back afterwards, with a streaming response at its end.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
-from dataclasses import replace
 from functools import cache, partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
@@ -19,13 +18,21 @@ from django_quota.conf import current
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import LeaseLost, RuleError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
-from django_quota.core.rules import OnUnavailable, dotted_path
-from django_quota.services.leases import Lease, Slot
-from django_quota.services.registry import get_limiter
-from django_quota.services.subjects import GLOBAL, compile_key, subject_flow
-from django_quota.stores.base import Store
-from django_quota.web.responses import add_decision, arefusal, arefuse_in_view, refusal, refuse_in_view, write_headers
-from django_quota.web.view_kinds import dispatch_of, naming, wrap_view
+from django_quota.core.rates import Duration
+from django_quota.core.rule_options import OnUnavailable
+from django_quota.core.rules import dotted_path
+from django_quota.features.leases import Lease, Slot
+from django_quota.limiting.registry import get_limiter
+from django_quota.requests.request_keys import compile_key, subject_flow
+from django_quota.requests.subjects import GLOBAL
+from django_quota.stores.base import Runner
+from django_quota.web.headers import write_headers
+from django_quota.web.limited_requests import add_decision, decision_of, state_of, undo_flow
+from django_quota.web.request_rules import is_about_the_user, is_decided_later, log_untaken_slots
+from django_quota.web.responses import arefusal, arefuse_in_view, refusal, refuse_in_view
+from django_quota.web.settlements import show
+from django_quota.web.view_kinds import called_view, dispatch_of, naming, wrap_view
+from django_quota.web.view_marks import mark
 
 logger = logging.getLogger("django_quota")
 
@@ -36,8 +43,8 @@ V = TypeVar("V", bound=Callable[..., Any])
 def concurrency(
     limit: int,
     key: Any = GLOBAL,
-    lease: float = 30,
-    wait: float | None = None,
+    lease: Duration = 30,
+    wait: Duration | None = None,
     name: str | None = None,
     *,
     renew: bool = False,
@@ -47,13 +54,13 @@ def concurrency(
     """Limit how many requests are in a view at once.
 
     `limit`: 1 to 1,000,000, for each subject. `key`: the key of a rule: `"user"`, `"ip"`, a function of the request;
-    `"global"` counts all requests together. `lease`: seconds after which a slot is free again, even if its worker was
-    killed: above 0 and up to 366 days. Choose more than the view takes. `wait`: seconds to wait for a slot, first come,
-    first served; None or 0: do not wait. `name`: the name of the slot, by default the path of the function or class.
-    Views with the same name share it. `renew`: renew the lease in the background, for views that may take longer.
-    `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process
-    counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the view
-    runs without a slot.
+    `"global"` counts all requests together. `lease`: the time after which a slot is free again, even if its worker was
+    killed: above 0 and up to 366 days. Choose more than the view takes. `wait`: how long to wait for a slot; None or 0:
+    do not wait. `name`: the name of the slot, by default the path of the function, of the class, or of the class and
+    the method. Views with the same name share it. `renew`: renew the lease in the background, for views that may take
+    longer. `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each
+    process counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the
+    view runs without a slot.
 
     A `TemplateResponse` is rendered after the slot has been given back.
 
@@ -64,7 +71,7 @@ def concurrency(
     if not isinstance(cast("object", block), bool):
         raise RuleError(f"block={block!r} is not True or False.")
     slots = RequestSlot(
-        "unnamed" if name is None else name,
+        "@concurrency" if name is None else name,
         limit,
         key=key,
         lease=lease,
@@ -80,30 +87,26 @@ def concurrency(
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@concurrency is on {type(view).__name__}, not on a view.")
         name_for = naming(view) if name is None else lambda _: name
-        wrapped = _wrap(view, lambda request, owner: slots.enter_flow(request, name_for(owner), block=block))
-        setattr(wrapped, _MARK, Gate(wrapped, name_for, is_named=name is not None))
+
+        def enter(request: HttpRequest, owner: type | None, args: tuple[Any, ...]) -> Flow[Entered]:
+            return slots.enter_flow(request, name_for(owner), block=block, view=called_view(view, args))
+
+        wrapped = _wrap(view, enter)
+        mark(wrapped, Gate(name_for, name is not None, key), decorate)
         return wrapped
 
     return decorate
 
 
 class Gate(NamedTuple):
-    """What `@concurrency` keeps of a view."""
+    """What `@concurrency` remembers of a view."""
 
-    wrapper: Callable[..., Any]
     name_for: Callable[[type | None], str]
     """Returns the name of the slot, for a view of this class (None for a function)."""
     is_named: bool
     """Whether the slot has a name of its own, and not the path of its view."""
-
-
-_MARK = "_django_quota_gate"
-
-
-def gate_of(view: object) -> Gate | None:
-    """Return the gate of a view that `@concurrency` wraps itself; None for other views."""
-    gate = getattr(view, _MARK, None)  # functools.wraps copies it to other wrappers
-    return gate if isinstance(gate, Gate) and gate.wrapper is view else None
+    key: Any
+    """Who holds the slot."""
 
 
 Entered: TypeAlias = "tuple[_Holding, HttpResponse | None]"
@@ -111,7 +114,7 @@ Entered: TypeAlias = "tuple[_Holding, HttpResponse | None]"
 
 
 class RequestSlot:
-    """A slot that requests hold, for an integration that has no view: such as `@concurrency`, with its arguments.
+    """A slot that requests hold, for an integration without views. It takes the arguments of `@concurrency`.
 
     `holding, refused = await slot.aenter(request)`. If `refused` is not None, it is the response to send. If not, do
     the work inside `async with holding:`, whose end gives the slot back. Raises `RuleError` if an argument is wrong.
@@ -123,8 +126,8 @@ class RequestSlot:
         limit: int,
         *,
         key: Any = GLOBAL,
-        lease: float = 30,
-        wait: float | None = None,
+        lease: Duration = 30,
+        wait: Duration | None = None,
         renew: bool = False,
         on_unavailable: OnUnavailable | None = None,
     ) -> None:
@@ -138,24 +141,41 @@ class RequestSlot:
             raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
 
     def enter(self, request: HttpRequest) -> tuple[AbstractContextManager[Any], HttpResponse | None]:
-        """Take a slot for a request; return what holds it, and the response if there is none free."""
+        """Take a slot for a request; return a context manager that holds it, and a response if no slot is free."""
         return run_sync(self.enter_flow(request, self._name))
 
     async def aenter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
         """Take a slot without blocking the event loop; see `enter`."""
         return await run_async(self.enter_flow(request, self._name))
 
-    def enter_flow(self, request: HttpRequest, name: str, *, block: bool = True) -> Flow[Entered]:
-        """Take the slot of this name for a request; see `enter`."""
+    def enter_flow(self, request: HttpRequest, name: str, *, block: bool = True, view: object = None) -> Flow[Entered]:
+        """Take the slot of this name for a request; see `enter`.
+
+        If the slot is that of a user whom `view` finds, it is taken when the view calls for it.
+        """
+        holding = _Holding()
         if not current().enabled:
-            return _Holding(None), None
+            return holding, None
+        fill = partial(self._fill_flow, holding, request, name, block=block)
+        if is_about_the_user(self._key) and is_decided_later(view):
+            state = state_of(request)
+            state.waiting_slots = (*state.waiting_slots, fill)
+            return holding, None
+        decision = yield from fill()
+        refused = (yield IOCall(refusal, arefusal, request, decision_of(request))) if decision.enforced else None
+        return holding, refused
+
+    def _fill_flow(self, holding: _Holding, request: HttpRequest, name: str, *, block: bool) -> Flow[Decision]:
+        """Let a request hold a slot; return the decision, which is part of `request.quota` then."""
         subject = yield from subject_flow(self._key, request)
-        lease, decision = yield from self._take_flow(self._make(name), subject)
+        holding.lease, decision = yield from self._take_flow(self._make(name), subject)
         if not block:
             decision = _not_enforced(decision)
-        combined = add_decision(request, decision)
-        refused = (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
-        return _Holding(lease), refused
+        if decision.enforced:
+            for settled in (yield from undo_flow(request)):
+                show(request, settled)
+        add_decision(request, decision)
+        return decision
 
     def _take_flow(self, slot: Slot, subject: str) -> Flow[tuple[Lease | None, Decision]]:
         """Return the lease, None if there is none, and the decision."""
@@ -168,16 +188,16 @@ class RequestSlot:
             how = self._on_unavailable or current().without_store(is_full=isinstance(error, StoreOutOfMemory))
         if how == "local":
             try:
-                lease, decision = yield from _lease_flow(slot, subject, limiter.local)
+                lease, decision = yield from _lease_flow(slot, subject, limiter.fallback.local)
             except StoreFull:
                 how = "deny"
             else:
-                return lease, replace(decision, degraded=True)
+                return lease, decision.__replace__(degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
 
 
-def _lease_flow(slot: Slot, subject: str, store: Store) -> Flow[tuple[Lease | None, Decision]]:
+def _lease_flow(slot: Slot, subject: str, store: Runner) -> Flow[tuple[Lease | None, Decision]]:
     try:
         lease = yield from Lease(slot, subject, store).taking(slot.timeout)
     except QuotaExceeded as exceeded:
@@ -188,7 +208,7 @@ def _lease_flow(slot: Slot, subject: str, store: Store) -> Flow[tuple[Lease | No
 def _not_enforced(decision: Decision) -> Decision:
     """Return the decision, not enforced."""
     outcomes = tuple(outcome._replace(enforced=False) for outcome in decision.outcomes)
-    return replace(decision, outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
+    return decision.__replace__(outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
 
 
 class _Holding:
@@ -197,8 +217,8 @@ class _Holding:
     The end of the `with` block gives it back, unless `pass_on` was called.
     """
 
-    def __init__(self, lease: Lease | None) -> None:
-        self._lease = lease
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
         self._is_passed_on = False
 
     def pass_on(self) -> Self:
@@ -208,7 +228,7 @@ class _Holding:
 
     def until_closed(self, response: HttpResponseBase) -> HttpResponseBase:
         """Keep the lease until a streaming response has been sent or is closed."""
-        if self._lease is None or not getattr(response, "streaming", False):
+        if self.lease is None or not getattr(response, "streaming", False):
             return response
         self.pass_on()
         streaming = cast("Any", response)
@@ -245,10 +265,10 @@ class _Holding:
         await run_async(self._release_flow())
 
     def _release_flow(self) -> Flow[Any]:
-        if self._lease is None:
+        if self.lease is None:
             return
         try:
-            yield IOCall(self._lease.release, self._lease.arelease)
+            yield IOCall(self.lease.release, self.lease.arelease)
         except LeaseLost as lost:
             logger.warning(
                 "A view took longer than its lease, so more requests than the limit may have been in it. %s", lost
@@ -276,13 +296,15 @@ class _Holding:
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
-def _wrap(view: Callable[..., Any], enter: Callable[[HttpRequest, type | None], Flow[Entered]]) -> Callable[..., Any]:
+def _wrap(
+    view: Callable[..., Any], enter: Callable[[HttpRequest, type | None, tuple[Any, ...]], Flow[Entered]]
+) -> Callable[..., Any]:
     def call(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> Any:
-        holding, refused = run_sync(enter(request, owner))
+        holding, refused = run_sync(enter(request, owner, args))
         return _finish(request, partial(view, *args, **kwargs), holding) if refused is None else refused
 
     async def acall(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> HttpResponseBase:
-        holding, refused = await run_async(enter(request, owner))
+        holding, refused = await run_async(enter(request, owner, args))
         return await _afinish(request, partial(view, *args, **kwargs), holding) if refused is None else refused
 
     return wrap_view(view, "@concurrency", call, acall)
@@ -295,6 +317,7 @@ def _finish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) ->
             response = view()
             if isawaitable(response):  # an async view behind a sync wrapper
                 return _afinish(request, lambda: response, holding.pass_on())
+            log_untaken_slots(request, response)
             return holding.until_closed(write_headers(request, response))
     except QuotaExceeded as exceeded:
         return refuse_in_view(request, exceeded.decision)
@@ -306,6 +329,7 @@ async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: _Hold
             response = view()
             if isawaitable(response):
                 response = await response
+            log_untaken_slots(request, response)
             return holding.until_closed(write_headers(request, cast("HttpResponse", response)))
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)

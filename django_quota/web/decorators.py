@@ -1,7 +1,7 @@
 """`@quota`: limits on views, sync, async and class-based.
 
-Stacked decorators become one wrapper, so that their limits are decided in one call. With another decorator in between
-they stay two, since that one must run between them.
+Stacked decorators become one wrapper, so that their limits are decided in one call. With another decorator between them
+they stay separate, because that one must run between them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponseBase
@@ -18,28 +18,25 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current, is_async_callable
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
-from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, key_parts, name_conflict
+from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.rules import (
+    Rule,
+    RuleOptions,
+    check_option_names,
+    dotted_path,
+    functions_of,
+    key_parts,
+    name_conflict,
+)
 from django_quota.engine.plans import Plan
-from django_quota.services.request_state import state_of
-from django_quota.services.subjects import check_keys, compile_key
-from django_quota.web.request_rules import (
-    MARK,
-    Limited,
-    RuleSource,
-    limited,
-    marked,
-    rules_for_now,
-    rules_left,
-)
-from django_quota.web.responses import (
-    alimit_request,
-    arefuse_in_view,
-    limit_request,
-    refuse_in_view,
-    write_headers,
-)
-from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
+from django_quota.requests.request_keys import check_keys, compile_key
+from django_quota.web.headers import write_headers
+from django_quota.web.limited_requests import state_of
+from django_quota.web.request_rules import Limited, RuleSource, rules_for_now, rules_left
+from django_quota.web.responses import arefuse_in_view, limit_flow, refuse_in_view
+from django_quota.web.settlements import settle_flow, take_unsettled
 from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
+from django_quota.web.view_marks import mark, marks_of, own
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -57,12 +54,12 @@ def quota(
 
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
     them, sync or async; None is unlimited. `rule`: the name of a rule in the settings instead. `name`: the name of the
-    rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
-    system check reports views that share a name by accident.
+    rule in keys, logs and headers; by default the path of the function, of the class, or of the class and the method,
+    with the arguments of `as_view()`. A system check reports views that share a name by accident.
 
     The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`,
     `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
-    `cache_refusals`, `settle`, `counts`.
+    `cache_refusals`, `settle`, `count_when`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 
@@ -74,9 +71,7 @@ def quota(
         if not isinstance(cast("object", rule), (str, Rule)):
             raise RuleError(f"rule={rule!r} is not the name of a rule. Use, for example, @quota(rule='search').")
         return _Decorator(rule)
-    for option in _NAMES_OF_A_RATE & options.keys():
-        given = cast("dict[str, object]", options)[option]
-        raise RuleError(f"@quota takes no {option}=. The rate is the first argument: write @quota({given!r}).")
+    check_option_names(options)
     if not rates:
         raise RateError((), None, "@quota got none", "Use, for example, @quota('10/m') or @quota(rule='search').")
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
@@ -91,10 +86,6 @@ def quota(
             "distinct=True needs check(..., value=). On a view, use, for example, distinct='header:X-Device'."
         )
     return _Decorator(template, named=name is not None)
-
-
-_NAMES_OF_A_RATE = frozenset({"rate", "rates", "limit"})
-"""Names that people give to the first argument."""
 
 
 def _beside_a_rule(rule: object, rates: tuple[object, ...], options: list[str]) -> RuleError:
@@ -132,7 +123,7 @@ def _is_key(text: str) -> bool:
 
 def _looks_like_a_view(value: object) -> bool:
     """Return whether `@quota` was used without parentheses, so that its rate is the view."""
-    return isinstance(value, type) or limited(value) is not None
+    return isinstance(value, type) or own(value, Limited) is not None
 
 
 class _Decorator:
@@ -142,6 +133,9 @@ class _Decorator:
         self._rule = rule
         self._named = named
         self._made: dict[str, Rule] = {}  # see RuleSource
+        rates = rule.rates if isinstance(rule, Rule) else ()
+        if rates and callable(rates[0]):
+            mark(self, UnderABareOne(rates[0]), self)
 
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
@@ -161,17 +155,19 @@ class _Decorator:
         return cls
 
     def _limit(self, view: Callable[..., Any]) -> Callable[..., Any]:
-        inner = limited(view)
-        mark = marked(view)  # functools.wraps copies it through other decorators
-        depth = 1 if mark is None else mark.depth + 1
+        inner = own(view, Limited)
+        below = sum(len(each.kept.sources) for each in marks_of(view) if isinstance(each.kept, Limited))
         bare = inner.view if inner else view
         if not (is_async(bare) or is_dispatch(bare) or is_a_trial(bare)):
             self._refuse_async_functions()
         if inner and isinstance(self._rule, Rule) and self._named:
             _refuse_shared_names(self._rule, inner)
-        name_for = None if self._named else naming(bare, "" if depth == 1 else f"#{depth}")
+        name_for = None if self._named else naming(bare, f"#{below + 1}" if below else "")
         sources = (RuleSource(self._rule, name_for, self._made), *(inner.sources if inner else ()))
-        return _wrap(Limited(bare, sources, depth))
+        spec = Limited(bare, sources)
+        wrapper = wrap_view(bare, "@quota", partial(_call, spec), partial(_acall, spec))
+        mark(wrapper, spec, self)
+        return wrapper
 
     def _refuse_async_functions(self) -> None:
         """Fail at import if a sync view gets an async function."""
@@ -195,20 +191,14 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
             raise name_conflict(rule, other)
 
 
-def under_a_bare_one(view: object) -> Callable[..., Any] | None:
-    """Return the view that a `@quota` without parentheses took for its rate; None if there is none."""
-    rule = view._rule if isinstance(view, _Decorator) else None  # noqa: SLF001 — of this module
-    rates = rule.rates if isinstance(rule, Rule) else ()
-    return rates[0] if rates and callable(rates[0]) else None
+class UnderABareOne(NamedTuple):
+    """What a `@quota` remembers whose rate is a function. If that is a view, the parentheses are missing."""
+
+    view: Callable[..., Any]
+    """The function, which then is the view."""
 
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------
-
-
-def _wrap(spec: Limited) -> Callable[..., Any]:
-    spec.wrapper = wrap_view(spec.view, "@quota", partial(_call, spec), partial(_acall, spec))
-    setattr(spec.wrapper, MARK, spec)
-    return spec.wrapper
 
 
 def _call(
@@ -216,7 +206,7 @@ def _call(
 ) -> Any:
     state = state_of(request)
     if not state.take_claim(spec):
-        refused = limit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
+        refused = run_sync(limit_flow(request, rules_for_now(request, spec.rules(owner), spec.view, args)))
         if refused is not None:
             return refused
     plans = take_unsettled(request) if spec.may_settle else ()
@@ -225,14 +215,14 @@ def _call(
         if not isinstance(response, HttpResponseBase) and isawaitable(response):
             return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
         if plans or state.waiting:
-            response = _decide_waiting(request, response)
+            response = run_sync(_waiting_flow(request, response))
     except QuotaExceeded as exceeded:
         response = refuse_in_view(request, exceeded.decision)
     except Exception as error:
-        settle_response(request, error, plans)
+        run_sync(settle_flow(request, error, plans))
         raise
     if plans:
-        settle_response(request, response, plans)
+        run_sync(settle_flow(request, response, plans))
     return write_headers(request, response)
 
 
@@ -240,7 +230,7 @@ async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
     if not state_of(request).take_claim(spec):
-        refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
+        refused = await run_async(limit_flow(request, rules_for_now(request, spec.rules(owner), spec.view, args)))
         if refused is not None:
             return refused
     plans = take_unsettled(request) if spec.may_settle else ()
@@ -254,29 +244,21 @@ async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence
         if isawaitable(response):
             response = await response
         if plans or state_of(request).waiting:
-            response = await _adecide_waiting(request, response)
+            response = await run_async(_waiting_flow(request, response))
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
-        await asettle_response(request, error, plans)
+        await run_async(settle_flow(request, error, plans))
         raise
     if plans:
-        await asettle_response(request, response, plans)
+        await run_async(settle_flow(request, response, plans))
     return write_headers(request, cast("HttpResponseBase", response))
 
 
-def _decide_waiting(request: HttpRequest, response: Any) -> Any:
-    """Decide and settle the rules that the view has left, unless the middleware does; return the response to send."""
+def _waiting_flow(request: HttpRequest, response: Any) -> Flow[Any]:
+    """Decide and settle the rules that the view did not decide, unless the middleware does; return the response."""
     if state_of(request).is_in_middleware:
         return response
-    response = limit_request(request, rules_left(request)) or response
-    settle_response(request, response, take_unsettled(request))
-    return response
-
-
-async def _adecide_waiting(request: HttpRequest, response: Any) -> Any:
-    if state_of(request).is_in_middleware:
-        return response
-    response = await alimit_request(request, rules_left(request)) or response
-    await asettle_response(request, response, take_unsettled(request))
+    response = (yield from limit_flow(request, rules_left(request, response))) or response
+    yield from settle_flow(request, response, take_unsettled(request))
     return response

@@ -1,39 +1,40 @@
 """The rules of a request: those of the settings, and those of `@quota` on its view.
 
-The middleware decides the `@quota` on the outside of a view in one call with the rules of the settings. If other code
-runs before a `@quota`, it must run first, and the decorator decides for itself.
+The middleware decides the `@quota` on the outside of a view in one call with the rules of the settings. If another
+decorator is above a `@quota`, that one must run first, and the `@quota` decides by itself.
 
 Some rules wait until the view knows more about the request. Django REST framework reads tokens inside the view. Before
-that, a rule by user would limit all users of tokens as one anonymous visitor. So an integration says with
+that, a rule by user would count all users with tokens as one anonymous visitor. So an integration says with
 `decides_later` which views decide such rules themselves. The middleware and `@quota` then leave these rules on the
-request, and decide the others at once. Rules that nobody has taken when the view has answered are decided then, for
-example because a wrong token was answered with 401.
+request, and decide the others at once. If the view has answered and has not decided them, for example because a wrong
+token got a 401, they are decided then.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
 from django.views import View
-from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
+from django_quota.core.caching import cached
 from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
-from django_quota.services.request_state import state_of
-from django_quota.services.site_rules import site_rules
-from django_quota.web.responses import decision_of
+from django_quota.requests.site_rules import site_rules
+from django_quota.web.limited_requests import decision_of, in_a_cache, state_of
 from django_quota.web.view_kinds import called_view
+from django_quota.web.view_marks import own
+
+logger = logging.getLogger("django_quota")
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 
 NameFor = Callable[[type | None], str]
 """Returns the name of the limits of a view, from its class (None for a function)."""
-
-MARK = "_django_quota"
-"""The attribute of a view with what `@quota` keeps of it."""
 
 
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
@@ -42,14 +43,15 @@ def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     if state.is_asked:
         return []
     state.is_asked = True
+    state.is_cached = in_a_cache(request)
     return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
 
 
-def rules_after(request: HttpRequest) -> Sequence[Rule]:
-    """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
+def rules_after(request: HttpRequest, response: Any) -> Sequence[Rule]:
+    """Return the rules to decide after the view: those that it did not decide, or all if there was no view."""
     state = state_of(request)
     if state.is_asked:
-        return rules_left(request) if state.waiting else ()
+        return rules_left(request, response) if state.waiting else ()
     state.is_asked = True
     return site_rules(request)
 
@@ -64,11 +66,11 @@ class RuleSource:
 
     def __init__(self, rule: str | Rule, name_for: NameFor | None, made: dict[str, Rule]) -> None:
         self.rule: str | Rule = rule
-        """The decorator's own rule, or the name of one of the settings."""
+        """The decorator's own rule, or the name of a configured rule."""
         self.name_for: NameFor | None = name_for
         """Returns the name of a rule that has none of its own: the path of the view."""
         self._made: dict[str, Rule] = made
-        """The rules that have such names. The `@quota` keeps them, since `method_decorator` uses it once a request."""
+        """The rules with such names. `@quota` keeps them: `method_decorator` applies it at each request."""
 
     def rule_for(self, owner: type | None) -> Rule:
         """Return the rule, for a view of this class (None for a function)."""
@@ -85,21 +87,18 @@ class RuleSource:
 
 
 class Limited:
-    """What `@quota` keeps of a view: the view, and the rules of all `@quota` directly on it."""
+    """What `@quota` remembers of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "depth", "may_settle", "names", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "may_settle", "names", "sources", "view")
 
-    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
+    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...]) -> None:
         self.view: Callable[..., Any] = view
         self.sources: tuple[RuleSource, ...] = sources
         rules = [source.rule for source in sources]
         self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
         """The names of its rules from the settings."""
         self.may_settle: bool = any(isinstance(rule, str) or rule.settles for rule in rules)
-        """Whether a rule may look at the response: one of the settings may."""
-        self.depth: int = depth
-        """How many `@quota` there are from here on, with those below other decorators."""
-        self.wrapper: Callable[..., Any] | None = None
+        """Whether a rule may look at the response; any configured rule may."""
         self._of_function: list[Rule] | None = None
         """The rules of a function, if none is from the settings: then they never change."""
 
@@ -117,54 +116,31 @@ class Limited:
         return rules
 
 
-def marked(view: object) -> Limited | None:
-    """Return what `@quota` keeps of a view, or of a view below it whose attributes were copied."""
-    found = getattr(view, MARK, None)
-    return found if isinstance(found, Limited) else None
-
-
-def limited(view: object) -> Limited | None:
-    """Return what `@quota` keeps of a view that it wraps itself; None for other views.
-
-    `functools.wraps` copies attributes, so a view under `@login_required` also has the mark.
-    """
-    found = marked(view)
-    return found if found is not None and found.wrapper is view else None
-
-
 def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     """Return the rules of the `@quota` on the outside of a view. The decorator will not decide them again."""
-    spec, owner = _known(view)
+    spec, owner = _outermost(view)
     if spec is None and owner is not None:
-        spec = limited(_handler(owner, request.method))
+        spec = own(_handler(owner, request.method), Limited)
     if spec is None:
         return []
     state_of(request).claimed = spec
     return spec.rules(owner)
 
 
-def _known(view: Any) -> tuple[Limited | None, type | None]:
-    try:
-        return _outermost(view)
-    except TypeError:  # an unhashable view, such as an instance of a dataclass
-        return _outermost.__wrapped__(view)
-
-
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
 def _outermost(view: Any) -> tuple[Limited | None, type | None]:
-    """Return the `@quota` on the outside of a view, and its class; only a class if each of its methods has its own."""
-    found = limited(view)
+    """Return the outermost `@quota` of a view, and the class; only the class if each method has its own `@quota`."""
+    found = own(view, Limited)
     if found is not None:
         return found, None
-    code = getattr(view, "__code__", None)
-    if code in _CHANGE_NOTHING:
-        return _outermost(view.__wrapped__)
-    owner = view.view_class if code is _AS_VIEW else None
+    owner: Any = getattr(view, "view_class", None)
     if owner is None or owner.setup is not View.setup or not _CHOSEN_BY_THE_CLASS.isdisjoint(view.view_initkwargs):
         return None, None
+    if getattr(view, "__wrapped__", None) is not getattr(owner.dispatch, "__wrapped__", None):
+        return None, None  # it is around the view that `as_view()` made, whose attributes are those of dispatch()
     if owner.dispatch is View.dispatch:
         return None, owner
-    found = limited(owner.dispatch)
+    found = own(owner.dispatch, Limited)
     return found, None if found is None else owner
 
 
@@ -176,21 +152,8 @@ def _handler(owner: type, method: str | None) -> Any:
     return getattr(owner, name, None) or (getattr(owner, "get", None) if name == "head" else None)
 
 
-def _nothing(request: HttpRequest) -> None: ...
-
-
-async def _nothing_async(request: HttpRequest) -> None: ...
-
-
-_AS_VIEW: Any = getattr(View.as_view(), "__code__", None)
-"""The code of the function that `as_view()` returns. Wrappers copy its name and attributes, but not its code."""
-
 _CHOSEN_BY_THE_CLASS = frozenset({"dispatch", "http_method_names", "setup"})
 """The attributes that choose the method which answers; `as_view()` may replace them."""
-
-_CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_nothing, _nothing_async)} - {None}
-"""The code of wrappers that only mark a view."""
-
 
 # --- rules that wait for the view -------------------------------------------------------------------------------------
 
@@ -201,34 +164,69 @@ def decides_later(finder: F) -> F:
     """Register a function that says whether a view decides its rules by itself; it can be used as a decorator.
 
     The function gets the view as Django calls it: a function, for example from `as_view()`, a class or its instance.
-    Such a view must call `take_waiting_rules` (in `adapters`), and decide what that returns.
+    Such a view must call `take_waiting_rules` (in `adapters`), and decide what that returns; if it is allowed, also
+    `take_waiting_slots`.
     """
     _finders.append(finder)
     return finder
 
 
 def is_decided_later(view: Any) -> bool:
-    """Say whether a view decides rules itself that need the user."""
+    """Say whether a view itself decides the rules that need the user."""
     return any(finder(view) for finder in _finders)
 
 
-def rules_left(request: HttpRequest) -> Sequence[Rule]:
+def rules_left(request: HttpRequest, response: Any) -> Sequence[Rule]:
     """Return the rules that still wait when the view has answered; none if the request is refused already.
 
-    Rules that need the body are left out if the view has read it, so that it cannot be read again.
+    Rules that need the body are left out if the view has read it, because it cannot be read again.
     """
     rules = state_of(request).take_waiting()
     decision = decision_of(request)
     if decision is not None and decision.enforced:
         return ()
+    if rules and _is_done(response):
+        names = ", ".join([repr(rule.name) for rule in rules])
+        _log_late(
+            _name_of_view(request),
+            response.status_code,
+            f"these rules waited for it: {names}. They are decided after it, which is too late",
+        )
     is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
     return [rule for rule in rules if is_readable or not rule.reads_body]
+
+
+@lru_cache(maxsize=1024)  # once for a view: clients may cause it often
+def _log_late(view: str, status: int, what: str) -> None:
+    logger.error(
+        "The view %r answered %s while %s. Let the view ask its throttles, or take the limits off it.",
+        view,
+        status,
+        what,
+    )
+
+
+def log_untaken_slots(request: HttpRequest, response: Any) -> None:
+    """Log that a view has answered without taking the slots of `@concurrency` that waited for it."""
+    if state_of(request).take_waiting_slots() and _is_done(response):
+        what = "a slot of @concurrency waited for it. Nothing has limited how many run at once"
+        _log_late(_name_of_view(request), response.status_code, what)
+
+
+def _is_done(response: Any) -> bool:
+    """Say whether a view has done what was asked of it."""
+    return bool(getattr(response, "status_code", HTTPStatus.BAD_REQUEST) < HTTPStatus.BAD_REQUEST)
+
+
+def _name_of_view(request: HttpRequest) -> str:
+    match = request.resolver_match
+    return match.view_name if match else request.path
 
 
 def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tuple[Any, ...] = ()) -> list[Rule]:
     """Return the rules to decide before the view; the others wait on the request, if the view decides them.
 
-    `args`: those of the call, if `view` may be the method of a class.
+    `args`: the arguments of the call, if `view` may be the method of a class.
     """
     if not _finders or not is_decided_later(called_view(view, args)):
         return rules
@@ -245,11 +243,13 @@ def needs_view(rule: Rule) -> bool:
         return True
     if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
         return True
-    return any(_is_about_the_user(part) for _, part in key_parts(rule))
+    return any(is_about_the_user(part) for _, part in key_parts(rule))
 
 
-def _is_about_the_user(part: object) -> bool:
-    """Say whether a part of a key is the user, or a function, by itself or by its dotted path."""
+def is_about_the_user(part: object) -> bool:
+    """Say whether a key, or a part of one, is the user, or a function, by itself or by its dotted path."""
+    if isinstance(part, tuple):
+        return any(map(is_about_the_user, part))
     if isinstance(part, str):
         return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
     return callable(part)

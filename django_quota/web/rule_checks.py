@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
-from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from django_quota.conf import current
@@ -28,18 +27,29 @@ from django_quota.core.errors import (
 from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import Rule, dotted_path, key_parts
 from django_quota.engine.plans import Plan
-from django_quota.middleware import QuotaMiddleware
-from django_quota.services.site_rules import applies_to
-from django_quota.services.subjects import GLOBAL, check_keys
+from django_quota.limiting.known_rules import url_patterns
+from django_quota.requests.request_keys import check_keys
+from django_quota.requests.site_rules import applies_to
+from django_quota.requests.subjects import GLOBAL
 from django_quota.web.decorators import BARE_HINT
+from django_quota.web.middleware import QuotaMiddleware
 from django_quota.web.request_rules import is_decided_later
 from django_quota.web.view_kinds import class_of, given_to
-from django_quota.web.view_lookup import endpoints, limited_views, shared_names, view_checks, views_under_a_bare_quota
+from django_quota.web.view_lookup import (
+    Endpoint,
+    endpoints,
+    limited_views,
+    path_of,
+    shared_names,
+    slots_of_users,
+    view_checks,
+    views_under_a_bare_quota,
+)
 
 _RULE_HINT = "The options of a rule are listed in docs/rules.md."
 
 _RULE_IDS = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
-"""The ids of wrong rules, by the kind of error; `check_rules` has that of other errors."""
+"""The ids for wrong rules, by the kind of error; `check_rules` has the id for other errors."""
 
 _CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:")
 
@@ -77,7 +87,7 @@ class _Site:
         """The rules of the settings that can be read."""
         self.applied = [rule for rule in named if rule.match is not None]
         """Those that the middleware applies."""
-        self.patterns: Sequence[Any] = get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []
+        self.patterns: Sequence[Any] = url_patterns()
         self.endpoints = list(endpoints(self.patterns))
         self.views = [(view, list(view.rules())) for view in limited_views(self.patterns)]
         """The views under a `@quota`, each with its rules that can be read."""
@@ -181,8 +191,8 @@ def _check_options(site: _Site) -> Iterator[CheckMessage]:
                 )
         if rule.settles and rule.algorithm == "leaky_bucket":
             yield CheckWarning(
-                f"Rule {rule.name!r} has settle= or counts= and algorithm='leaky_bucket', which gives back the newest "
-                "reservation only: a request that does not count mostly counts.",
+                f"Rule {rule.name!r} has settle= or count_when= and algorithm='leaky_bucket', which gives back the "
+                "newest reservation only: a request that does not count mostly counts.",
                 hint="Use another algorithm, for example 'token_bucket'.",
                 id="django_quota.W021",
             )
@@ -197,22 +207,23 @@ def _captured_arguments(patterns: Iterable[Any]) -> Iterator[str]:
 
 def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
     """Find rules about users on views of Django REST framework that read tokens later, and have no throttle of ours."""
-    told = set()
+    told = set[str]()
     for endpoint in site.endpoints:
         reader = _token_reader(endpoint.callback)
         if reader is None or is_decided_later(endpoint.callback):
             continue
-        met = [rule for rule in site.applied if applies_to(rule, endpoint)]
-        own = [rule for view in limited_views([endpoint.pattern]) if view.called_by is None for rule in view.rules()]
-        for rule in filter(_needs_user, [*met, *own]):
-            if rule.name in told:
+        late = [f"Rule {rule.name!r}" for rule in filter(_needs_user, endpoint.rules_that_wait)]
+        late += [f"Slot {name!r}" for name in slots_of_users([endpoint.pattern])]
+        for limit in late:
+            if limit in told:
                 continue
-            told.add(rule.name)
+            told.add(limit)
             yield CheckWarning(
-                f"Rule {rule.name!r} needs the user, and is decided before {dotted_path(class_of(endpoint.callback))} "
+                f"{limit} needs the user, and is decided before {dotted_path(class_of(endpoint.callback))} "
                 f"asks {reader.__name__} for it: users of tokens are limited by IP.",
                 hint="Add 'django_quota.contrib.rest_framework.QuotaThrottle' to DEFAULT_THROTTLE_CLASSES. A view with "
-                "throttle_classes of its own needs it there, or must be excluded from the rule.",
+                "throttle_classes of its own needs it there, and the framework's own methods to ask it; or exclude the "
+                "view from the limit.",
                 id="django_quota.W017",
             )
 
@@ -233,8 +244,8 @@ _BY_SESSION = "SessionAuthentication"
 def _check_name_conflicts(site: _Site) -> Iterator[CheckMessage]:
     """Find views whose own limit has the name of a rule of the settings, but differs: both share one count.
 
-    If the middleware applies that rule, the two cannot go in one call, which is an error. A view with the same limits
-    shares the count on purpose.
+    If the middleware applies that rule, one call would hold both, which is an error. A view with the same limits shares
+    the count on purpose.
     """
     of_settings = {rule.name: rule for rule in site.named}
     for view, rules in site.views:
@@ -289,6 +300,42 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
                 )
 
 
+def _check_other_urls(site: _Site) -> Iterator[CheckMessage]:
+    """Find views with a URL that a path in a `match` fits, and one that it misses, such as one with a format suffix."""
+    pages: dict[tuple[object, ...], list[Endpoint]] = {}
+    for endpoint in site.endpoints:
+        pages.setdefault(_page(endpoint), []).append(endpoint)
+    several = [urls for urls in pages.values() if len(urls) > 1]
+    for rule in site.applied:
+        match = cast("Match", rule.match)
+        if any(pattern.text.startswith("re:") for pattern in match.patterns):
+            continue  # it may not fit an "x", which stands for all arguments
+        for urls in several:
+            fits = next((url for url in urls if applies_to(rule, url)), None)
+            misses = next((url for url in urls if not match.matches(url)), None)
+            if fits is not None and misses is not None:
+                yield CheckWarning(
+                    f'QUOTA["RULES"][{rule.name!r}]["match"] fits {fits.path!r} and misses {misses.path!r}, another '
+                    f"URL of the view {fits.view!r}.",
+                    hint=f"Match the view by its name, {fits.view!r}, which covers all its URLs.",
+                    id="django_quota.W030",
+                )
+                break
+
+
+def _page(endpoint: Endpoint) -> tuple[object, ...]:
+    """Return what the URLs of one page share. Two versions, languages or lists are two pages, even with one view.
+
+    URLs of one page have the same name and arguments, in one list of URLs. Without a name they have the same path,
+    apart from the format and the last slash.
+    """
+    pattern, path = endpoint.pattern, endpoint.path
+    if pattern.name is None:
+        return id(endpoint.callback), path.removesuffix(".x").rstrip("/")
+    arguments = frozenset(pattern.pattern.regex.groupindex) - {"format"}
+    return id(endpoint.callback), endpoint.view, path.removesuffix(path_of(pattern)), arguments
+
+
 def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
     for option, match in (("match", rule.match), ("exclude", rule.exclude)):
         for pattern in match.patterns if match is not None else ():
@@ -325,7 +372,7 @@ def _warn_of_chosen_key(place: str, rule: Rule) -> Iterator[CheckMessage]:
 
 def _is_by_ip(rule: Rule) -> bool:
     """Say whether a rule limits each address, and refuses."""
-    by_address = rule.key in ("ip", "user", "user_or_ip", GLOBAL)  # guests have no user, and go by address
+    by_address = rule.key in ("ip", "user", "user_or_ip", GLOBAL)  # guests have no user, so their address counts
     return by_address and bool(rule.rates) and rule.block and not rule.shadow
 
 
@@ -403,6 +450,7 @@ _CHECKS: tuple[Callable[[_Site], Iterator[CheckMessage]], ...] = (
     _check_sessions,
     _check_options,
     _check_view_names,
+    _check_other_urls,
     _check_name_conflicts,
     _check_client_chosen_keys,
 )

@@ -24,7 +24,7 @@ def is_a_trial(view: Any) -> bool:
 
 
 def naming(view: Any, suffix: str = "") -> Callable[[type | None], str]:
-    """Return a function from the class of a view (None for a function) to the name of its unnamed limits.
+    """Return a function that names the unnamed limits of a view, by its class (None for a function).
 
     A function is named by its dotted path, a method by the path of its class, even if it is inherited.
     """

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial, wraps
-from inspect import getclosurevars
+from inspect import unwrap
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from django.core.checks import CheckMessage
 from django.urls import ResolverMatch
-from django.utils.decorators import method_decorator
 
-from django_quota.core.errors import ConfigurationError
+from django_quota.conf import current
+from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule, dotted_path
-from django_quota.services.known_rules import finds_rules, slot_finders
-from django_quota.web.concurrency import gate_of
-from django_quota.web.decorators import under_a_bare_one
-from django_quota.web.request_rules import Limited, limited, marked
-from django_quota.web.view_kinds import bound_to_class, class_of, given_to, naming
+from django_quota.limiting.known_rules import finds_rules, slot_finders
+from django_quota.requests.site_rules import applies_to
+from django_quota.web.concurrency import Gate
+from django_quota.web.decorators import UnderABareOne
+from django_quota.web.request_rules import Limited, needs_view
+from django_quota.web.view_kinds import bound_to_class, class_of, given_to, is_a_trial, naming
+from django_quota.web.view_marks import Mark, marks_of, marks_of_function
 
-MAX_LAYERS = 100
-"""The most wrappers of a view that are followed: some objects have a new `__wrapped__` each time."""
-
+K = TypeVar("K")
 
 ViewCheck = Callable[[Sequence[Any]], Iterable[CheckMessage]]
 """Finds what is wrong with the views of URL patterns."""
@@ -71,11 +72,22 @@ class Endpoint(NamedTuple):
         """The arguments of `as_view()`; those of a ViewSet include the methods that answer."""
         return given_to(self.callback)
 
+    @property
+    def rules_that_wait(self) -> Iterator[Rule]:
+        """The rules of the settings and of `@quota` that wait for the view, if it takes them; see `decides_later`."""
+        for name in current().rules:
+            with suppress(RuleError):  # a system check reports it
+                rule = current().rule(name)
+                if applies_to(rule, self) and needs_view(rule):
+                    yield rule
+        for view in limited_views([self.pattern]):
+            yield from filter(needs_view, view.rules() if view.called_by is None else ())
+
 
 def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:
     """Return the views behind all URLs."""
     for pattern in patterns:
-        below = path + _ARGUMENT.sub("x", str(pattern.pattern)).translate(_OF_REGEX)
+        below = path + path_of(pattern)
         if hasattr(pattern, "url_patterns"):
             inner = getattr(pattern, "namespace", None)
             yield from endpoints(pattern.url_patterns, below, f"{namespace}{inner}:" if inner else namespace)
@@ -83,6 +95,14 @@ def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> 
             name = ResolverMatch(pattern.callback, (), {}, pattern.name).view_name
             yield Endpoint(below, f"{namespace}{name}", pattern)
 
+
+def path_of(pattern: Any) -> str:
+    """Return the path of a URL pattern, with "x" for each argument."""
+    return _ARGUMENT.sub("x", _FORMAT.sub(".x", str(pattern.pattern))).translate(_OF_REGEX)
+
+
+_FORMAT = re.compile(r"<drf_format_suffix[^>]*>|\\\.\(\?P<format>.+\)/\?")
+"""A format suffix, as `format_suffix_patterns` of Django REST framework adds it to a route or a regular expression."""
 
 _ARGUMENT = re.compile(r"\(\?P<\w+>(\[[^\]]*\]|[^()])*\)|<[^>]*>")
 """An argument in a route, or in a regular expression as routers of Django REST framework write it."""
@@ -112,18 +132,14 @@ class LimitedView(NamedTuple):
 
 def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
     """Find every `@quota` on functions, classes and methods once, also below other decorators."""
-    for layer in layers_of_all(patterns):
-        spec = limited(layer.view)
-        if spec is not None:
-            yield LimitedView(naming(spec.view)(layer.owner), spec, layer.owner, layer.called_by)
+    for spec, found in marked_views(patterns, Limited):
+        yield LimitedView(naming(spec.view)(found.owner), spec, found.owner, found.called_by)
 
 
 def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
     """Return the paths of views under a `@quota` without parentheses."""
-    for layer in layers_of_all(patterns):
-        bare = under_a_bare_one(layer.view)
-        if bare is not None:
-            yield dotted_path(bare)
+    for bare, _ in marked_views(patterns, UnderABareOne):
+        yield dotted_path(bare.view)
 
 
 @finds_rules
@@ -135,139 +151,97 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 def slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
     """Return the names of the slots of `@concurrency` on views."""
-    for layer in layers_of_all(patterns):
-        gate = gate_of(layer.view)
-        if gate is not None:
-            yield gate.name_for(layer.owner)
+    for gate, found in marked_views(patterns, Gate):
+        yield gate.name_for(found.owner)
+
+
+def slots_of_users(patterns: Iterable[Any]) -> Iterator[str]:
+    """Return the names of the slots of users on views, without those on methods, which run when the user is known."""
+    for gate, found in marked_views(patterns, Gate):
+        parts = gate.key if isinstance(gate.key, tuple) else (gate.key,)
+        if found.called_by is None and not {"user", "user_or_ip"}.isdisjoint(parts):
+            yield gate.name_for(found.owner)
 
 
 slot_finders.append(slots_of_views)
 
 
-def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
+def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """Return each decorator and name under which several views share a count only because their paths are equal."""
+    named: list[tuple[str, str, Any]] = []
+    for spec, found in marked_views(patterns, Limited):
+        named += [("@quota", name, found.identity) for name in spec.names_by_view(found.owner)]
+    for gate, found in marked_views(patterns, Gate):
+        named += [] if gate.is_named else [("@concurrency", gate.name_for(found.owner), found.identity)]
     known: dict[tuple[str, str], Any] = {}
-    reported = set()
-    for layer in layers_of_all(patterns):
-        spec, gate = limited(layer.view), gate_of(layer.view)
-        names = [] if spec is None else [("@quota", name) for name in spec.names_by_view(layer.owner)]
-        if gate is not None and not gate.is_named:
-            names.append(("@concurrency", gate.name_for(layer.owner)))
-        for name in names:
-            bare = _identity(layer)
-            if known.setdefault(name, bare) != bare and name not in reported:
-                reported.add(name)
-                yield name
+    clashing = [(by, name) for by, name, identity in named if known.setdefault((by, name), identity) != identity]
+    yield from dict.fromkeys(clashing)
 
 
-# --- the wrappers of a view -------------------------------------------------------------------------------------------
+# --- the marks of views -----------------------------------------------------------------------------------------------
 
 
-class Layer(NamedTuple):
-    """A view or one of its wrappers."""
+class Found(NamedTuple):
+    """A mark on a view behind a URL."""
 
-    view: Any
+    mark: Mark
     owner: type | None
+    """The class of the view, if the decorator is on a method of it."""
     called_by: type | None
+    """See `LimitedView`."""
+
+    @property
+    def identity(self) -> Any:
+        """What the mark is on, under any name: a class and its arguments, or the innermost function."""
+        view = cast("Any", self.mark.wrapper).__wrapped__
+        owner = self.owner or bound_to_class(view)
+        if owner is not None:
+            return owner
+        return unwrap(view) if class_of(view) is None else (class_of(view), given_to(view))
 
 
-def layers_of_all(patterns: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Layer]:
-    """Return the layers of all views, once for a view or a method behind several routes."""
-    seen = set() if seen is None else seen
-    for pattern in patterns:
-        if hasattr(pattern, "url_patterns"):
-            yield from layers_of_all(pattern.url_patterns, seen)
-        else:
-            yield from _layers_of_view(pattern.callback, seen)
+def marked_views(patterns: Iterable[Any], kind: type[K]) -> Iterator[tuple[K, Found]]:
+    """Return what a decorator of ours remembers of each view, once for a view or a method behind several routes."""
+    seen = set[object]()
+    for endpoint in endpoints(patterns):
+        for found in _marks_of_view(endpoint.callback, seen):
+            if isinstance(found.mark.kept, kind):
+                yield found.mark.kept, found
 
 
-def _layers_of_view(view: Any, seen: set[Any]) -> Iterator[Layer]:
-    """Return the layers of a view, the outermost first, and those of the methods of its class."""
+def _marks_of_view(view: Any, seen: set[object]) -> Iterator[Found]:
+    """Return the marks of a view and of the methods of its class."""
     view_class = class_of(view)
-    dispatch = getattr(view_class, "dispatch", None)
-    if id(view) not in seen:
-        seen.add(id(view))
-        yield from _layers(view, None, None, None, dispatch)
+    of_dispatch = marks_of(getattr(view_class, "dispatch", None))  # `as_view()` copies them
+    of_function = [] if view_class is None else marks_of_function(view_class)
+    for each in [*marks_of(view), *of_function]:
+        if each not in of_dispatch and each.number not in seen:
+            seen.add(each.number)
+            yield Found(each, None, view_class if each in of_function else None)
+    if view_class is None:
+        return
     # A ViewSet names the methods that answer. In a Django view they have the names of HTTP methods.
-    methods = [*_actions(view), *getattr(view_class, "http_method_names", ())]
-    for name in dict.fromkeys(["dispatch", *methods]) if view_class is not None else ():
+    actions = getattr(view, "actions", None)
+    methods = [name for name in actions.values() if isinstance(name, str)] if isinstance(actions, dict) else []
+    for name in dict.fromkeys(["dispatch", *methods, *getattr(view_class, "http_method_names", ())]):
         if (view_class, name) not in seen:
             seen.add((view_class, name))
-            called_by = None if name == "dispatch" else view_class
-            yield from _layers(getattr(view_class, name, None), None, view_class, called_by)
+            for each in _marks_of_method(getattr(view_class, name, None), view_class):
+                yield Found(each, view_class, None if name == "dispatch" else view_class)
 
 
-def _actions(view: Any) -> Iterator[str]:
-    actions = getattr(view, "actions", None)
-    return (name for name in actions.values() if isinstance(name, str)) if isinstance(actions, dict) else iter(())
+def _marks_of_method(method: Any, owner: type) -> list[Mark]:
+    """Return the marks of a method, with those that `method_decorator` makes at each request.
 
-
-def _layers(view: Any, end: Any, owner: type | None, called_by: type | None, dispatch: Any = None) -> Iterator[Layer]:
-    """Return a view and what it wraps, up to `end`; without what `as_view()` copied from `dispatch`."""
-    for _ in range(MAX_LAYERS):
-        if view is None or view is end:
-            return
-        yield Layer(view, owner, called_by)
-        if getattr(view, "__code__", None) is _BY_METHOD_DECORATOR and owner is not None:
-            given = getclosurevars(view).nonlocals
-            method, decorators = given["method"], given["decorators"]
-            yield from _layers(*_decorated(method, decorators, owner), None, called_by)
-            view = method
-            continue
-        inner = _wrapped_by(view)
-        if dispatch is not None and (inner is dispatch or inner is getattr(dispatch, "__wrapped__", None)):
-            return
-        if owner is not None and not hasattr(view, "__wrapped__") and not _is_method(inner, owner):
-            owner = None
-        view = inner
-
-
-def _is_method(view: Any, owner: type) -> bool:
-    """Return whether a class or a base of it defines a view: @api_view puts a function into a class of its own."""
-    defined_in = getattr(view, "__qualname__", "").rpartition(".")[0]
-    return any(defined_in == base.__qualname__ for base in owner.__mro__)
-
-
-def _decorated(
-    method: Callable[..., Any], decorators: Iterable[Callable[[Any], Any]], owner: type
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Decorate a method as `method_decorator` does at each request; return it with and without the decorators."""
-    decorated = bound = wraps(method)(partial(MethodType(method, owner)))
-    try:
-        for decorate in decorators:
-            decorated = decorate(decorated)
-    except Exception:  # noqa: BLE001 — each request shows it; a look at the views need not
-        return bound, bound
-    return decorated, bound
-
-
-def _wrapped_by(view: Any) -> Any:
-    """Return what a view wraps. A wrapper without `__wrapped__`, like that of @api_view, has it in its closure."""
-    if isinstance(view, partial):
-        return view.func
-    if hasattr(view, "__wrapped__"):
-        return view.__wrapped__
-    for cell in getattr(view, "__closure__", None) or ():
-        try:
-            inner = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-        if callable(inner) and not isinstance(inner, type) and marked(inner) is not None:
-            return inner
-    return None
-
-
-_BY_METHOD_DECORATOR = cast("Any", method_decorator)(dotted_path)(dotted_path).__code__
-"""The code of what `method_decorator` returns."""
-
-
-def _identity(layer: Layer) -> Any:
-    """Return the identity of a view, whatever its name: its class and arguments, or the innermost function."""
-    bare = _wrapped_by(layer.view)
-    owner = layer.owner or bound_to_class(bare)
-    if owner is not None:
-        return owner
-    if class_of(bare) is not None:
-        return class_of(bare), given_to(bare)
-    *_, innermost = _layers(bare, None, None, None)
-    return innermost.view
+    `method_decorator` has tried its decorators on an empty function, and copied the marks of that function.
+    """
+    marks = marks_of(method)
+    tried = [each for each in marks if is_a_trial(each.wrapper)]
+    if not tried:
+        return marks
+    decorated: Any = wraps(method)(partial(MethodType(method, owner)))
+    for each in tried:
+        delattr(decorated, each.name)
+    for each in tried:
+        decorated = each.decorate(decorated)
+    return marks_of(decorated)

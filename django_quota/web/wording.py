@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from http import HTTPStatus
+from typing import NamedTuple
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -38,7 +39,7 @@ _EVERY_FEW = {
 
 def rate_in_words(rate: Rate | AtOnce) -> str:
     """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
-    count = number_format(rate.count)
+    count = number_format(rate.count, use_l10n=True, force_grouping=True)
     if isinstance(rate, AtOnce):
         return _("%(count)s at once") % {"count": count}
     if rate.multiple == 1:
@@ -58,6 +59,22 @@ def wait_in_words(seconds: int) -> str:
         return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
     days = math.ceil(seconds / 86_400)
     return ngettext("%(n)d day", "%(n)d days", days) % {"n": days}
+
+
+class RefusalDetails(NamedTuple):
+    """What the answer to a refused request says."""
+
+    status: HTTPStatus
+    """429, or 503 if the store did not answer."""
+    message: str
+    """What a visitor reads, in the active language: the limit, and when to try again."""
+    wait: int | None
+    """The wait in whole seconds, rounded up, at least 1; None if waiting does not help."""
+
+
+def refusal_details(decision: Decision) -> RefusalDetails:
+    """Return the status, the message and the wait of a refusal, for an answer in a form of your own."""
+    return RefusalDetails(refusal_status(decision), message(decision), whole_wait(decision))
 
 
 def whole_wait(decision: Decision) -> int | None:

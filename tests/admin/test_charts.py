@@ -14,26 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.admin.charts import (
-    NO_CHECKS,
     PLOT_HEIGHT,
     SHADES,
-    CheckCounts,
     axis_maximum,
     bar_chart,
     heat_map,
     shade_bounds,
     shade_of,
 )
+from django_quota.features.usage import Count
 
 years = st.integers(1, 9998)
 weekdays = st.integers(0, 6)
 numbers = st.integers(0, 2**63 - 1)
 
 
-@st.composite
-def check_counts(draw: st.DrawFn) -> CheckCounts:
-    allowed, refused = draw(numbers), draw(numbers)
-    return CheckCounts(allowed, refused, draw(st.integers(0, allowed)), draw(st.integers(0, refused)))
+check_counts = st.builds(Count, numbers, numbers, numbers)
 
 
 def drawn(name: str, chart: Any) -> ElementTree.Element:
@@ -85,7 +81,7 @@ def test_an_exceptional_day_has_the_darkest_shade() -> None:
 
 def test_the_legend_names_the_range_of_each_shade() -> None:
     def legend(*counts: int) -> list[tuple[int, str]]:
-        days = {date(2026, 1, 1) + timedelta(number): CheckCounts(count) for number, count in enumerate(counts)}
+        days = {date(2026, 1, 1) + timedelta(number): Count(count) for number, count in enumerate(counts)}
         legend = heat_map(2026, days, date(2026, 12, 31))["legend"]
         return [(shade, words.replace("\N{EN DASH}", "-")) for shade, words in legend]
 
@@ -94,8 +90,8 @@ def test_the_legend_names_the_range_of_each_shade() -> None:
     assert legend(1, 20, 300, 4000) == [(0, "none"), (1, "1"), (2, "2-20"), (3, "21-300"), (4, "301 or more")]
 
 
-@given(st.dictionaries(st.integers(0, 364), check_counts(), max_size=9))
-def test_a_heat_map_says_and_marks_each_day(given_counts: dict[int, CheckCounts]) -> None:
+@given(st.dictionaries(st.integers(0, 364), check_counts, max_size=9))
+def test_a_heat_map_says_and_marks_each_day(given_counts: dict[int, Count]) -> None:
     days = {date(2026, 1, 1) + timedelta(number): counts for number, counts in given_counts.items()}
     svg = drawn("heat_map", heat_map(2026, days, date(2026, 12, 31)))
     titles = [group.findtext("title") or "" for group in svg.iter("g")]
@@ -104,7 +100,6 @@ def test_a_heat_map_says_and_marks_each_day(given_counts: dict[int, CheckCounts]
         words = f": {counts.allowed:,} allowed, {counts.refused:,} refused" if counts.checks else ": no checks"
         assert words in titles[day.timetuple().tm_yday - 1]
     marks = classes(svg)
-    assert marks["live"] == sum(counts.live > 0 for counts in days.values())
     assert marks["refused"] == sum(counts.refused > 0 for counts in days.values())
 
 
@@ -127,8 +122,8 @@ def test_the_axis_ends_with_a_round_number_that_no_count_exceeds(count: int) -> 
     assert top <= max(2, count * 2.5)
 
 
-@given(st.lists(check_counts(), min_size=1, max_size=120))
-def test_bars_are_as_high_as_their_counts(values: list[CheckCounts]) -> None:
+@given(st.lists(check_counts, min_size=1, max_size=120))
+def test_bars_are_as_high_as_their_counts(values: list[Count]) -> None:
     days = [(date(2026, 1, 1) + timedelta(number), counts) for number, counts in enumerate(values)]
     top = axis_maximum(max(counts.checks for counts in values))
     chart = bar_chart(days)
@@ -136,28 +131,24 @@ def test_bars_are_as_high_as_their_counts(values: list[CheckCounts]) -> None:
     for (_day, counts), bar in zip(days, chart["bars"], strict=True):
         height = sum(part.height for part in bar.parts)
         assert abs(height - PLOT_HEIGHT * counts.checks / top) < 1 * len(bar.parts) + 0.1
-        live = {part.kind for part in bar.parts if "live" in part.kind}
-        assert live == {f"{kind} live" for kind in ("allowed", "refused") if getattr(counts, f"live_{kind}")}
 
 
-def test_refused_and_live_checks_have_a_pattern_and_not_only_a_colour() -> None:
-    svg = drawn("bar_chart", bar_chart([(date(2026, 1, 1), CheckCounts(9, 8, 3, 2))]))
+def test_refused_checks_have_a_pattern_and_not_only_a_colour() -> None:
+    svg = drawn("bar_chart", bar_chart([(date(2026, 1, 1), Count(9, 8, 30))]))
     patterns = {element.get("id") for element in svg.iter("pattern")}
     (bars, *legend) = svg.iter("svg")
     fills = {rect.get("class"): rect.get("fill") for rect in bars.iter("rect")}
     assert fills["allowed"] is None
-    kinds = ("allowed live", "refused", "refused live")
-    assert {fills[kind] for kind in kinds} == {f"url(#{name})" for name in patterns}
-    assert len(patterns) == 3
+    assert {fills["refused"]} == {f"url(#{name})" for name in patterns}
     samples = {rect.get("class"): rect.get("fill") for sample in legend for rect in sample.iter("rect")}
-    assert samples == {kind: fills[kind] for kind in ("allowed", *kinds)}
+    assert samples == {kind: fills[kind] for kind in ("allowed", "refused")}
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
 def test_charts_have_a_name_and_no_style_or_script() -> None:
-    days = {date(2026, 1, 1): CheckCounts(9, 8, 3, 2)}
+    days = {date(2026, 1, 1): Count(9, 8, 30)}
     maps, bars = heat_map(2026, days, date(2026, 12, 31)), bar_chart(list(days.items()))
     for name, chart in (("heat_map", maps), ("bar_chart", bars)):
         page = drawn(name, chart)
@@ -172,14 +163,7 @@ def test_charts_have_a_name_and_no_style_or_script() -> None:
 
 
 def test_the_samples_of_a_legend_are_hidden_from_screen_readers() -> None:
-    days = {date(2026, 1, 1): CheckCounts(9, 8, 3, 2)}
+    days = {date(2026, 1, 1): Count(9, 8, 30)}
     legend = drawn("heat_legend", heat_map(2026, days, date(2026, 12, 31)))
     _bars, *samples = drawn("bar_chart", bar_chart(list(days.items()))).iter("svg")
     assert all(sample.get("aria-hidden") == "true" for sample in [*samples, *legend.iter("svg")])
-
-
-@given(check_counts(), check_counts())
-def test_counts_add_up(one: CheckCounts, other: CheckCounts) -> None:
-    assert (one + other).checks == one.checks + other.checks
-    assert (one + other).live == one.live + other.live
-    assert one + NO_CHECKS == one

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -21,11 +22,11 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota.admin import admin_base, csv_export, daily_counters
+from django_quota.admin import csv_export, daily_counters
 from django_quota.admin.csv_export import csv_lines, csv_response, escape_formula
-from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, rows_in_order
+from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, of_kind, rows_in_order
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import distinct_names, find_users, starts_with, user_names
+from django_quota.operating.lookup import find_users, user_names
 from tests.admin.operators import operator, superuser
 from tests.support.databases import forget_connection
 
@@ -36,7 +37,9 @@ pytestmark = pytest.mark.usefixtures("database", "memory_store")
 
 
 def row(subject: str, rule: str = "search", day: date = DAY, allowed: int = 5, refused: int = 0) -> DailyCounter:
-    return DailyCounter.objects.create(subject=subject, rule=rule, day=day, allowed=allowed, refused=refused)
+    return DailyCounter.objects.create(
+        subject=subject, rule=rule, day=day, allowed=allowed, refused=refused, units=allowed
+    )
 
 
 @pytest.fixture
@@ -104,7 +107,8 @@ def test_rows_of_one_day_can_be_sorted_by_their_counts(client: Client) -> None:
     assert listed(client, "?day__year=2026&day__month=3&day__day=14&o=-6")[0] == ("user:2", "search")
 
 
-def test_the_list_is_filtered_by_rule_and_kind(client: Client) -> None:
+def test_the_list_is_filtered_by_rule_and_kind(client: Client, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"login": "5/m", "search": "5/m"}}
     row("user:1", "search")
     row("user:1", "login")
     row("global", "search")
@@ -123,36 +127,38 @@ def test_a_filter_with_a_null_character_leads_back_to_the_whole_list(client: Cli
     assert client.get(f"{LIST}?rule=%00")["Location"] == f"{LIST}?e=1"
 
 
-def test_a_rule_that_is_not_offered_works_in_the_url(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_base, "MAX_NAMES", 2)
-    monkeypatch.setattr(admin_base, "distinct_names", lambda field, model: distinct_names(field, limit=2, model=model))
-    for rule in ("a", "b", "c"):
-        row("user:1", rule)
+def test_a_rule_that_is_not_offered_works_in_the_url(client: Client) -> None:
+    row("user:1", "c")
     assert "?rule=c" not in client.get(LIST).content.decode()
     assert "?rule=c" in client.get(f"{LIST}?rule=c").content.decode()
 
 
-def test_a_search_finds_subjects_users_and_rules(admin: Client) -> None:
-    user = User.objects.create_user("search-bot")
-    row(f"user:{user.pk}", "login")
-    row("ip:203.0.113.9", "search")
-    row("ip:203.0.114.9", "searching")
-    assert listed(admin, "?q=ip:203.0.113") == [("ip:203.0.113.9", "search")]
-    assert listed(admin, "?q=search") == [("ip:203.0.113.9", "search")]  # a rule's full name
-    assert listed(admin, "?q=search-") == [(f"user:{user.pk}", "login")]
-    assert listed(admin, "?q=searchi") == [("ip:203.0.114.9", "searching")]
-    assert listed(admin, "?q=%20ip:203.0.113%20") == [("ip:203.0.113.9", "search")]
-    assert listed(admin, "?q=nobody") == []
-    assert listed(admin, "?q=100%25_") == []
-    assert len(listed(admin, "?q=a%00b")) == 3  # Django's form refuses it, and says so
+def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m"}}
+    user = User.objects.create_user("search-bot", "bot@example.org")
+    for subject, rule in (
+        (f"user:{user.pk}", "login"), ("ip:203.0.113.9", "search"), ("ip:2001:db8::/64", "transfer"), ("joe", "10/m"),
+    ):  # fmt: skip
+        row(subject, rule)
+    for text, found in {
+        "search": "ip:203.0.113.9",  # a rule of the settings goes first
+        "search-": f"user:{user.pk}",
+        "bot@example.org": f"user:{user.pk}",
+        " 203.0.113.9 ": "ip:203.0.113.9",
+        "2001:DB8::7": "ip:2001:db8::/64",
+        "transfer": "ip:2001:db8::/64",
+        "10/m": "joe",
+        "joe": "joe",
+    }.items():
+        assert [subject for subject, _ in listed(admin, f"?q={quote(text)}")] == [found], text
+    for text in ("nobody", "ip:203.0.113", "203.0.113.", "post:phone=", "100%25_", "transf"):
+        assert listed(admin, f"?q={quote(text)}") == [], text
+    assert len(listed(admin, "?q=a%00b")) == 4  # Django's form refuses it, and says so
 
 
-def test_a_search_of_too_many_subjects_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_quota.admin.daily_counters.MAX_SUBJECTS", 2)
-    for number in range(3):
-        row(f"user:{number}")
-    assert len(listed(client, "?q=user:")) == 2
-    assert "only the first 2 subjects" in client.get(f"{LIST}?q=user:").content.decode()
+def test_a_search_of_too_many_users_says_so(admin: Client) -> None:
+    User.objects.bulk_create(User(username=f"bot{number}") for number in range(21))
+    assert "only the first 20 subjects" in admin.get(f"{LIST}?q=bot").content.decode()
 
 
 def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> None:
@@ -216,9 +222,9 @@ def test_the_export_holds_the_rows_that_match(client: Client) -> None:
     assert reply["Content-Type"] == "text/csv; charset=utf-8"
     assert reply["Content-Disposition"] == 'attachment; filename="daily-counters.csv"'
     assert table(reply) == [
-        ["subject", "rule", "day", "allowed", "refused"],
-        ["user:1", "search", "2026-03-14", "5", "1"],
-        ["user:3", "search", "2026-03-14", "5", "3"],
+        ["subject", "rule", "day", "allowed", "refused", "units"],
+        ["user:1", "search", "2026-03-14", "5", "1", "5"],
+        ["user:3", "search", "2026-03-14", "5", "3", "5"],
     ]
     assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1").content.decode()
 
@@ -227,7 +233,7 @@ def test_the_export_holds_the_rows_that_match(client: Client) -> None:
 def test_selected_rows_are_exported(client: Client, across: bool) -> None:
     rows = [row(f"user:{number}") for number in range(4)]
     chosen = {"_selected_action": [rows[1].pk, rows[2].pk], "select_across": int(across)}
-    reply = client.post(f"{LIST}?q=user:", {"action": "export_selected", **chosen})
+    reply = client.post(f"{LIST}?kind=user:", {"action": "export_selected", **chosen})
     subjects = [line[0] for line in table(reply)[1:]]
     assert subjects == (["user:0", "user:1", "user:2", "user:3"] if across else ["user:1", "user:2"])
 
@@ -300,8 +306,10 @@ def test_a_text_like_a_formula_gets_an_apostrophe(text: str, made: str) -> None:
 
 
 def test_every_field_of_a_file_is_quoted() -> None:
-    lines = "".join(csv_lines(COLUMNS, [["user:1", 'a"b', date(2026, 11, 21), 5, 0]]))
-    assert lines == ('"subject","rule","day","allowed","refused"\r\n"user:1","a""b","2026-11-21","5","0"\r\n')
+    lines = "".join(csv_lines(COLUMNS, [["user:1", 'a"b', date(2026, 11, 21), 5, 0, 7]]))
+    assert lines == (
+        '"subject","rule","day","allowed","refused","units"\r\n"user:1","a""b","2026-11-21","5","0","7"\r\n'
+    )
 
 
 @given(st.text())
@@ -356,16 +364,12 @@ def test_a_download_takes_constant_memory() -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_found_by_their_beginning() -> None:
+def test_subjects_of_a_kind_are_found_by_their_beginning() -> None:
     subjects = ["a", "a:", "a:b", "a:\uffff", "a:\U0010ffff", "a;", "A:", "b", "a%", "a_", "\ud7ff", "\ue000x"]
     for subject in subjects:
         row(subject)
-    for start in ["a", "a:", "a:b", "", "b", "z", "a%", "\ud7ff", "\U0010ffff", "a:\U0010ffff"]:
-        expected = sorted(subject for subject in subjects if subject.startswith(start))
-        assert distinct_names("subject", start) == expected
-        found = DailyCounter.objects.filter(starts_with("subject", start)).values_list("subject", flat=True)
-        assert sorted(found) == expected
-    assert distinct_names("subject", limit=3) == sorted(subjects)[:3]
+    found = DailyCounter.objects.filter(of_kind("a:", "default")).values_list("subject", flat=True)
+    assert sorted(found) == ["a:", "a:b", "a:\uffff", "a:\U0010ffff"]
 
 
 def test_postgresql_compares_names_by_bytes() -> None:

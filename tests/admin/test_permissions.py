@@ -22,6 +22,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "dailycounter/add/": (),
     "dailycounter/C/delete/": (),
     **{f"quotaoverride/{page}": OF_OVERRIDES for page in ("", "O/change/", "O/history/")},
+    "quotaoverride/rule/?name=search": OF_OVERRIDES,
     "quotaoverride/add/": ("add_quotaoverride",),
     "quotaoverride/preview/": ("add_quotaoverride",),
     "quotaoverride/preview/O/": ("change_quotaoverride",),

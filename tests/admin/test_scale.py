@@ -23,7 +23,6 @@ from django.test.utils import CaptureQueriesContext
 from django_quota.admin.csv_export import BATCH_SIZE
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, _behind
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import distinct_names
 from django_quota.testing import freeze
 from tests.support.databases import default_database, migrate, sqlite_database
 from tests.support.selection import thorough
@@ -50,14 +49,14 @@ SUBJECT = f"CASE {NUMBER} WHEN 0 THEN 'ip:203.0.113.9' ELSE 'user:' || {NUMBER} 
 FILL = {
     "sqlite": f"""
         WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {ROWS - 1})
-        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, copied_allowed, copied_refused)
+        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, units, token)
         SELECT {SUBJECT}, 'rule-' || (n % {RULES}),
             date('2025-11-20', '-' || ({DAYS - 1} - n / {RULES * SUBJECTS}) || ' days'),
-            n % 97, n % 7, 0, 0, 0 FROM numbers""",
+            n % 97, n % 7, n % 97, 0 FROM numbers""",
     "postgresql": f"""
-        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, copied_allowed, copied_refused)
+        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, units, token)
         SELECT {SUBJECT}, 'rule-' || (n % {RULES}), date '2025-11-20' - ({DAYS - 1} - n / {RULES * SUBJECTS}),
-            n % 97, n % 7, 0, 0, 0 FROM generate_series(0, {ROWS - 1}) AS n""",
+            n % 97, n % 7, n % 97, 0 FROM generate_series(0, {ROWS - 1}) AS n""",
 }
 """A million rows: 500 subjects, one of them an address, 500 days and 4 rules."""
 
@@ -198,35 +197,33 @@ def test_the_measure_detects_a_full_scan(million: None) -> None:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 PAGES = {
-    "the list": ("", 8),
-    "its last page": (f"?p={MAX_LISTED // 100}", 8),
-    "by rule": ("?rule=rule-2", 8),
-    "by rule, its last page": ("?rule=rule-2&p=100", 8),
-    "by a rule that is not": ("?rule=none", 7),
-    "by kind": ("?kind=user:", 8),
-    "by kind, its last page": ("?kind=user:&p=100", 8),
-    "by a rare kind": ("?kind=ip:", 7),
-    "by a kind without rows": ("?kind=post.", 7),
-    "by kind and rule": ("?kind=user:&rule=rule-1", 8),
-    "a year": ("?day__year=2025", 8),
-    "a year, its last page": ("?day__year=2025&p=100", 8),
-    "a month": ("?day__year=2025&day__month=5", 8),
-    "a day": ("?day__year=2025&day__month=5&day__day=17", 6),
-    "a day, the most refused first": ("?day__year=2025&day__month=5&day__day=17&o=-6", 6),
-    "a year and a rule": ("?day__year=2025&rule=rule-3", 8),
-    "a month and a kind": ("?day__year=2025&day__month=5&kind=user:", 8),
-    "search by subject": ("?q=user:42", 11),
-    "search by a beginning of all": ("?q=user:", 11),
-    "search by user": ("?q=anna4", 11),
-    "search by e-mail": ("?q=anna42@example.org", 11),
+    "the list": ("", 7),
+    "its last page": (f"?p={MAX_LISTED // 100}", 7),
+    "by rule": ("?rule=rule-2", 7),
+    "by rule, its last page": ("?rule=rule-2&p=100", 7),
+    "by a rule that is not": ("?rule=none", 6),
+    "by kind": ("?kind=user:", 7),
+    "by kind, its last page": ("?kind=user:&p=100", 7),
+    "by a rare kind": ("?kind=ip:", 6),
+    "by a kind without rows": ("?kind=post.", 6),
+    "by kind and rule": ("?kind=user:&rule=rule-1", 7),
+    "a year": ("?day__year=2025", 7),
+    "a year, its last page": ("?day__year=2025&p=100", 7),
+    "a month": ("?day__year=2025&day__month=5", 7),
+    "a day": ("?day__year=2025&day__month=5&day__day=17", 5),
+    "a day, the most refused first": ("?day__year=2025&day__month=5&day__day=17&o=-6", 5),
+    "a year and a rule": ("?day__year=2025&rule=rule-3", 7),
+    "a month and a kind": ("?day__year=2025&day__month=5&kind=user:", 7),
+    "search by subject": ("?q=user:42", 7),
+    "search by user": ("?q=anna4", 8),
+    "search by e-mail": ("?q=anna42@example.org", 8),
     "search by rule": ("?q=rule-1", 9),
-    "search by a beginning of rules": ("?q=rule", 11),
     "search in vain": ("?q=nobody", 8),
-    "search in a month": ("?q=user:42&day__year=2025&day__month=5", 11),
-    "by day": ("?o=1", 8),
-    "by subject": ("?o=2", 7),
-    "by subject, backwards": ("?o=-2", 8),
-    "by what no index holds": ("?o=-6", 8),
+    "search in a month": ("?q=user:42&day__year=2025&day__month=5", 7),
+    "by day": ("?o=1", 7),
+    "by subject": ("?o=2", 6),
+    "by subject, backwards": ("?o=-2", 7),
+    "by what no index holds": ("?o=-6", 7),
 }
 """Queries, the two of Django's login among them."""
 
@@ -272,15 +269,6 @@ def test_nothing_is_sorted_in_the_orders_of_the_list(million: None) -> None:
         assert "Sort" not in found
 
 
-def test_names_are_found_by_index_jumps(million: None) -> None:
-    with working() as work:
-        assert distinct_names("rule") == [f"rule-{number}" for number in range(RULES)]
-        assert distinct_names("subject", "user:49", limit=3) == ["user:49", "user:490", "user:491"]
-        assert len(distinct_names("subject", limit=1_000)) == SUBJECTS
-    assert work.queries == 3
-    assert work.read < (100_000 if connection.vendor == "sqlite" else 2_000)
-
-
 # --- the usage page and the downloads ---------------------------------------------------------------------------------
 
 
@@ -295,7 +283,7 @@ def test_the_usage_page_reads_the_rows_of_its_subject(client: Client, query: str
     assert work.is_little, (work.read, [(sql, plan(sql)) for sql in work.sql])
 
 
-@pytest.mark.parametrize("query", ["", "?rule=rule-1", "?kind=user:", "?q=user:42", "?day__year=2025"])
+@pytest.mark.parametrize("query", ["", "?rule=rule-1", "?kind=user:", "?q=rule-1", "?day__year=2025"])
 def test_a_download_starts_at_once(client: Client, query: str) -> None:
     with working() as work:
         reply = client.get(f"{LIST}export/{query}")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
@@ -19,13 +19,15 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import QuotaRequest, check, concurrency, quota, slot
+from django_quota import check, concurrency, peek, quota, slot
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import RedisServer, clear, freeze
+from django_quota.types import QuotaRequest
 from tests.support.calls import get, run
 from tests.support.commands import wait_until
+from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.slots import lease_lasts
+from tests.support.slots import forget, goes_away_after_an_answer, lease_lasts
 from tests.support.steps import START
 
 both_stores = pytest.mark.usefixtures("either_store")
@@ -53,14 +55,6 @@ async def free_async(request: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def failing(request: Any) -> HttpResponse:
-    raise ZeroDivisionError
-
-
-async def failing_async(request: Any) -> HttpResponse:
-    raise ZeroDivisionError
-
-
 def says_async(request: Any) -> Any:
     """Return what must be awaited, and do not say so."""
     return plain_async(request)
@@ -84,59 +78,55 @@ def derived(cls: type[View]) -> Any:
     return type("Own" + cls.__name__, (cls,), {})
 
 
+def heir(cls: type[View]) -> Any:
+    return type("Heir", (cls,), {"__module__": __name__})
+
+
 one = concurrency(1, name="view")
-WAYS: dict[str, Callable[[type[View]], Callable[..., Any]]] = {
+WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "class": lambda cls: one(derived(cls)).as_view(),
     "method": lambda cls: on_method(cls, one).as_view(),
     "md-dispatch": lambda cls: method_decorator(one, name="dispatch")(derived(cls)).as_view(),
     "md-method": lambda cls: on_method(cls, method_decorator(one)).as_view(),
     "as_view": lambda cls: one(cls.as_view()),
 }
+KINDS: list[tuple[Any, Any]] = [(one, view) for view in (plain, plain_async, says_async)]
+KINDS += [(way, cls) for way in WAYS.values() for cls in (Sync, Async)]
 
 
 @both_stores
 class TestKindsOfViews:
-    @pytest.mark.parametrize("view", [plain, plain_async, says_async])
-    def test_a_function_holds_a_slot_while_it_runs(self, view: Any) -> None:
-        guarded = one(view)
-        for _ in range(2):
-            assert run(guarded).content == b"1"  # type: ignore[attr-defined]
-            assert held() == 0
-
-    @pytest.mark.parametrize("cls", [Sync, Async])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_a_class_holds_a_slot_while_it_runs(self, way: str, cls: type[View]) -> None:
-        guarded = WAYS[way](cls)
-        for _ in range(2):
-            assert run(guarded).content == b"1"  # type: ignore[attr-defined]
-            assert held() == 0
-
-    @pytest.mark.parametrize("view", [plain, plain_async, says_async, Sync.as_view(), Async.as_view()])
-    def test_who_finds_no_slot_is_refused(self, view: Any) -> None:
+    @pytest.mark.parametrize(("guard", "view"), KINDS)
+    def test_it_holds_a_slot_while_it_runs_and_who_finds_none_is_refused(self, guard: Any, view: Any) -> None:
+        guarded = guard(view)
         with freeze(START), slot("view", 1):
-            refused = run(one(view))
+            refused = run(guarded)
         assert refused.status_code == 429
         assert refused.headers["Retry-After"] == "30"
         assert refused.headers["RateLimit-Policy"] == '"view";q=1;qu="concurrent-requests"'
         assert refused.headers["RateLimit"] == '"view";r=0;t=30'
         assert "The limit is 1 at once. Please try again in 30 seconds." in refused.content.decode()  # type: ignore[attr-defined]
-
-    @pytest.mark.parametrize("view", [failing, failing_async])
-    def test_an_error_gives_the_slot_back(self, view: Any) -> None:
-        with pytest.raises(ZeroDivisionError):
-            run(one(view))
-        assert held() == 0
+        for _ in range(2):
+            assert run(guarded).content == b"1"  # type: ignore[attr-defined]
+            assert held() == 0
 
     @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_an_exceeded_quota_in_the_view_is_a_429_and_gives_the_slot_back(self, asynchronous: bool) -> None:
+    def test_an_error_gives_the_slot_back_and_an_exceeded_quota_is_a_429(self, asynchronous: bool) -> None:
         def view(request: Any) -> HttpResponse:
+            if error:
+                raise error
             check("0/m", "global").raise_if_refused()
             raise AssertionError
 
         async def aview(request: Any) -> HttpResponse:
             return view(request)
 
-        assert run(one(aview if asynchronous else view)).status_code == 429
+        error: Exception | None = None
+        guarded = one(aview if asynchronous else view)
+        assert (run(guarded).status_code, held()) == (429, 0)
+        error = ZeroDivisionError()
+        with pytest.raises(ZeroDivisionError):
+            run(guarded)
         assert held() == 0
 
     def test_a_task_that_is_cancelled_gives_the_slot_back(self) -> None:
@@ -176,47 +166,33 @@ class TestKindsOfViews:
             assert {response.status_code for response in threads.map(lambda _: view(get()), range(120))} == {200}
         assert 1 <= most <= 3
 
-    def test_who_waits_gets_in(self) -> None:
-        taken = slot("view", 1).acquire()
-        with ThreadPoolExecutor(1) as threads:
-            response = threads.submit(concurrency(1, name="view", wait=60)(plain), get())
-            taken.release()
-            assert response.result(60).status_code == 200
-
 
 @in_memory
 class TestWhoIsLimited:
-    def test_subjects_have_slots_of_their_own(self) -> None:
-        view = concurrency(1, key="ip", name="view")(free)
+    @pytest.mark.parametrize("view", [free, free_async])
+    def test_subjects_have_slots_of_their_own(self, view: Any) -> None:
+        by_ip, by_user = (concurrency(1, key=key, name="view")(view) for key in ("ip", "user"))
+        mine, other = get(), get(REMOTE_ADDR="192.0.2.2")
         with slot("view", 1, subject="ip:192.0.2.1"):
-            assert run(view, get()).status_code == 429
-            assert run(view, get(REMOTE_ADDR="192.0.2.2")).status_code == 200
-
-    def test_a_user_is_limited_under_async_too(self) -> None:
-        async def view(request: Any) -> HttpResponse:
-            return HttpResponse("ok")
-
-        request = get()
-        request.user = User(pk=7)
-        guarded = concurrency(1, key="user", name="view")(view)
+            assert [run(by_ip, request).status_code for request in (mine, other)] == [429, 200]
+        mine, other = get(), get()
+        mine.user, other.user = User(pk=7), AnonymousUser()
         with slot("view", 1, subject=User(pk=7)):
-            assert run(guarded, request).status_code == 429
-            other = get()
-            other.user = AnonymousUser()
-            assert run(guarded, other).status_code == 200
+            assert [run(by_user, request).status_code for request in (mine, other)] == [429, 200]
 
-    def test_an_unnamed_slot_is_called_by_the_path_of_the_view(self) -> None:
+    @pytest.mark.parametrize(
+        ("make", "name"),
+        [
+            (lambda: concurrency(2)(plain), "plain"),
+            (lambda: heir(concurrency(2)(derived(Sync))).as_view(), "Heir"),
+            (lambda: on_method(Sync, concurrency(2)).as_view(), "OnSync.get"),
+        ],
+    )
+    def test_an_unnamed_slot_is_called_by_the_path_of_its_function_class_or_method(self, make: Any, name: str) -> None:
         request = get()
-        concurrency(2)(plain)(request)
-        assert request.quota.rule == "tests.api.test_concurrency.plain"
+        make()(request)
+        assert request.quota.rule == f"tests.api.test_concurrency.{name}"
         assert request.quota.outcomes[0].remaining == 1
-
-    def test_an_unnamed_slot_of_an_inherited_view_is_called_by_its_class(self) -> None:
-        request = get()
-        base: Any = concurrency(2)(derived(Sync))
-        heir: Any = type("Heir", (base,), {"__module__": "tests.api.test_concurrency"})
-        heir.as_view()(request)
-        assert request.quota.rule == "tests.api.test_concurrency.Heir"
 
     def test_it_does_not_block_with_block_false(self) -> None:
         def view(request: QuotaRequest) -> HttpResponse:
@@ -308,20 +284,7 @@ class TestStreaming:
         assert held() == held("inner") == 0
         response.close()
 
-    def test_a_response_that_is_closed_before_its_end_gives_its_slot_back(self) -> None:
-        response: Any = stream(get())
-        assert next(iter(response.streaming_content)) == b"a"
-        response.close()
-        assert held() == 0
-
-    def test_a_response_that_is_never_sent_gives_its_slot_back_when_it_is_closed(self) -> None:
-        for view in (stream, send_file):
-            response = view(get())
-            assert held() == 1
-            response.close()
-            assert held() == 0
-
-    def test_an_async_response_keeps_its_slot_until_it_is_sent(self) -> None:
+    def test_so_does_an_async_response(self) -> None:
         async def fetch() -> None:
             client: Any = AsyncClient()
             response = await client.get("/astream/")
@@ -333,16 +296,22 @@ class TestStreaming:
 
         asyncio.run(fetch())
 
-    def test_an_async_response_that_is_not_sent_to_its_end_gives_its_slot_back(self) -> None:
-        async def fetch() -> None:
-            response: Any = await astream(get())
-            content = aiter(response)
-            assert await anext(content) == b"a"
-            await content.aclose()
+    @pytest.mark.parametrize("view", [stream, send_file, astream])
+    @pytest.mark.parametrize("has_begun", [False, True])
+    def test_a_response_that_is_closed_before_its_end_gives_its_slot_back(self, view: Any, has_begun: bool) -> None:
+        async def begin() -> Any:
+            response = view(get())
+            response = await response if view is astream else response
+            assert held() == 1
+            if has_begun:
+                content = aiter(response) if view is astream else iter(response)
+                assert (await anext(content)) if view is astream else next(content)
+                if view is astream:
+                    await content.aclose()
             response.close()
             assert held() == 0
 
-        asyncio.run(fetch())
+        asyncio.run(begin())
 
     def test_an_async_response_that_fails_gives_its_slot_back(self) -> None:
         async def fail() -> AsyncIterator[bytes]:
@@ -361,23 +330,11 @@ class TestStreaming:
 
         asyncio.run(fetch())
 
-    def test_an_async_response_that_is_never_sent_gives_its_slot_back_when_it_is_closed(self) -> None:
-        async def fetch() -> None:
-            response: Any = await astream(get())
-            assert held() == 1
-            response.close()
-            assert held() == 0
-
-        asyncio.run(fetch())
-
-    def test_a_file_is_sent_as_it_is(self) -> None:
+    def test_a_file_is_sent_as_it_is_and_the_server_may_send_it_itself(self) -> None:
         response: Any = Client().get("/file/")
-        assert response.wsgi_request is not None
         assert b"".join(response.streaming_content) == Path(__file__).read_bytes()
         assert held() == 0
         response.close()
-
-    def test_the_server_may_still_send_the_file_itself(self) -> None:
         response = send_file(get())
         assert response.file_to_stream is not None
         response.close()
@@ -411,18 +368,12 @@ class TestWithoutRedis:
         assert all(request.quota.degraded and request.quota.allowed for request in requests)
         assert len(caplog.records) == 1
 
-    def test_it_denies_where_the_option_says_so(self) -> None:
+    def test_it_denies_where_the_option_or_the_setting_says_so(self, settings: Any) -> None:
         response = run(concurrency(1, on_unavailable="deny")(plain))
-        assert response.status_code == 503
-        assert response.headers["Retry-After"] == "1"
-
-    def test_it_goes_by_the_setting_without_the_option(self, settings: Any) -> None:
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
         settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
         assert run(one(plain)).status_code == 503
-
-    def test_a_view_that_may_go_on_does_though_it_is_denied(self) -> None:
-        view = concurrency(1, on_unavailable="deny", block=False)(free)
-        assert run(view).status_code == 200
+        assert run(concurrency(1, block=False)(free)).status_code == 200  # a view that may go on does
 
     def test_each_process_counts_by_itself_where_the_option_says_so(self) -> None:
         @concurrency(1, name="view", on_unavailable="local")
@@ -440,25 +391,33 @@ class TestWithoutRedis:
         assert view(get(HTTP_INNER="1")).status_code == 200
 
 
+@both_stores
+def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def view(request: Any) -> HttpResponse:
+        forget("view")
+        if request.method == "POST":
+            stack.enter_context(no_answer())
+        return HttpResponse("ok")
+
+    for method, words in (("get", "longer than its lease"), ("post", "stays taken until its lease ends")):
+        with ExitStack() as stack:
+            assert one(view)(get(method)).status_code == 200
+        assert words in caplog.text
+
+
 @pytest.mark.usefixtures("redis_cache")
-def test_a_view_whose_store_goes_away_meanwhile_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    def view(request: Any) -> HttpResponse:
-        stack.enter_context(no_answer())
-        return HttpResponse("ok")
-
-    with ExitStack() as stack:
-        assert one(view)(get()).status_code == 200
-    assert "stays taken until its lease ends" in caplog.text
-
-
-@in_memory
-def test_a_view_that_outlives_its_lease_is_answered_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    def view(request: Any) -> HttpResponse:
-        clear()
-        return HttpResponse("ok")
-
-    assert one(view)(get()).status_code == 200
-    assert "longer than its lease" in caplog.text
+@pytest.mark.parametrize(("how", "status"), [("allow", 200), ("deny", 503), ("local", 200)])
+@pytest.mark.parametrize("view", [free, free_async])
+def test_a_request_whose_store_goes_away_during_the_wait_goes_by_on_unavailable(
+    view: Any, how: Any, status: int
+) -> None:
+    slot("view", 1).acquire()
+    with goes_away_after_an_answer():
+        request = get()
+        assert run(concurrency(1, name="view", wait=0.1, on_unavailable=how)(view), request).status_code == status
+        assert request.quota.degraded
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
@@ -470,7 +429,7 @@ def test_a_view_that_outlives_its_lease_is_answered_and_the_log_says_so(caplog: 
         ({"limit": 0}, "limit="),
         ({"limit": plain}, "has no limit"),
         ({"limit": 1, "lease": 0}, "lease="),
-        ({"limit": 1, "wait": "5"}, "wait='5' is not a number of seconds, from 0"),
+        ({"limit": 1, "wait": "5"}, "wait='5' is not a duration from 0 to 366 days"),
         ({"limit": 1, "name": ""}, "name of a slot"),
         ({"limit": 1, "renew": "yes"}, "renew="),
         ({"limit": 1, "key": "nonsense"}, "is not a key"),
@@ -483,20 +442,55 @@ def test_wrong_arguments_are_errors_at_import(arguments: Any, error: str) -> Non
         concurrency(**arguments)
 
 
-@pytest.mark.parametrize("view", [7, get()])
-def test_it_stands_on_views_only(view: Any) -> None:
-    with pytest.raises(RuleError, match="not on a view"):
-        one(view)
+class Nothing:
+    """No view: it has no dispatch."""
 
 
-def test_a_class_without_dispatch_is_no_view() -> None:
-    class Nothing:
-        pass
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda: one(cast("Any", 7)), "not on a view"),
+        (lambda: one(get()), "not on a view"),
+        (lambda: one(Nothing), "@concurrency on"),
+        (one(lambda: None), "@concurrency is on a function that got no request"),
+    ],
+)
+def test_it_stands_on_views_only(use: Any, words: str) -> None:
+    with pytest.raises((RuleError, ConfigurationError), match=words):
+        use()
 
-    with pytest.raises(ConfigurationError, match="@concurrency on"):
-        one(Nothing)
 
+class TestRulesOfTheRequest:
+    """A request that gets no slot takes nothing of its rules either."""
 
-def test_a_function_without_a_request_is_no_view() -> None:
-    with pytest.raises(ConfigurationError, match="@concurrency is on a function that got no request"):
-        one(lambda: None)()
+    @both_stores
+    @pytest.mark.parametrize("has_middleware", [True, False])
+    def test_a_refused_slot_gives_back_what_the_rules_of_the_request_took(
+        self, settings: Any, has_middleware: bool
+    ) -> None:
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] if has_middleware else []
+
+        @quota("1000/h", name="exports", cost=50, daily=True)
+        @concurrency(3, name="view")
+        def export(request: HttpRequest) -> HttpResponse:
+            return StreamingHttpResponse(iter([b"part"]))  # type: ignore[return-value]
+
+        with freeze(START):
+            responses = [export(get()) for _ in range(5)]
+            assert [response.status_code for response in responses] == [200] * 3 + [429] * 2
+            assert peek("1000/h", "ip:192.0.2.1", name="exports").remaining == 850
+            assert '"exports";r=850' in responses[-1].headers["RateLimit"]
+            assert checks_of("ip:192.0.2.1")["exports"] == (3, 0)
+            for response in responses:
+                response.close()
+
+    def test_so_do_those_that_look_at_the_response(self, memory_store: None) -> None:
+        @quota("1000/h", name="bytes", cost=50, settle=lambda request, response: 999)
+        @concurrency(1, name="view")
+        def view(request: HttpRequest) -> HttpResponse:
+            return StreamingHttpResponse(iter([b"part"]))  # type: ignore[return-value]
+
+        with freeze(START), ExitStack() as stack:
+            stack.callback(view(get()).close)
+            assert view(get()).status_code == 429
+            assert peek("1000/h", "ip:192.0.2.1", name="bytes").remaining == 950

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from functools import cached_property
 from ipaddress import ip_network
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -12,13 +12,14 @@ import pytest
 from django.conf import settings as live
 from django.core.signals import setting_changed
 from django.test import RequestFactory, override_settings
+from django.utils.functional import cached_property
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import RateError, Rule, check
+from django_quota import Rule, check
 from django_quota.adapters import client_ip
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, current, rule_of
-from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
+from django_quota.exceptions import ConfigurationError, QuotaError, RateError, RuleError
 
 PEER = "192.0.2.1"
 PROXIES = ["10.0.0.0/8", "2001:db8:aaaa::/48"]
@@ -48,11 +49,6 @@ class TestSettings:
             name for name, value in vars(QuotaSettings).items() if isinstance(value, (property, cached_property))
         }
         assert {name.upper() for name in properties if not name.startswith("_")} == set(KNOWN_SETTINGS)
-
-    def test_an_override_holds_at_once_and_ends_with_its_block(self) -> None:
-        with override_settings(QUOTA={"PREFIX": "other"}):
-            assert current().prefix == "other"
-        assert current().prefix == "quota"
 
     def test_overrides_nest(self) -> None:
         with override_settings(QUOTA={"PREFIX": "outer"}):
@@ -94,7 +90,7 @@ class TestSettings:
         [
             ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
             ("HEADERS", "no", "Use True or False"),
-            ("STORE", "postgres", "'redis' or 'memory'"), ("PREFIX", "", "without braces"),
+            ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "", "without braces"),
             ("PREFIX", "a{b", "without braces"), ("IPV6_PREFIX", 0, "from 1 to 128"),
             ("IPV6_PREFIX", 129, "from 1 to 128"), ("IPV4_PREFIX", 0, "from 1 to 32"),
             ("IPV4_PREFIX", 33, "from 1 to 32"), ("IPV4_PREFIX", "24", "for example 24"),
@@ -174,10 +170,6 @@ class TestRules:
             with pytest.raises(RuleError, match="has its own options; burst can only be given"):
                 rule_of(rule, {"burst": 5})
 
-    def test_a_rate_is_the_same_rule_however_it_is_spelt(self) -> None:
-        assert rule_of("10/m", {}) == rule_of("10 per minute", {})
-        assert rule_of("10/m", {"name": "x"}).name == "x"
-
     def test_a_rate_function_is_not_named_by_its_address_in_memory(self) -> None:
         """Each process would count by itself, and the name goes out in the headers."""
         try:
@@ -194,53 +186,27 @@ class TestRules:
 
 
 class TestClientAddress:
+    """What nobody can forge is in tests/security/test_addresses."""
+
     @pytest.mark.parametrize(
-        ("peer", "found"),
+        ("bits", "peer", "found"),
         [
-            (PEER, PEER), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), ("::ffff:192.0.2.1", PEER),
-            ("fe80::1%eth0", "fe80::/64"), ("::1", "::/64"),
+            (64, PEER, PEER), (64, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), (64, "::ffff:192.0.2.1", PEER),
+            (64, "fe80::1%eth0", "fe80::/64"), (64, "::1", "::/64"), (128, "2001:db8:1:2::3", "2001:db8:1:2::3"),
+            (48, "2001:db8:1:2::3", "2001:db8:1::/48"), (128, "fe80::1%eth0", "fe80::1"),
         ],
     )  # fmt: skip
-    def test_the_peer_is_the_client_and_ipv6_counts_by_its_network(self, peer: str, found: str) -> None:
-        assert address(peer) == found
-
-    @pytest.mark.parametrize(("bits", "found"), [(128, "2001:db8:1:2::3"), (48, "2001:db8:1::/48")])
-    def test_the_network_of_ipv6_is_a_setting(self, settings: Any, bits: int, found: str) -> None:
+    def test_the_peer_is_the_client_and_ipv6_counts_by_its_network(
+        self, settings: Any, bits: int, peer: str, found: str
+    ) -> None:
         settings.QUOTA = {"IPV6_PREFIX": bits}
-        assert address("2001:db8:1:2::3") == found
-
-    @pytest.mark.parametrize("peer", [None, "", "unix:", "localhost", "/run/web.sock"])
-    @pytest.mark.parametrize("forwarded", [None, "203.0.113.9"])
-    def test_no_address_is_a_clear_error_and_never_one_bucket_for_all(
-        self, peer: str | None, forwarded: str | None
-    ) -> None:
-        what_would_do = r"TRUSTED_PROXIES.*unix" if peer in (None, "", "unix:") else r"peer's address into REMOTE_ADDR"
-        with pytest.raises(ConfigurationError, match=what_would_do):
-            address(peer, forwarded)
-
-    @given(
-        st.sampled_from([None, "", "10.0.0.1", "2001:db8:aaaa::1", "x"]),
-        st.text() | st.text("0123456789abcdef.:[]%, /"),
-    )
-    def test_garbage_from_a_trusted_peer_raises_nothing_but_a_configuration_error(
-        self, peer: str | None, forwarded: str
-    ) -> None:
-        with override_settings(QUOTA={"TRUSTED_PROXIES": [*PROXIES, "unix"]}):
-            try:
-                ip_network(address(peer, forwarded))
-            except ConfigurationError as error:
-                text = str(error)
-            else:
-                return
-        assert "REMOTE_ADDR" in text
+        assert address(peer) == found
 
     @pytest.mark.parametrize(
         ("forwarded", "found"),
         [
-            (None, "10.0.0.1"), ("", "10.0.0.1"), ("203.0.113.9", "203.0.113.9"), ("203.0.113.9:4711", "203.0.113.9"),
-            ("[2001:db8::1]:443", "2001:db8::/64"), ("[2001:db8::1]", "2001:db8::/64"),
-            ("2001:db8::1", "2001:db8::/64"),
-            ("::ffff:203.0.113.9", "203.0.113.9"), ("1.1.1.1, 203.0.113.9 , 10.9.9.9", "203.0.113.9"),
+            (None, "10.0.0.1"), ("", "10.0.0.1"), ("203.0.113.9", "203.0.113.9"),
+            ("[2001:db8::1]:443", "2001:db8::/64"), ("1.1.1.1, 203.0.113.9 , 10.9.9.9", "203.0.113.9"),
             ("203.0.113.9,2001:db8:aaaa::7", "203.0.113.9"), ("10.3.3.3, 10.2.2.2", "10.3.3.3"),
             ("203.0.113.9, unknown, 10.2.2.2", "10.2.2.2"), ("203.0.113.9, unknown", "10.0.0.1"),
             ("203.0.113.9,", "10.0.0.1"), ("::ffff:10.1.1.1, 10.2.2.2", "10.1.1.1"),
@@ -251,8 +217,16 @@ class TestClientAddress:
     ) -> None:
         settings.QUOTA = {"TRUSTED_PROXIES": PROXIES}
         assert address("10.0.0.1", forwarded) == found
-        assert address("::ffff:10.0.0.1", forwarded) == found
         assert address("2001:db8:aaaa::1", forwarded) in (found, "2001:db8:aaaa::/64")
+
+    @pytest.mark.parametrize("peer", [None, "", "unix:", "localhost", "/run/web.sock"])
+    @pytest.mark.parametrize("forwarded", [None, "203.0.113.9"])
+    def test_no_address_is_a_clear_error_and_never_one_bucket_for_all(
+        self, peer: str | None, forwarded: str | None
+    ) -> None:
+        what_would_do = r"TRUSTED_PROXIES.*unix" if peer in (None, "", "unix:") else r"peer's address into REMOTE_ADDR"
+        with pytest.raises(ConfigurationError, match=what_would_do):
+            address(peer, forwarded)
 
     def test_a_unix_socket_is_trusted_by_its_name_alone(self, settings: Any) -> None:
         settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
@@ -263,3 +237,14 @@ class TestClientAddress:
         settings.QUOTA = {"TRUSTED_PROXIES": ["0.0.0.0/0"]}
         with pytest.raises(ConfigurationError):
             address("", "203.0.113.9")
+
+
+def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:
+    """Django's error pages and mails show what the frames of an error hold."""
+    settings.SECRET_KEY = "5ecret of the site"
+    settings.QUOTA = {"REDIS": "redis://:5ecret@127.0.0.1/0", "PREFIX": 5}
+    assert (current().digest_key, current().redis) == ("5ecret of the site", "redis://:5ecret@127.0.0.1/0")
+    with pytest.raises(ConfigurationError) as failed:
+        _ = current().prefix
+    frames = [frame for frame, _ in walk_tb(failed.value.__traceback__)][1:]  # without that of the test
+    assert [value for frame in frames for value in frame.f_locals.values() if "5ecret" in repr(value)] == []

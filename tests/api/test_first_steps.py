@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
-from django.core.checks import run_checks
+from asgiref.sync import sync_to_async
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_quota import RateError, Rule, check, concurrency, quota, slot
-from django_quota.exceptions import QuotaError, RuleError
-from django_quota.testing import RedisServer
+from django_quota import Rule, acheck, acquire, check, check_all, concurrency, counter, peek, quota, refund, reserve
+from django_quota.exceptions import QuotaError, RateError, RuleError
 from tests.support.calls import always
 from tests.support.outages import log_everything_again
-from tests.support.stores import caches
 
 
 class Organisation:
@@ -33,26 +33,46 @@ def bad_rate(request: object) -> str:
     return "5/x"
 
 
-@pytest.mark.parametrize("value", [Organisation(), {"a": 1}, ["a"], object()])
-def test_a_key_function_that_returns_a_plain_object_is_an_error(value: object, memory_store: None) -> None:
-    with pytest.raises(RuleError, match="identifies nobody"):
-        check("1/m", RequestFactory().get("/"), key=always(value))
+def asked(**options: Any) -> Any:
+    return check("1/m", RequestFactory().get("/"), **options)
 
 
-def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:
-    with pytest.raises(RuleError, match=r"'POTS' is not an HTTP method. Did you mean 'POST'"):
-        quota("1/m", methods="POTS")
+NO_PEEK = r"cost=0 of rule '1/m' takes nothing\. To look .*, use peek\(\) or apeek\(\)"
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    *(
+        (partial(asked, key=always(value)), "identifies nobody")
+        for value in (Organisation(), {"a": 1}, ["a"], object())
+    ),
+    (lambda: quota("1/m", methods="POTS"), r"'POTS' is not an HTTP method. Did you mean 'POST'"),
+    (lambda: quota("1/m", distinct="hdr:X"), r"^distinct='hdr:X' is not a key"),
+    (lambda: Rule.from_setting("a", []), "lists no rate"),
+    (lambda: Rule.from_setting("a", {"rate": "1/m", "name": "b"}), "The key in RULES is the rule"),
+    *((partial(quota, rate), "Did you mean 'month'") for rate in ("10/mo", "10/Mo", "10/mon")),
+    (
+        lambda: cast("Any", quota(bad_rate, name="dynamic")(lambda request: None))(RequestFactory().get("/")),
+        r"It came from tests\.api\.test_first_steps\.bad_rate, for rule 'dynamic'",
+    ),
+    (  # what `@quota` without a call amounts to
+        lambda: cast("Any", quota(by_organisation))(RequestFactory().get("/")),
+        r"has no parentheses on tests\.api\.test_first_steps\.by_organisation",
+    ),
+    (
+        lambda: concurrency(cast("Any", by_organisation)),
+        r"has no limit on tests.*\.by_organisation\. Write.*@concurrency\(10\)",
+    ),
+    (lambda: check("1/m", "user:1", cost=0), NO_PEEK),
+    (lambda: acquire("1/m", "user:1", cost=0, timeout=1), NO_PEEK),
+    (lambda: check_all([("1/m", "user:1", 0)]), NO_PEEK),
+    (lambda: reserve("1/m", "user:1", cost=0), NO_PEEK),
+    (lambda: asyncio.run(acheck("1/m", "user:1", cost=0)), NO_PEEK),
+]
 
 
-def test_the_error_for_a_wrong_distinct_names_distinct() -> None:
-    with pytest.raises(RuleError, match=r"^distinct='hdr:X' is not a key"):
-        quota("1/m", distinct="hdr:X")
-
-
-def test_the_error_for_networks_that_are_no_list_says_so(settings: Any, memory_store: None) -> None:
-    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": "10.0.0.0/8"}
-    with pytest.raises(QuotaError, match=r"is '10.0.0.0/8'. Use a list of networks"):
-        check("1/m", RequestFactory().get("/"), key="ip")
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES)
+def test_a_mistake_is_an_error_that_says_what_to_write(mistake: Callable[[], Any], words: str) -> None:
+    with pytest.raises(RuleError, match=words):
+        mistake()
 
 
 @pytest.mark.parametrize(
@@ -141,70 +161,37 @@ def test_a_site_without_users_starts_and_limits(apps: list[str]) -> None:
     assert (done.stdout.split(), done.stderr) == (["200", "429"], "")
 
 
-def test_an_empty_list_of_rates_is_not_unlimited() -> None:
-    with pytest.raises(RuleError, match="lists no rate"):
-        Rule.from_setting("a", [])
+@pytest.mark.parametrize("rule", ["api", "10/m"])
+def test_the_error_for_swapped_arguments_shows_their_order(rule: str, settings: Any, memory_store: None) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": "100/m"}}
+    for verb in (check, peek, refund):
+        with pytest.raises(RuleError, match=rf"the rule first, then the subject: \('{rule}', 'user:1'\)"):
+            verb("user:1", rule)
+    with pytest.raises(RuleError, match="the rule first, then the subject"):
+        check_all([("user:1", rule)])
+    with pytest.raises(RateError, match="Nor is it a rule"):
+        check("user:1", "nothing")
 
 
-def test_a_rule_of_the_settings_is_named_by_its_key_alone() -> None:
-    with pytest.raises(RuleError, match="The key in RULES is the rule"):
-        Rule.from_setting("a", {"rate": "1/m", "name": "b"})
+def test_a_function_may_say_that_a_request_is_free(memory_store: None) -> None:
+    rule = Rule.make("free", "1/m", cost=lambda request: 0)
+    decisions = [check(rule, RequestFactory().get("/")) for _ in range(2)]
+    assert [(decision.allowed, decision.remaining) for decision in decisions] == [(True, 1)] * 2
 
 
-@pytest.mark.parametrize("given", ["10/mo", "10/Mo", "10/mon"])
-def test_no_error_suggests_a_minute_for_a_month(given: str) -> None:
-    with pytest.raises(RateError, match="Did you mean 'month'"):
-        quota(given)
+def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memory_store: None) -> None:
+    async def call() -> None:
+        check("1/m", "user:1")  # without DEBUG
+        settings.DEBUG = True
+        for _ in range(2):
+            check("1/m", "user:1")
+        counter("clicks").incr("user:1")
+        await acheck("1/m", "user:1")
+        await sync_to_async(check)("1/m", "user:1")
 
-
-def test_the_error_for_a_wrong_rate_names_the_function_that_returned_it(memory_store: None) -> None:
-    view: Any = quota(bad_rate, name="dynamic")(lambda request: None)
-    with pytest.raises(RateError, match=r"It came from tests\.api\.test_first_steps\.bad_rate, for rule 'dynamic'"):
-        view(RequestFactory().get("/"))
-
-
-def test_the_error_for_a_decorator_without_a_rate_shows_how_to_write_it() -> None:
-    bare: Any = quota(by_organisation)  # what `@quota` without a call amounts to
-    with pytest.raises(RuleError, match=r"has no parentheses on tests\.api\.test_first_steps\.by_organisation"):
-        bare(RequestFactory().get("/"))
-    with pytest.raises(RuleError, match=r"has no limit on tests.*\.by_organisation\. Write.*@concurrency\(10\)"):
-        concurrency(by_organisation)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("lease", ["1h", timedelta(hours=1), 0])
-def test_the_error_for_a_wrong_lease_shows_a_number_of_seconds(lease: Any) -> None:
-    with pytest.raises(RuleError, match=r"lease=.* is not a number of seconds, .* Use, for example, 30\."):
-        slot("export", 3, lease=lease)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"LOCATION": "127.0.0.1:6399"}, "is not a Redis URL"),
-        ({"LOCATION": ""}, "is not a Redis URL"),
-        ({}, "is not a Redis URL"),
-        ({"LOCATION": "redis://127.0.0.1", "OPTIONS": {"CLIENT_CLASS": "nowhere.Client"}}, "cannot be imported"),
-    ],
-)
-def test_a_wrong_location_is_a_finding(config: dict[str, Any], words: str, settings: Any) -> None:
-    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", **config}}
-    found = [finding for finding in run_checks(tags=["django_quota"]) if finding.id == "django_quota.E004"]
-    assert len(found) == 1
-    assert words in found[0].msg
-
-
-def test_an_alias_without_options_works(settings: Any) -> None:
-    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1", "OPTIONS": None}
-    settings.CACHES = {"default": cache}
-    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W007"]
-
-
-def test_the_repr_of_a_decision_without_redis_says_degraded(settings: Any, tmp_path: Path) -> None:
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-    decision = check("1/m", "user:1")
-    assert (decision.rule, decision.subject, decision.degraded) == ("1/m", "user:1", True)
-    assert "did not answer" in decision.explain()
-
-
-def test_a_decision_is_short_enough_to_be_printed() -> None:
-    assert repr(Rule.make("search", "10/m").limits[0]) == "<Limit 10/m by sliding_window of 'search'>"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        asyncio.run(call())
+    assert [(str(each.message).partition(":")[0], each.filename) for each in caught] == [
+        (f"{name}() blocks the event loop. Use a{name}() here", __file__) for name in ("check", "incr")
+    ]

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import iscoroutinefunction
 from itertools import count
 from typing import Any, cast
 
@@ -40,36 +41,6 @@ ASKED: dict[str, Any] = {}
 """What the views here are limited by at the moment."""
 
 
-def by_hand(request: HttpRequest) -> HttpResponse:
-    check(ASKED["rates"], request, **ASKED["options"]).raise_if_refused()
-    return HttpResponse("ok")
-
-
-async def by_hand_async(request: HttpRequest) -> HttpResponse:
-    (await acheck(ASKED["rates"], request, **ASKED["options"])).raise_if_refused()
-    return HttpResponse("ok")
-
-
-def decorated(request: HttpRequest) -> HttpResponse:
-    response: HttpResponse = quota(ASKED["rates"], **ASKED["options"])(free)(request)
-    return response
-
-
-async def decorated_async(request: HttpRequest) -> HttpResponse:
-    response: HttpResponse = await quota(ASKED["rates"], **ASKED["options"])(free_async)(request)
-    return response
-
-
-def in_a_slot(request: HttpRequest) -> HttpResponse:
-    response: HttpResponse = concurrency(7, name=ASKED["slot"])(by_hand)(request)
-    return response
-
-
-async def in_a_slot_async(request: HttpRequest) -> HttpResponse:
-    response: HttpResponse = await concurrency(7, name=ASKED["slot"])(by_hand_async)(request)
-    return response
-
-
 def free(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
@@ -78,16 +49,42 @@ async def free_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
+def by_hand(request: HttpRequest) -> HttpResponse:
+    check(ASKED["rates"], request, **ASKED["options"]).raise_if_refused()
+    return free(request)
+
+
+async def by_hand_async(request: HttpRequest) -> HttpResponse:
+    (await acheck(ASKED["rates"], request, **ASKED["options"])).raise_if_refused()
+    return free(request)
+
+
+def behind(decorator: Callable[[], Any], view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a view whose limit is made anew for each request."""
+
+    def now(request: HttpRequest) -> Any:
+        return decorator()(view)(request)
+
+    async def later(request: HttpRequest) -> Any:
+        return await decorator()(view)(request)
+
+    return later if iscoroutinefunction(view) else now
+
+
+def limit() -> Any:
+    return quota(ASKED["rates"], **ASKED["options"])
+
+
+def gate() -> Any:
+    return concurrency(7, name=ASKED["slot"])
+
+
 VIEWS: dict[str, Callable[..., Any]] = {
-    "by-hand": by_hand,
-    "by-hand-async": by_hand_async,
-    "decorated": decorated,
-    "decorated-async": decorated_async,
-    "in-a-slot": in_a_slot,
-    "in-a-slot-async": in_a_slot_async,
-    "middleware": free,
-    "middleware-async": free_async,
-}
+    "by-hand": by_hand, "by-hand-async": by_hand_async,
+    "decorated": behind(limit, free), "decorated-async": behind(limit, free_async),
+    "in-a-slot": behind(gate, by_hand), "in-a-slot-async": behind(gate, by_hand_async),
+    "middleware": free, "middleware-async": free_async,
+}  # fmt: skip
 urlpatterns = [path(f"{name}/", view) for name, view in VIEWS.items()]
 
 

@@ -1,4 +1,7 @@
-"""The verbs: rules, subjects and stores put together; what users type, and what they get."""
+"""The verbs: rules, subjects and stores put together; what users type, and what they get.
+
+What each algorithm admits, and when, is in tests/core; what happens while Redis does not answer, in test_outages.py.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,10 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_quota import (
-    Decision,
-    QuotaExceeded,
-    RateError,
-    Rule,
-    StoreUnavailable,
-    acheck,
-    apeek,
-    arefund,
-    areset,
-    check,
-    peek,
-    quota,
-    refund,
-    reserve,
-    reset,
-)
+from django_quota import Decision, Rule, acheck, apeek, arefund, areset, check, peek, quota, refund, reserve, reset
 from django_quota.adapters import decide
-from django_quota.exceptions import RuleError
-from django_quota.testing import RedisServer, freeze
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
+from django_quota.testing import RedisServer, freeze, running_redis
 from tests.support.calls import calls_of
 from tests.support.steps import ALGORITHMS, SECOND, START
 from tests.support.stores import caches, current_store
@@ -48,86 +35,21 @@ def bools(decisions: list[Decision]) -> list[bool]:
 
 
 @REDIS
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_check_that_costs_nothing_leaves_nothing(algorithm: Any, raw: redis.Redis) -> None:
-    decision = check("3/m", SUBJECT, 0, algorithm=algorithm)
-    assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 3, 0)
-    assert list(raw.scan_iter("*:r:*")) == []
+def test_the_verbs_on_a_real_redis(algorithm: str, is_async: bool) -> None:
+    def do(verb: Any, averb: Any, *cost: int) -> Any:
+        options = {"algorithm": algorithm}
+        return (
+            asyncio.run(averb("3/m", SUBJECT, *cost, **options)) if is_async else verb("3/m", SUBJECT, *cost, **options)
+        )
 
-
-@REDIS
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_verbs_on_a_real_redis(algorithm: str) -> None:
-    options: dict[str, Any] = {"algorithm": algorithm}
-    assert peek("3/m", SUBJECT, **options).remaining == 3
-    assert bools([check("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
-    assert refund("3/m", SUBJECT, 2, **options).remaining == (0 if algorithm == "leaky_bucket" else 2)
-    assert peek("3/m", SUBJECT, 3, **options).allowed is False
-    assert reset("3/m", SUBJECT, **options) is True
-    assert reset("3/m", SUBJECT, **options) is False
-    assert peek("3/m", SUBJECT, **options).remaining == 3
-
-
-@REDIS
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_async_verbs_answer_as_the_sync_ones(algorithm: str) -> None:
-    options: dict[str, Any] = {"algorithm": algorithm}
-
-    async def verbs() -> None:
-        assert (await apeek("3/m", SUBJECT, **options)).remaining == 3
-        assert bools([await acheck("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
-        assert (await arefund("3/m", SUBJECT, 2, **options)).remaining == (0 if algorithm == "leaky_bucket" else 2)
-        assert await areset("3/m", SUBJECT, **options)
-        assert not await areset("3/m", SUBJECT, **options)
-
-    asyncio.run(verbs())
-
-
-@REDIS
-def test_refusals_by_one_limit_do_not_use_up_another() -> None:
-    with freeze(START):
-        decisions = [check("1/s; 5/day", SUBJECT) for _ in range(8)]
-    assert bools(decisions) == [True] + [False] * 7
-    assert [outcome.remaining for outcome in decisions[-1].outcomes] == [0, 4]
-
-
-@REDIS
-def test_who_retries_all_the_time_gets_back_in_on_time() -> None:
-    admitted = []
-    for tick in range(80):
-        with freeze(START + tick * SECOND // 20):
-            if check("2/2s", SUBJECT):
-                admitted.append(tick)
-    assert admitted == [0, 1, 40, 41]
-
-
-@REDIS
-def test_hits_that_have_ended_leave_redis_with_the_next_hit(raw: redis.Redis) -> None:
-    for second in (0, 1, 2, 30, 65):
-        with freeze(START + second * SECOND):
-            assert check("9/m", SUBJECT)
-    assert raw.zcard(f"quota:1:{{{SUBJECT}}}:r:9/m:sw.60s") == 2
-
-
-@REDIS
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("rate", ["7/m", "250/m"])
-def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> None:
-    """The wait is added up in whole microseconds: a float of seconds would round it."""
-    options: dict[str, Any] = {"algorithm": algorithm}
-    now = START + 17
-    for _ in range(300):
-        now += 12_345
-        with freeze(now):
-            decision = check(rate, SUBJECT, **options)
-        if not decision:
-            break
-    assert decision.retry_after
-    wait = round(decision.retry_after * SECOND)
-    with freeze(now + wait - 1):
-        assert not check(rate, SUBJECT, **options)
-    with freeze(now + wait):
-        assert check(rate, SUBJECT, **options)
+    assert do(peek, apeek).remaining == 3
+    assert bools([do(check, acheck) for _ in range(4)]) == [True, True, True, False]
+    assert do(refund, arefund, 2).remaining == (0 if algorithm == "leaky_bucket" else 2)
+    assert do(peek, apeek, 3).allowed is False
+    assert [do(reset, areset), do(reset, areset)] == [True, False]
+    assert do(peek, apeek).remaining == 3
 
 
 @pytest.mark.usefixtures("either_store")
@@ -140,6 +62,34 @@ def test_counted_refusals_fill_a_limit_and_no_more(algorithm: str) -> None:
 
 
 @pytest.mark.usefixtures("either_store")
+def test_a_counted_refusal_counts_for_exactly_one_window() -> None:
+    for second in (0, 7, 14, 21):
+        with freeze(START + second * SECOND + 12_345):
+            decision = check("3/m", SUBJECT, count_refused=True)
+    assert (decision.allowed, decision.retry_after) == (False, 46.0)  # the hit of second 7 makes room at second 67
+    assert decision.outcomes[0].reset_after == 60.0
+    with freeze(START + 67 * SECOND + 12_344):
+        assert not peek("3/m", SUBJECT, count_refused=True)
+    with freeze(START + 67 * SECOND + 12_345):
+        assert peek("3/m", SUBJECT, count_refused=True).remaining == 1
+    with freeze(START + 81 * SECOND + 12_345):
+        assert peek("3/m", SUBJECT, count_refused=True).remaining == 3
+
+
+@pytest.mark.usefixtures("either_store")
+def test_counted_refusals_under_a_lower_rate_forget_no_hit_of_the_higher_one() -> None:
+    rule, lower = (Rule.make("rule", rate, count_refused=True) for rate in ("10/m", "3/m"))
+    with freeze(START):
+        assert check(rule, SUBJECT, 8)
+    for second in range(1, 31):
+        with freeze(START + second * SECOND):
+            assert not check(lower, SUBJECT)
+    for second in (30, 60):
+        with freeze(START + second * SECOND):
+            assert peek(rule, SUBJECT).remaining == 2
+
+
+@pytest.mark.usefixtures("either_store")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
     options: dict[str, Any] = {"algorithm": algorithm}
@@ -147,12 +97,6 @@ def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
         reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
         decisions = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
     assert [each.remaining for each in decisions] == [0, 0, 0]
-
-
-def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
-    decision = check("3/m", SUBJECT, 4)
-    assert (decision.allowed, decision.retry_after) == (False, None)
-    assert "waiting does not help" in decision.explain()
 
 
 @REDIS
@@ -183,14 +127,15 @@ def test_a_user_is_a_subject_and_so_is_a_request(memory_store: None) -> None:
     assert check("2/m", request, key="user").subject == "user:42"
 
 
-def test_an_anonymous_user_alone_is_nobody_to_limit(memory_store: None) -> None:
-    with pytest.raises(RuleError, match="Pass the request"):
-        check("2/m", AnonymousUser())
-
-
-@pytest.mark.parametrize("subject", [None, 42, b"ip:1.2.3.4", object()])
-def test_anything_else_is_no_subject(subject: object, memory_store: None) -> None:
-    with pytest.raises(RuleError, match="not a subject"):
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        (AnonymousUser(), "Pass the request"),
+        *[(given, "not a subject") for given in (None, 42, b"ip:1.2.3.4", object())],
+    ],
+)
+def test_anything_else_is_no_subject(subject: object, words: str, memory_store: None) -> None:
+    with pytest.raises(RuleError, match=words):
         check("2/m", subject)
 
 
@@ -220,15 +165,11 @@ def test_a_cost_is_a_whole_number(cost: Any, memory_store: None) -> None:
         check("2/m", SUBJECT, cost)
 
 
-def test_the_same_rate_in_another_spelling_is_the_same_rule(memory_store: None) -> None:
+def test_a_rate_in_another_spelling_is_the_same_rule_and_a_name_parts_its_callers(memory_store: None) -> None:
     check("2/m", SUBJECT)
     assert check("2 per minute", SUBJECT).remaining == 0
-
-
-def test_a_name_parts_callers_that_use_the_same_rate(memory_store: None) -> None:
-    check("1/m", SUBJECT, name="search")
-    assert check("1/m", SUBJECT, name="login")
-    assert not check("1/m", SUBJECT, name="login")
+    decisions = [check("1/m", SUBJECT, name=name) for name in ("search", "login", "login")]
+    assert bools(decisions) == [True, True, False]
 
 
 def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: Any) -> None:
@@ -242,15 +183,12 @@ def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: A
         check("search", SUBJECT, burst=3)
 
 
-def test_a_rule_object_will_do_too(memory_store: None) -> None:
-    rule = Rule.make("mine", "1/m", key="user")
-    assert bools([check(rule, User(pk=1)), check(rule, User(pk=1)), check(rule, User(pk=2))]) == [True, False, True]
-
-
-def test_unlimited_is_allowed_without_asking(memory_store: None) -> None:
+def test_a_rule_object_will_do_too_and_without_a_rate_the_store_is_not_asked(memory_store: None) -> None:
     decision = check(Rule.make("free", None), SUBJECT)
     assert (decision.allowed, decision.limit, decision.remaining, decision.outcomes) == (True, None, None, ())
     assert len(current_store()) == 0
+    rule = Rule.make("mine", "1/m", key="user")
+    assert bools([check(rule, User(pk=1)), check(rule, User(pk=1)), check(rule, User(pk=2))]) == [True, False, True]
 
 
 def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None:
@@ -268,36 +206,15 @@ def test_a_refusal_can_be_raised(memory_store: None) -> None:
 # --- while Redis does not answer --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dead_redis(settings: Any, tmp_path: Path) -> None:
+def test_a_rule_may_deny_or_count_by_itself_while_redis_is_away(settings: Any, tmp_path: Path) -> None:
     settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-
-
-@pytest.mark.usefixtures("dead_redis")
-def test_a_rule_allows_while_redis_is_away_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "django_quota"):
-        decisions = [check("1/m", SUBJECT) for _ in range(5)]
-        decisions.append(asyncio.run(acheck("1/m", SUBJECT)))
-    assert bools(decisions) == [True] * 6
-    assert all(decision.degraded and decision.remaining is None for decision in decisions)
-    assert len(caplog.records) == 1
-
-
-@pytest.mark.usefixtures("dead_redis")
-def test_a_rule_may_deny_or_count_by_itself_while_redis_is_away() -> None:
     denied = check("9/m", SUBJECT, on_unavailable="deny")
     assert (denied.allowed, denied.degraded, denied.retry_after) == (False, True, 1.0)
     local = [check("2/m", SUBJECT, on_unavailable="local") for _ in range(3)]
     assert bools(local) == [True, True, False]
     assert all(decision.degraded for decision in local)
-
-
-@pytest.mark.usefixtures("dead_redis")
-def test_a_reset_that_cannot_be_done_is_an_error() -> None:
-    with pytest.raises(StoreUnavailable):
-        reset("1/m", SUBJECT)
-    with pytest.raises(StoreUnavailable):
-        asyncio.run(areset("1/m", SUBJECT))
+    allowed = check("2/m", SUBJECT)
+    assert (allowed.allowed, allowed.degraded, allowed.remaining) == (True, True, None)
 
 
 def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
@@ -375,25 +292,19 @@ def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: 
         decide(RequestFactory().get("/"), rules)
 
 
-def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
-    memory_store: None, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_never_decides_is_given_up_and_the_log_says_why(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     asked: list[int] = []
 
-    def stale(*arguments: object) -> list[int]:
+    def undecided(*arguments: object) -> list[Any]:
         asked.append(1)
         return [START, -1]
 
-    monkeypatch.setattr(current_store(), "run", stale)
+    monkeypatch.setattr(current_store(), "run", undecided)
     assert check("1/s", SUBJECT, algorithm="calendar").degraded
     assert len(asked) == 5
-
-
-def test_a_store_that_never_finishes_its_reservations_is_not_asked_forever(
-    memory_store: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(current_store(), "run", lambda *_: [START, -1, 0, 2, ""])
-    assert check("1/s", SUBJECT).degraded
+    assert "each answer came in another day or another period of a calendar limit" in caplog.text
 
 
 def test_distinct_rates_of_one_rule_do_not_share_a_hash() -> None:
@@ -412,24 +323,10 @@ def test_a_subject_never_breaks_a_line(subject: str, memory_store: None) -> None
 def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
     redis_server: RedisServer, settings: Any, tmp_path: Path
 ) -> None:
-    from django_quota.adapters import decide
-    from django_quota.exceptions import ConfigurationError
-    from django_quota.testing import running_redis
-
     with running_redis(redis_server.program, "--cluster-enabled", "yes") as server:
         with redis.Redis.from_url(server.url) as client:
-            client.execute_command(
-                "CLUSTER", "ADDSLOTSRANGE" if redis_major(client) >= 7 else "ADDSLOTS", *slots(client)
-            )
+            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         settings.CACHES = caches(server)
         rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", key="global")]
         with pytest.raises(ConfigurationError, match="ClusterClient"):
             decide(RequestFactory().get("/"), rules)
-
-
-def redis_major(client: redis.Redis) -> int:
-    return int(client.info("server")["redis_version"].partition(".")[0])
-
-
-def slots(client: redis.Redis) -> list[int]:
-    return [0, 16383] if redis_major(client) >= 7 else list(range(16384))

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
-from django.urls import ResolverMatch
+from django.urls import ResolverMatch, path
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from django_quota import quota
 from django_quota.exceptions import RuleError
-from django_quota.services.lookup import (
-    _BETWEEN_PARTS,
+from django_quota.operating.lookup import (
     MAX_USERS,
+    SubjectMatch,
     composite_subjects,
+    find_subjects,
     find_users,
+    override_problems,
+    parse_override_input,
     parse_subject_input,
     rule_hint,
     subject_hint,
 )
-from django_quota.services.subjects import session_subject
+from django_quota.requests.subjects import session_subject
 from tests.support.calls import subject_of
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("json:phone", "json:phone=+1 555"),
-        ("json:user.phone", "json:user.phone=+1 555"),
-        ("kwarg:pk", "kwarg:pk=+1 555"),
-    ],
-)
-def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str, text: str) -> None:
+@pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk"])
+def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str) -> None:
     body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
     request = RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="127.0.0.1")
     request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
     subject = subject_of(("ip", key), request)
-    assert parse_subject_input(f"127.0.0.1+{text}") == parse_subject_input(subject) == subject
+    assert parse_subject_input(f"127.0.0.1+{key}=+1 555") == parse_subject_input(subject) == subject
 
 
 def test_a_subject_names_the_longer_ones_that_it_is_a_part_of(settings: Any) -> None:
@@ -92,9 +91,24 @@ def test_plain_values_become_the_subject_of_such_a_request(name: str, value: str
     subject = subject_of(("ip", f"cookie:{name}", "path"), request)
     written = quote(request.path_info, safe="/ äß")
     text = f"2001:db8::7+cookie:{name}={value}+path:{written}"
-    assume(len(_BETWEEN_PARTS.split(text)) == 3)  # a value with "+ip:" in it cannot be told from two parts
+    assume(not re.search(r"\+.*[:=]", f"{name}={value}", re.DOTALL))  # "+ip:" in it cannot be told from two parts
     assert parse_subject_input(text) == subject
     assert parse_subject_input(subject) == subject
+
+
+def long(request: HttpRequest) -> str:
+    return "a+b%" * 60
+
+
+def test_a_long_value_becomes_the_subject_of_such_a_request() -> None:
+    request = RequestFactory().get("/" + "a+b%" * 60, REMOTE_ADDR="192.0.2.1")
+    request.resolver_match = ResolverMatch(long, (), {"slug": "a+b%" * 60})
+    subject = subject_of(("path", "kwarg:slug", long), request)
+    escaped = "a%2Bb%25" * 60
+    typed = f"path:/{escaped}+kwarg:slug={'a+b%' * 60}+key.{__name__}.long:{escaped}"
+    assert parse_subject_input(typed) == subject
+    assert parse_subject_input(typed.replace("kwarg:slug=" + "a+b%" * 60, f"kwarg.slug:{escaped}")) == subject
+    assert parse_subject_input(subject) == subject, "what a page shows can be typed, too"
 
 
 @pytest.mark.parametrize("text", ["post:phone=", "ip:127.0.0.1+post:phone=", "ip:nowhere+post:phone=1"])
@@ -104,19 +118,12 @@ def test_an_error_about_a_part_does_not_show_its_value(text: str) -> None:
     assert "phone=" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("subject", "meant"),
-    [("header:X-Api-Key", "header:X-Api-Key=<value>"), ("ip:127.0.0.1+post:username", "post:username=<value>")],
-)
-def test_a_field_without_a_value_gets_a_hint(subject: str, meant: str) -> None:
+@pytest.mark.parametrize("subject", ["header:X-Api-Key", "ip:127.0.0.1+post:username"])
+def test_a_field_without_a_value_gets_a_hint(subject: str) -> None:
+    meant = f"{subject.rpartition('+')[2]}=<value>"
     assert subject_hint(subject, with_users=False) == (
         f"No request has the subject “{subject}”: the value is missing. Write “{meant}”."
     )
-
-
-@pytest.mark.parametrize("subject", ["usr:42", "User:42", "users:42", "IP:203.0.113.9"])
-def test_a_misspelt_kind_gets_a_hint(subject: str) -> None:
-    assert subject_hint(subject, with_users=False).startswith(f"No request has the subject “{subject}”. Use, for")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,19 @@ class TestUsers:
         assert f"user:{ann.pk}" in subject_hint("user:ann")
         assert subject_hint(f"user:{ann.pk}") == ""
 
+    def test_a_search_finds_users_in_full_or_else_by_how_they_begin(self) -> None:
+        ann, anna = (User.objects.create_user(name, f"{name}@example.org") for name in ("ann", "anna"))
+        found: dict[str, set[Any]] = {
+            "ann": {ann},
+            "an": {ann, anna},
+            "anna@e": {anna},
+            str(anna.pk): {anna},
+            "n": {None},
+        }
+        for text, users in found.items():
+            assert {match.user for match in find_subjects(text, with_users=True)} == users, text
+        assert find_subjects("ann", with_users=False) == [SubjectMatch("ann", is_guess=True)]
+
     def test_several_users_with_a_name_give_no_hint(self) -> None:
         for name in ("bob", "cid"):
             User.objects.create_user(name, "same@example.org")
@@ -142,7 +162,7 @@ class TestUsers:
         assert len(find_users("same@example.org")) == 2 <= MAX_USERS
 
     def test_a_missing_user_is_the_hint(self) -> None:
-        assert "No user is called “nobody”" in subject_hint("nobody")
+        assert subject_hint("nobody").startswith("No request has the subject “nobody”. Use, for")
         assert subject_hint("user:nobody") == "There is no user with the key “nobody”."
         assert "user:" in subject_hint("a\0b")
         assert subject_hint("user:") != ""
@@ -159,3 +179,85 @@ def test_an_unknown_rule_gets_a_hint_with_a_similar_one(settings: Any) -> None:
     assert rule_hint("basket").endswith("Did you mean “shop.views.basket”?")
     assert rule_hint("zzz") == "“zzz” is no rule of the settings or the views."
     assert (rule_hint("search"), rule_hint("*")) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("*", "*"),
+        ("user:*", "user:*"),
+        ("198.51.100.7/24", "ip:198.51.100.0/24"),
+        ("ip:2001:DB8::/32", "ip:2001:db8::/32"),
+        ("ip:2001:db8::7/64", "ip:2001:db8::/64"),
+        ("203.0.113.9", "ip:203.0.113.9"),
+        ("user:42", "user:42"),
+    ],
+)
+def test_typed_texts_become_subjects_of_overrides(text: str, subject: str) -> None:
+    assert parse_override_input(text) == subject
+
+
+def view(request: object) -> HttpResponse:
+    return HttpResponse()
+
+
+def by_tenant(request: object) -> str:
+    return "7"
+
+
+@pytest.fixture
+def keyed(settings: Any) -> None:
+    keys: dict[str, Any] = {
+        "signup": "ip",
+        "api": "user",
+        "devices": "header:X-Device",
+        "tenants": by_tenant,
+        "all": "global",
+        "form": ("ip", "post:username"),
+    }
+    rules: dict[str, Any] = {name: {"rate": "5/m", "key": key} for name, key in keys.items()}
+    settings.QUOTA = {"RULES": {**rules, "import": "5/m", "site": {"rate": "5/m", "match": "/"}}}
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("", quota("5/m", name="view")(view))]})
+
+
+@pytest.mark.usefixtures("keyed")
+@pytest.mark.parametrize(
+    ("subject", "rule"),
+    [
+        ("user:3", "signup"), ("user:*", "signup"), ("org:42", "api"), ("org:*", "api"), ("global", "api"),
+        ("header.x-other:abc", "devices"), ("header.x-a:abc", "tenants"), ("ip:203.0.113.9", "all"),
+        ("ip:198.51.100.0/24", "form"), ("ip:203.0.113.9", "form"), ("user:3", "site"), ("user:3", "view"),
+    ],
+)  # fmt: skip
+def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str) -> None:
+    (problem,) = override_problems(subject, rule, with_users=False)
+    assert problem.startswith(f"No request has the subject “{subject}” under the rule “{rule}”, which limits “")
+
+
+@pytest.mark.usefixtures("keyed")
+@pytest.mark.parametrize(
+    ("subject", "rule"),
+    [
+        ("*", "all"), ("*", "form"), ("*", "*"), ("user:*", "*"), ("org:*", "*"), ("user:3", "*"),
+        ("ip:203.0.113.9", "signup"), ("ip:198.51.100.0/24", "signup"), ("ip:2001:db8::/32", "signup"),
+        ("ip:*", "signup"), ("user:3", "api"), ("user:*", "api"), ("ip:203.0.113.9", "api"),
+        ("header.x-device:abc", "devices"), ("header.x-device:*", "devices"), ("user:3", "tenants"),
+        ("org:7", "tenants"),
+        ("key.tests.api.test_lookup.by_tenant:7", "tenants"), ("global", "all"),
+        ("ip:203.0.113.9+post.username:abc", "form"), ("org:42", "import"), ("user:3", "import"),
+        ("ip:203.0.113.9", "view"),
+    ],
+)  # fmt: skip
+def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: str) -> None:
+    assert override_problems(subject, rule, with_users=False) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("keyed")
+def test_unknown_rules_and_users_are_problems_of_an_override() -> None:
+    assert override_problems("user:3", "ap") == [
+        "There is no user with the key “3”.",
+        "“ap” is no rule of the settings or the views. Did you mean “api”?",
+    ]
+    assert override_problems("user:3", "api", with_users=False) == []
+    assert override_problems("user:*", "api") == []

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
-from django_quota import Decision, QuotaExceeded, acheck, check, quota
-from django_quota.exceptions import ConfigurationError, RuleError, StoreFull
+from django_quota import Decision, check, quota
+from django_quota.core.errors import StoreFull
+from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
 
@@ -84,10 +84,6 @@ class TestMiddleware:
 @both
 @pytest.mark.usefixtures("memory_store")
 class TestOptions:
-    def test_methods_limit_these_and_no_others(self, kind: str) -> None:
-        view = quota("1/m", methods=["POST"])(made(kind))
-        assert [run(view, get(m)).status_code for m in ("get", "get", "post", "get", "post")] == [200] * 4 + [429]
-
     @pytest.mark.parametrize("function", ["sync", "async"])
     def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str, function: str) -> None:
         def of(name: str) -> Any:
@@ -114,22 +110,11 @@ class TestOptions:
         ]  # fmt: skip
         assert [run(view, get(**meta)).status_code for meta in asked] == [200, 429, 200, 200, 200, 429, 200]
 
-    def test_a_rate_of_none_is_unlimited(self, kind: str) -> None:
-        seen: list[Decision] = []
-        view = quota(lambda request: None)(made(kind, seen))
-        assert [run(view).status_code for _ in range(3)] == [200] * 3
-        assert (seen[0].limit, seen[0].outcomes) == (None, ())
-        assert "RateLimit" not in run(quota(None)(made(kind))).headers
-
     @pytest.mark.parametrize("cost", ["1", None, -1, 1.5, True])
     def test_a_function_that_returns_no_cost_is_a_clear_error_that_names_the_rule(self, kind: str, cost: Any) -> None:
         with pytest.raises(RuleError, match="is not a whole number") as caught:
             run(quota("1/m", name="uploads", cost=lambda request: cost)(made(kind)))
         assert "uploads" in str(caught.value)
-
-    def test_a_cost_above_the_limit_is_refused_for_good(self, kind: str) -> None:
-        response = run(quota("5/m", cost=6)(made(kind)))
-        assert (response.status_code, "Retry-After" in response.headers) == (429, False)
 
     def test_block_false_lets_the_view_decide_and_does_not_stop_other_rules(self, kind: str) -> None:
         seen: list[Decision] = []
@@ -160,13 +145,6 @@ class TestOptions:
             run(view)
         assert "Did you mean 'serach'" in str(caught.value)
 
-    def test_where_it_is_not_enabled_everything_is_allowed_and_still_a_decision(self, kind: str) -> None:
-        seen: list[Decision] = []
-        with override_settings(QUOTA={**MEMORY, "ENABLED": False}):
-            assert run(quota("0/m")(made(kind, seen))).status_code == 200
-            assert check("0/m", "global")
-        assert (seen[0].allowed, seen[0].outcomes) == (True, ())
-
     def test_no_address_is_a_configuration_error_not_a_free_pass(self, kind: str) -> None:
         with pytest.raises(ConfigurationError, match="TRUSTED_PROXIES"):
             run(quota("1/m")(made(kind)), get(REMOTE_ADDR=""))
@@ -178,66 +156,43 @@ def dead_redis(settings: Any, tmp_path: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
 
 
-OnUnavailable = Literal["allow", "deny", "local"]
+def unlimited(request: HttpRequest) -> None:
+    """Return a rate that limits nothing."""
+
+
+SOFT = quota("9/m", name="s", on_unavailable="deny", block=False)
 
 
 @both
 @pytest.mark.usefixtures("dead_redis")
 class TestRedisIsGone:
-    def test_allow_lets_everybody_in_and_says_degraded_and_says_so_once(
-        self, kind: str, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("default", "limits", "status"),
+        [
+            ("allow", [quota("1/m", on_unavailable="deny")], 503),
+            ("deny", [quota("1/m")], 503),
+            ("allow", [quota("1/m", on_unavailable="deny", block=False)], 200),
+            # A denial that does not block hides no rule that does.
+            ("allow", [quota("0/m", name="h", on_unavailable="deny"), SOFT], 503),
+            ("allow", [quota("0/m", name="h", on_unavailable="local"), SOFT], 429),
+            # A rule that is unlimited for this request, and a shadow, deny nobody.
+            ("allow", [quota("9/m", name="a"), quota(unlimited, name="u", on_unavailable="deny")], 200),
+            ("allow", [quota("1/m", shadow=True, on_unavailable="deny")], 200),
+        ],
+    )
+    def test_a_rule_denies_as_it_says_or_the_setting(
+        self, kind: str, default: str, limits: list[Any], status: int, settings: Any
     ) -> None:
+        settings.QUOTA = {"ON_UNAVAILABLE": default}
         seen: list[Decision] = []
-        view = quota("1/m")(made(kind, seen))
-        assert [run(view).status_code for _ in range(3)] == [200] * 3
-        assert {(decision.allowed, decision.degraded) for decision in seen} == {(True, True)}
-        assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
-        assert "on_unavailable" in caplog.text
-
-    @pytest.mark.parametrize("where", ["rule", "setting"])
-    def test_deny_is_a_503_with_retry_after(self, kind: str, where: str, settings: Any) -> None:
-        settings.QUOTA = {"ON_UNAVAILABLE": "deny"} if where == "setting" else {}
-        view = quota("1/m", on_unavailable="deny" if where == "rule" else None)(made(kind))
+        view = made(kind, seen)
+        for limit in limits:
+            view = limit(view)
         response = run(view)
-        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+        assert (response.status_code, response.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
+        assert all(decision.degraded for decision in seen)
 
-    def test_local_counts_in_this_process(self, kind: str) -> None:
-        seen: list[Decision] = []
-        view = quota("2/m", on_unavailable="local")(made(kind, seen))
-        assert [run(view).status_code for _ in range(3)] == [200, 200, 429]
-        assert [decision.degraded for decision in seen] == [True, True]
-
-    def test_a_denial_that_does_not_block_leaves_it_to_the_view(self, kind: str) -> None:
-        seen: list[Decision] = []
-        assert run(quota("1/m", on_unavailable="deny", block=False)(made(kind, seen))).status_code == 200
-        assert (seen[0].allowed, seen[0].degraded) == (False, True)
-
-    @pytest.mark.parametrize(("hard", "status"), [("deny", 503), ("local", 429)])
-    def test_a_denial_that_does_not_block_does_not_hide_a_rule_that_does(
-        self, kind: str, hard: OnUnavailable, status: int
-    ) -> None:
-        view = quota("9/m", name="s", on_unavailable="deny", block=False)(
-            quota("0/m", name="h", on_unavailable=hard)(made(kind))
-        )
-        assert run(view).status_code == status
-
-    def test_a_rule_that_is_unlimited_for_this_request_denies_nobody(self, kind: str) -> None:
-        view = quota(lambda request: None, name="u", on_unavailable="deny")(quota("9/m", name="a")(made(kind)))
-        assert run(view).status_code == 200
-
-    def test_a_shadow_never_denies(self, kind: str) -> None:
-        assert run(quota("1/m", shadow=True, on_unavailable="deny")(made(kind))).status_code == 200
-
-    def test_checks_by_hand_raise_nothing(self, kind: str) -> None:
-        async def ask() -> Decision:
-            return await acheck("1/m", "global", on_unavailable="deny")
-
-        decision = check("1/m", "global", on_unavailable="deny") if kind == "sync" else asyncio.run(ask())
-        assert (decision.allowed, decision.degraded, decision.retry_after) == (False, True, 1.0)
-        with pytest.raises(QuotaExceeded, match="could not be checked"):
-            decision.raise_if_refused()
-
-    @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/plain"])
+    @pytest.mark.parametrize("accept", ["application/json", "text/html"])
     @pytest.mark.parametrize("view", ["asks", "asks-async"])
     def test_what_a_view_lets_through_is_answered_as_a_rule_that_denies(
         self, kind: str, view: str, accept: str, caplog: pytest.LogCaptureFixture
@@ -252,18 +207,10 @@ class TestRedisIsGone:
         for what in ("counter", "once", "slot", "reset"):
             (reply,) = fetch(kind, f"/{view}/?what={what}", Accept=accept)
             assert shown(reply, f"/{view}/?what={what}") == wanted
-        assert len([record for record in caplog.records if record.name == "django_quota"]) == 1
-
-    @pytest.mark.parametrize("view", ["asks", "asks-async"])
-    def test_what_a_view_lets_through_is_logged_once(
-        self, kind: str, view: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for what in ("by-hand", "counter", "by-hand", "slot"):
-            assert fetch(kind, f"/{view}/?what={what}")[0].status_code == 503
+        assert fetch(kind, f"/{view}/?what=by-hand")[0].status_code == 503
         # Django logs no request: it mails each of these errors to ADMINS.
         logged = [record for record in caplog.records if record.name in ("django_quota", "django.request")]
         assert [record.levelname for record in logged] == ["ERROR"]
-        assert "an amount is on the way" in logged[0].getMessage()
 
 
 def test_what_a_view_lets_through_is_on_the_request_beside_what_was_decided() -> None:

@@ -23,17 +23,12 @@ VALUES = st.one_of(st.text(), st.binary(), st.integers())
 
 @both_stores
 class TestSeen:
-    def test_it_is_true_the_first_time_only(self) -> None:
-        assert [once("event", "e1"), once("event", "e1"), once("event", "e2")] == [True, False, True]
-
-    def test_sync_and_async_remember_alike(self) -> None:
-        assert asyncio.run(aonce("event", "e1"))
-        assert not once("event", "e1")
-        assert not asyncio.run(aonce("event", "e1"))
-
-    def test_another_name_remembers_for_itself(self) -> None:
-        assert once("event", "e1")
-        assert once("payment", "e1")
+    def test_each_name_remembers_for_sync_and_async_though_limits_are_off(self, settings: Any) -> None:
+        for name in ("event", "payment"):
+            assert asyncio.run(aonce(name, "e1"))
+            assert not once(name, "e1")
+            assert not asyncio.run(aonce(name, "e1"))
+            settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
 
     def test_it_forgets_after_the_ttl_which_seeing_it_again_does_not_prolong(self) -> None:
         with freeze(START):
@@ -59,17 +54,13 @@ class TestSeen:
             assert once(name, value) == (data not in seen)
             seen.add(data)
 
-    def test_it_works_though_limiting_is_turned_off(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        assert [once("event", "e1"), once("event", "e1")] == [True, False]
-
 
 COUNTER = iter(range(10**9))
 
 
 @pytest.mark.usefixtures("redis_cache")
 class TestInRedis:
-    def test_redis_holds_no_secret_and_memory_is_bounded(self, raw: redis.Redis) -> None:
+    def test_redis_holds_no_secret_and_memory_is_bounded(self, raw: redis.Redis, settings: Any) -> None:
         secret = "4111 1111 1111 1111 " * 1_000
         assert once("card", secret, ttl=60)
         keys: Any = raw.keys()
@@ -79,12 +70,8 @@ class TestInRedis:
         assert len(keys[0]) < 100
         assert 0 < raw.pttl(keys[0]) <= 60_001
         assert "4111" not in str(raw.get(keys[0]))
-
-    def test_another_secret_key_makes_other_digests(self, raw: redis.Redis, settings: Any) -> None:
-        once("card", "4111")
         settings.QUOTA = {**settings.QUOTA, "DIGEST_KEY": "another"}
-        assert once("card", "4111")
-        assert raw.dbsize() == 2
+        assert once("card", secret)
 
     def test_it_is_one_round_trip(self, raw: redis.Redis) -> None:
         once("event", "e1")
@@ -100,19 +87,13 @@ class TestInRedis:
             asyncio.run(aonce("event", "e1"))
 
 
-@pytest.mark.parametrize("name", ["", " ", None, 7])
-def test_a_name_is_a_text(name: Any) -> None:
-    with pytest.raises(RuleError, match="is not a name"):
-        once(name, "e1")
-
-
-@pytest.mark.parametrize("value", [None, 1.5, True, ["e1"], object()])
-def test_a_value_is_a_text_bytes_or_a_whole_number(value: Any) -> None:
-    with pytest.raises(RuleError, match="value="):
-        once("event", value)
-
-
-@pytest.mark.parametrize("ttl", [0, -1, None, "60", True, float("nan"), float("inf"), 366 * 86_400 + 1])
-def test_a_ttl_is_some_seconds(ttl: Any) -> None:
-    with pytest.raises(RuleError, match="ttl="):
-        once("event", "e1", ttl)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *((name, "e1", "is not a name") for name in ("", " ", None, 7)),
+        *(("event", value, "value=") for value in (None, 1.5, True, ["e1"], object())),
+    ],
+)
+def test_what_is_no_name_or_no_value_is_an_error(name: Any, value: Any, words: str) -> None:
+    with pytest.raises(RuleError, match=words):
+        once(name, value)

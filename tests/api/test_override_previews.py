@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from django_quota import check, peek
+from django_quota.core.overrides import Mode
 from django_quota.testing import freeze
 from tests.support.inspection import previews
-from tests.support.published import override
+from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -34,19 +35,12 @@ def lines(of: list[Any]) -> list[tuple[str, int, int, float | None, str]]:
     return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in of]
 
 
-def test_a_new_rate_is_shown_with_the_current_limits() -> None:
-    with freeze(START):
-        check("search", SUBJECT, 10)
-        (change,) = previews(SUBJECT, "search", "rate", "100/m").values()
-    assert lines(change.now) == [("10/m", 10, 0, 60.0, ""), ("100/h", 10, 90, 0.0, "")]
-    assert lines(change.then) == [("100/m", 10, 90, 0.0, "override")]
-
-
 @pytest.mark.parametrize("rates", ["100/m", "20/h", "3/s; 7/m"])
 def test_the_preview_is_what_holds_after_saving(rates: str) -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
         (change,) = previews(SUBJECT, "search", "rate", rates).values()
+        assert lines(change.now) == [("10/m", 10, 0, 60.0, ""), ("100/h", 10, 90, 0.0, "")]
         override(f"r 0 0 {rates}", "search")
         outcomes = peek("search", SUBJECT).outcomes
     assert [(limit.limit, limit.remaining, limit.retry_after) for limit in change.then] == [
@@ -63,45 +57,40 @@ def test_an_existing_override_counts_only_for_now() -> None:
     assert lines(change.then) == [("20/m", 10, 10, 0.0, "override")]
 
 
-def test_an_exemption_and_a_block_are_previewed() -> None:
+@pytest.mark.parametrize(
+    ("mode", "seconds", "waits"),
+    [
+        ("exempt", 0, [0.0, 0.0]),
+        ("blocked", 0, [None, None]),
+        ("blocked", 20, [60.0, 20.0]),  # the longer of the block and the limit
+    ],
+)
+def test_an_exemption_and_a_block_are_previewed(mode: Mode, seconds: int, waits: list[float | None]) -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
-        (exempt,) = previews(SUBJECT, "search", "exempt").values()
-        (blocked,) = previews(SUBJECT, "search", "blocked", ends=START + 60 * SECOND).values()
-        (for_good,) = previews(SUBJECT, "search", "blocked").values()
-    assert [limit.retry_after for limit in exempt.then] == [0.0, 0.0]
-    assert [limit.retry_after for limit in blocked.then] == [60.0, 60.0]
-    assert [limit.retry_after for limit in for_good.then] == [None, None]
+        for _ in range(2):
+            (change,) = previews(SUBJECT, "search", mode, ends=seconds and START + seconds * SECOND).values()
+            assert [limit.retry_after for limit in change.then] == waits
+            override("b 0 0 ", "search")  # which the new one replaces
 
 
-def test_the_wait_is_the_longer_of_a_block_and_its_limit() -> None:
+def test_a_block_inside_a_longer_one_is_previewed() -> None:
+    override("b 0 0 ", "search", "*")
     with freeze(START):
-        check("search", SUBJECT, 10)
-        ends = START + 20 * SECOND
-        (change,) = previews(SUBJECT, "search", "blocked", ends=ends).values()
-        override("b 0 0 ", "search")
-        (instead,) = previews(SUBJECT, "search", "blocked", ends=ends).values()
-        override(f"b 0 {ends} ", "search")
-        outcomes = peek("search", SUBJECT).outcomes
-    assert [limit.retry_after for limit in change.then] == [60.0, 20.0] == [each.retry_after for each in outcomes]
-    assert [limit.retry_after for limit in instead.then] == [60.0, 20.0]
+        (change,) = previews(SUBJECT, "search", "blocked", ends=START + SECOND).values()
+    assert not change.problem
+    assert [limit.why for limit in change.then] == ["blocked"] * 2
 
 
-def test_the_wait_is_the_longer_of_a_ban_and_the_new_rate() -> None:
+def test_a_ban_takes_precedence_over_a_new_rate_and_the_longer_wait_counts() -> None:
     with freeze(START):
         check("1/d", SUBJECT, name="banning")
         check("banning", SUBJECT)
         check("banning", SUBJECT)
-        (change,) = previews(SUBJECT, "banning", "rate", "1/d").values()
-    assert lines(change.then) == [("1/d", 1, 0, 86_400.0, "banned")]
-
-
-def test_a_ban_takes_precedence_over_a_new_rate() -> None:
-    with freeze(START):
-        check("banning", SUBJECT)
-        check("banning", SUBJECT)
-        (change,) = previews(SUBJECT, "banning", "rate", "50/h").values()
-    assert lines(change.then) == [("50/h", 1, 49, 3_600.0, "banned")]
+        (fewer,) = previews(SUBJECT, "banning", "rate", "1/d").values()
+        (more,) = previews(SUBJECT, "banning", "rate", "50/h").values()
+    assert lines(fewer.then) == [("1/d", 1, 0, 86_400.0, "banned")]
+    assert lines(more.then) == [("50/h", 1, 49, 3_600.0, "banned")]
 
 
 def test_a_rules_own_override_shadows_one_of_all_rules() -> None:
@@ -115,18 +104,15 @@ def test_a_rules_own_override_shadows_one_of_all_rules() -> None:
     assert lines(found["monthly"].then) == [("7/m", 0, 7, 0.0, "override")]
 
 
-def test_a_rate_that_does_not_fit_a_rule_is_a_problem() -> None:
-    (change,) = previews(SUBJECT, "search", "rate", "7/month").values()
-    assert "month" in change.problem
-    assert not change.then
-
-
-def test_a_rate_as_a_name_is_known_and_other_names_are_not() -> None:
+def test_a_rate_as_a_name_is_known_and_other_names_and_rates_that_do_not_fit_are_not() -> None:
     with freeze(START):
         check("5/30m", SUBJECT, 2)
         (change,) = previews(SUBJECT, "5/30m", "rate", "9/30m").values()
     assert lines(change.then) == [("9/30m", 2, 7, 0.0, "override")]
     assert previews(SUBJECT, "of-a-decorator", "exempt") == {}
+    (change,) = previews(SUBJECT, "search", "rate", "7/month").values()
+    assert "month" in change.problem
+    assert not change.then
 
 
 def test_a_preview_changes_nothing() -> None:

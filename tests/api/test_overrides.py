@@ -1,806 +1,341 @@
-"""Overrides on their way from the tables to Redis: at once, late, all again, and never lost."""
+"""What an override does: for a subject, a network, a kind or everybody, on every store and at every edge."""
 
 from __future__ import annotations
 
-import json
-import os
-import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime, timedelta
-from io import StringIO
-from pathlib import Path
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
-from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, connections, transaction
-from django.db.models import QuerySet
+from django.contrib.auth import authenticate
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
 
-from django_quota import check
-from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
-from django_quota.testing import RedisServer, clear, freeze
-from tests.support.commands import wait_until
-from tests.support.counts import count_what_waits
-from tests.support.databases import default_database, sqlite_database
-from tests.support.published import (
-    another_process_looks,
-    before_the_next_publication,
-    check_overrides,
-    held,
-    keep_the_lock_for_a_minute,
-    let_others_look,
-    lock_key,
-    look_as_a_new_process,
-    look_often,
-    look_to_the_end,
-    marker_key,
-    not_published_by_the_next_command,
-    override,
-    publish_in_batches_of,
-    publishing_fails,
-    when_a_sync_has_published,
-    whenever_subjects_are_published,
+from django_quota import (
+    Rule,
+    acheck,
+    apeek,
+    check,
+    check_all,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reserve_all,
+    reset,
 )
-from tests.support.steps import START
+from django_quota.contrib.auth import LoginRefused
+from django_quota.contrib.channels import QuotaSocket
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.exceptions import QuotaExceeded
+from django_quota.testing import freeze
+from tests.support.calls import get, run
+from tests.support.outages import no_answer
+from tests.support.overridden import override
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
 
-BLOCKED, EXEMPT = ("blocked", 0, 0, ""), ("exempt", 0, 0, "")
-KEY = "quota:1:{user:1}:s"
-LONG = "user:" + "x" * 201
-"""Of so long a name Redis has a digest alone."""
+SUBJECT = "ip:192.0.2.7"
+FORMS = (SUBJECT, "ip:192.0.2.0/24", "ip:*", "*")
+RULE = Rule.make("site", "2/m", key="ip")
 
-
-def blocked(subject: str = "user:1", rule: str = "search", **values: Any) -> QuotaOverride:
-    """Save an override that blocks."""
-    return QuotaOverride.objects.create(**{"subject": subject, "rule": rule, "mode": "blocked", **values})
-
-
-def microseconds(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestTheKey:
-    """What it holds beside overrides stays, and it lives as long as they do."""
-
-    def test_publishing_shortens_no_ttl_and_changes_no_other_field(self, raw: redis.Redis) -> None:
-        raw.hset(KEY, mapping={"b:search": "1 2 3", "d:search": "7"})
-        raw.pexpire(KEY, 90 * 86_400_000)
-        blocked().delete()
-        assert raw.pttl(KEY) > 89 * 86_400_000
-        assert raw.hgetall(KEY) == {b"b:search": b"1 2 3", b"d:search": b"7"}
-
-    def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days(self, raw: redis.Redis) -> None:
-        row = blocked(expires=datetime.fromtimestamp(int(raw.time()[0]), UTC) + timedelta(hours=1))
-        assert 3_600_000 < raw.pttl(KEY) <= 3_661_000
-        row.expires = None
-        row.save()
-        assert 29 * 86_400_000 < raw.pttl(KEY) <= 30 * 86_400_000 + 1
-
-
-# --- saving -----------------------------------------------------------------------------------------------------------
+each_form = pytest.mark.parametrize("form", FORMS)
 
 
 @pytest.fixture
-def published_at_once(redis_cache: RedisServer, database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables, and a Redis to publish to."""
-    look_as_a_new_process()
+def no_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what makes the store raise when it is asked."""
 
-
-@contextmanager
-def another_database(folder: Path) -> Iterator[str]:
-    """Have our tables in a second database for a block; yields its alias."""
-    connections.databases["other"] = {**connections.databases["default"], **sqlite_database(folder / "other.sqlite3")}
-    try:
-        call_command("migrate", database="other", verbosity=0)
-        yield "other"
-    finally:
-        connections["other"].close()
-        del connections["other"]
-        del connections.databases["other"]
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestSaving:
-    """What is saved is what Redis holds."""
-
-    def test_what_is_saved_is_published_with_its_span(self) -> None:
-        starts, expires = datetime(2026, 1, 1, tzinfo=UTC), datetime(2126, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
-        blocked(starts=starts, expires=expires)
-        blocked(rule="*", mode="rate", rate=" 10 per minute;500/h")
-        assert held() == {
-            "search": ("blocked", microseconds(starts), microseconds(expires), ""),
-            "*": ("rate", 0, 0, "10/m; 500/h"),
-        }
-        assert not OverrideOutbox.objects.exists()
-
-    def test_what_is_deleted_or_changed_is_withdrawn(self) -> None:
-        row, other = blocked(), blocked(rule="*")
-        row.mode = "exempt"
-        row.save()
-        assert held() == {"search": EXEMPT, "*": BLOCKED}
-        other.delete()
-        assert held() == {"search": EXEMPT}
-
-    def test_a_changed_subject_leaves_nothing_under_the_old_one(self) -> None:
-        row = blocked()
-        QuotaOverride(pk=row.pk, subject="user:2", rule="login", mode="blocked", created=row.created).save()
-        assert (held("user:1"), held("user:2")) == ({}, {"login": BLOCKED})
-
-    def test_nothing_is_published_before_the_commit_and_nothing_of_a_rollback(self) -> None:
-        with transaction.atomic():
-            blocked()
-            assert held() == {}
-        assert held() == {"search": BLOCKED}
-        with transaction.atomic():
-            QuotaOverride.objects.all().delete()
-            transaction.set_rollback(True)
-        assert held() == {"search": BLOCKED}
-        assert not OverrideOutbox.objects.exists()
-
-    def test_statements_over_many_rows_publish_too(self) -> None:
-        QuotaOverride.objects.bulk_create(
-            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(500 + 3)]
-        )
-        assert held("user:0") == held(f"user:{500 + 2}") == {"*": BLOCKED}
-        QuotaOverride.objects.filter(subject="user:0").update(mode="exempt")
-        assert held("user:0") == {"*": EXEMPT}
-        rows = list(QuotaOverride.objects.filter(subject__in=["user:1", "user:2"]))
-        for row in rows:
-            row.subject += "1"
-        QuotaOverride.objects.filter(subject__in=["user:11", "user:21"]).delete()
-        QuotaOverride.objects.bulk_update(rows, ["subject"])
-        assert held("user:1") == held("user:2") == {}
-        assert held("user:11") == held("user:21") == {"*": BLOCKED}
-        QuotaOverride.objects.all().delete()
-        assert held("user:11") == held(f"user:{500 + 2}") == {}
-
-    def test_what_a_fixture_loads_is_published(self, tmp_path: Any) -> None:
-        blocked()
-        file = tmp_path / "rows.json"
-        call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
-        QuotaOverride.objects.all().delete()
-        call_command("loaddata", str(file), verbosity=0)
-        assert held() == {"search": BLOCKED}
-
-    def test_what_has_ended_is_not_published(self) -> None:
-        blocked(expires=datetime(2001, 1, 1, tzinfo=UTC))
-        blocked(rule="*", starts=datetime(1960, 1, 1, tzinfo=UTC), expires=datetime(1965, 1, 1, tzinfo=UTC))
-        assert held() == {}
-
-    def test_a_wrong_rate_does_not_stop_other_overrides(self, caplog: pytest.LogCaptureFixture) -> None:
-        QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="a", mode="rate", rate="many")])
-        blocked()
-        assert held() == {"search": BLOCKED}
-        assert "cannot be published" in caplog.text
-
-    def test_with_enabled_false_it_is_published_later(self, settings: Any) -> None:
-        given_before = settings.QUOTA
-        settings.QUOTA = {"ENABLED": False}
-        blocked()
-        settings.QUOTA = given_before
-        assert held() == {}
-        blocked("user:2")
-        assert held() == {"search": BLOCKED}
-
-    def test_the_last_publisher_has_read_what_was_saved_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another process saves and publishes between our reading of the rows and our telling Redis."""
-        row = blocked()
-        before_the_next_publication(monkeypatch, lambda: QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt"))
-        row.save()
-        assert held() == {"search": EXEMPT}
-
-    @pytest.mark.always("postgresql")
-    def test_many_saves_at_once_publish_what_the_rows_say(self) -> None:
-        modes = ["exempt", "blocked"]
-        blocked()
-
-        def save(mode: str) -> None:
-            for _ in range(10):
-                QuotaOverride.objects.filter(subject="user:1").update(mode=mode)
-                row = QuotaOverride.objects.get()
-                row.mode = mode
-                row.save()
-            connections.close_all()
-
-        threads = [threading.Thread(target=save, args=(mode,)) for mode in modes * 2]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert held() == {"search": (QuotaOverride.objects.get().mode, 0, 0, "")}
-        assert not OverrideOutbox.objects.exists()
-
-
-class TestRedisAway:
-    """The row is saved whatever happens to Redis, and Redis knows in the end."""
-
-    @pytest.fixture
-    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-        """Let Redis be away, or back."""
-        return lambda is_away: publishing_fails(monkeypatch, "it is away" if is_away else "")
-
-    def test_the_row_is_saved_the_error_logged_and_the_next_check_publishes_it(
-        self, away: Callable[[bool], None], raw: redis.Redis, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        away(True)
-        row = blocked()
-        assert row.pk
-        assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
-        assert OverrideOutbox.objects.get().subject == "user:1"
-        check_overrides()
-        assert held() == {}
-        away(False)
-        let_others_look(raw)
-        with caplog.at_level("INFO", "django_quota"):
-            check_overrides()
-        assert held() == {"search": BLOCKED}
-        assert not OverrideOutbox.objects.exists()
-        assert "had waited in the database, and are published now: 1 of them" in caplog.text
-
-    def test_the_next_change_publishes_it_too(self, away: Callable[[bool], None]) -> None:
-        away(True)
-        blocked().delete()
-        blocked(rule="login")
-        away(False)
-        blocked("user:2")
-        assert held() == {"login": BLOCKED}
-        assert not OverrideOutbox.objects.exists()
-
-    def test_a_sync_publishes_it_too(self, away: Callable[[bool], None]) -> None:
-        away(True)
-        blocked()
-        away(False)
-        call_command("quota_sync", stdout=StringIO())
-        assert held() == {"search": BLOCKED}
-        assert not OverrideOutbox.objects.exists()
-
-
-def commanded(*words: str, at_fault: str = "") -> str:
-    """Run a command and return what it prints, to whichever end; `at_fault`: what it ends with an error for."""
-    out = StringIO()
-    with pytest.raises(CommandError, match=at_fault) if at_fault else nullcontext():
-        call_command(*words, stdout=out, stderr=out)
-    return out.getvalue()
-
-
-class TestCommandsPublishWhatWaits:
-    """Where no process noticed an outage, the commands that cron runs publish what waits, and all say how much does."""
-
-    @pytest.fixture(autouse=True)
-    def _waiting(self, published_at_once: None, raw: redis.Redis) -> Iterator[None]:
-        raw.config_set("maxmemory", 1)
-        try:
-            blocked()
-            blocked("user:2")
-            yield
-        finally:
-            raw.config_set("maxmemory", 0)
-
-    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
-    def test_they_publish_it(self, raw: redis.Redis, command: str) -> None:
-        raw.config_set("maxmemory", 0)
-        assert "Published 2 changes of overrides that had waited." in commanded(command)
-        assert held() == {"search": BLOCKED}
-        assert "Published" not in commanded(command)
-        report = json.loads(commanded(command, "--json"))
-        assert (report["published"], report["waiting"]) == (0, 0)
-
-    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
-    def test_on_a_read_only_redis_they_name_pending_changes_and_fail_at_the_end(self, command: str) -> None:
-        printed = commanded(command, at_fault="OutOfMemory|OOM")
-        assert "2 changes of overrides wait to be published to Redis." in printed
-        assert "Looked at 0 " in printed
-        assert OverrideOutbox.objects.count() == 2
-
-    def test_a_dry_sweep_only_counts(self, raw: redis.Redis) -> None:
-        raw.config_set("maxmemory", 0)
-        assert "2 changes of overrides wait" in commanded("quota_sweep", "--dry-run")
-        assert held() == {}
-
-    def test_with_enabled_false_nothing_is_published(self, raw: redis.Redis, settings: Any) -> None:
-        raw.config_set("maxmemory", 0)
-        settings.QUOTA = {"ENABLED": False}
-        assert "2 changes of overrides wait" in commanded("quota_sweep")
-        assert OverrideOutbox.objects.count() == 2
-
-    def test_a_sweep_without_a_database_says_so_and_sweeps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: Any, **__: Any) -> Any:
-            raise OperationalError("it is slow")
-
-        monkeypatch.setattr(type(connection.introspection), "table_names", fail)
-        printed = commanded("quota_sweep")
-        assert "It is unknown whether overrides wait to be published: it is slow" in printed
-        assert "Looked at 0 keys" in printed
-
-    def test_the_status_says_whether_the_subjects_own_wait(self, raw: redis.Redis, settings: Any) -> None:
-        printed = commanded("quota_status", "user:1")
-        assert "Note: 2 changes of overrides wait to be published to Redis. Some are of this subject" in printed
-        assert "Some are" not in commanded("quota_status", "user:3")
-        said = StringIO()
-        call_command("quota_status", "user:3", "--json", stdout=said, stderr=StringIO())
-        assert json.loads(said.getvalue())["waiting"] == 2
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
-        assert "2 changes of overrides wait" in commanded("quota_status", "user:1", at_fault="unavailable")
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def synced() -> dict[str, int]:
-    out = StringIO()
-    call_command("quota_sync", json=True, stdout=out)
-    return json.loads(out.getvalue())  # type: ignore[no-any-return]
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestSync:
-    """`quota_sync` makes Redis hold what the rows say, whatever it held before."""
-
-    def test_an_emptied_redis_gets_all_overrides_again(self, raw: redis.Redis) -> None:
-        for subject in ("user:1", "ip:2001:db8::/64", LONG, "~odd {subject}:\u2603"):
-            blocked(subject)
-        raw.flushall()
-        assert held() == {}
-        assert synced() == {"subjects": 4, "withdrawn": 0}
-        for row in QuotaOverride.objects.all():
-            assert held(row.subject) == {"search": BLOCKED}
-        assert 3_600 < raw.ttl(marker_key()) <= 7 * 86_400
-        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
-
-    def test_only_overrides_without_a_row_are_withdrawn(self, raw: redis.Redis) -> None:
-        blocked("user:1")
-        blocked(LONG)
-        for subject in ("user:1", "user:2", LONG, LONG + "y"):
-            override("b 0 0 ", "search", subject)
-            override("x 0 0 ", "gone", subject)
-        raw.hset("quota:1:{user:2}:s", "b:search", "1 2 3")
-        raw.hset("other:1:{user:2}:s", "o:search", "b 0 0 ")
-        raw.set("quota:1:{user:3}:s", "no hash")
-        assert synced() == {"subjects": 2, "withdrawn": 2}
-        assert held("user:1") == held(LONG) == {"search": BLOCKED}
-        assert held("user:2") == held(LONG + "y") == {}
-        assert raw.hgetall("quota:1:{user:2}:s") == {b"b:search": b"1 2 3"}
-        assert raw.hgetall("other:1:{user:2}:s") == {b"o:search": b"b 0 0 "}
-
-    @pytest.mark.parametrize("subject", ["user:1", LONG])
-    def test_a_row_saved_during_its_withdrawal_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        override("b 0 0 ", "*", subject)
-        before_the_next_publication(monkeypatch, lambda: blocked(subject, "*"))
-        synced()
-        assert QuotaOverride.objects.exists()
-        assert held(subject) == {"*": BLOCKED}
-
-    def test_blocks_are_published_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        publish_in_batches_of(2, monkeypatch)
-        for n in range(3):
-            blocked(f"user:{n}", mode="exempt")
-            blocked(f"user:{n}0")
-        blocked("user:00", "*", mode="exempt")
-        printed: list[str] = []
-        whenever_subjects_are_published(monkeypatch, printed.extend)
-        assert synced() == {"subjects": 6, "withdrawn": 0}
-        assert printed == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
-
-    def test_if_redis_is_emptied_meanwhile_it_is_an_error_and_the_next_check_publishes(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        blocked()
-        with monkeypatch.context() as patched:
-            when_a_sync_has_published(patched, raw.flushall)
-            with pytest.raises(CommandError, match="lost its memory"):
-                synced()
-        assert not raw.exists(marker_key())
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-        assert raw.exists(marker_key())
-
-    def test_a_check_during_which_redis_is_emptied_starts_again(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        blocked()
-        raw.flushall()
-        when_a_sync_has_published(monkeypatch, raw.flushall, times=1)
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-        assert raw.exists(marker_key())
-
-    def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
-        with pytest.raises(CommandError, match="unavailable"):
-            synced()
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestLost:
-    """A Redis that lost its memory, or a part of it, gets it back without anybody asking."""
-
-    def lose_the_last(self, raw: redis.Redis, change: Callable[[], object]) -> None:
-        """Make a change that Redis holds, and then no longer: as a replica that takes over may have missed it."""
-        snapshot = {key: (raw.dump(key), raw.pttl(key)) for key in raw.scan_iter()}
-        change()
-        raw.flushall()
-        for key, (value, ttl) in snapshot.items():
-            raw.restore(key, ttl, value or b"")
-        raw.delete(lock_key())
-
-    def test_the_flusher_checks(self, raw: redis.Redis) -> None:
-        blocked()
-        raw.flushall()
-        count_what_waits()
-        look_to_the_end()
-        assert held() == {"search": BLOCKED}
-
-    @pytest.mark.usefixtures("the_flusher_runs")
-    def test_a_loss_right_after_a_check_is_repaired_too(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        look_often(monkeypatch)
-        blocked()
-        raw.flushall()
-        another_process_looks()
-        assert check("5/m", "user:9")  # the background thread begins
-        wait_until(lambda: held() == {"search": BLOCKED})
-        look_to_the_end()
-
-    def test_all_lost_overrides_come_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
-        blocked()
-        raw.flushall()
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-        assert "those of 1 subject are published again" in caplog.text
-        assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
-            marker_key(),
-            lock_key(),
-        }
-        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
-
-    def test_a_single_lost_block_comes_back(self, raw: redis.Redis) -> None:
-        synced()
-        self.lose_the_last(raw, blocked)
-        assert held() == {}
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-
-    def test_an_exemption_that_an_old_snapshot_restores_is_withdrawn_again(self, raw: redis.Redis) -> None:
-        row = blocked(mode="exempt")
-        synced()
-        self.lose_the_last(raw, row.delete)
-        assert held() == {"search": EXEMPT}
-        check_overrides()
-        assert held() == {}
-
-    def test_a_save_after_a_loss_does_not_hide_the_loss(self, raw: redis.Redis) -> None:
-        synced()
-        self.lose_the_last(raw, blocked)
-        for name in ("user:2", "user:3"):
-            blocked(name)
-        assert held() == {}
-        assert held("user:3") == {"search": BLOCKED}
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-
-    def test_a_change_by_sql_that_was_synced_is_published_again(self, raw: redis.Redis) -> None:
-        synced()
-
-        def by_sql() -> None:
-            QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="search", mode="blocked")])
-            OverrideOutbox.objects.all().delete()
-            synced()
-
-        with not_published_by_the_next_command():
-            self.lose_the_last(raw, by_sql)
-        assert held() == {}
-        check_overrides()
-        assert held() == {"search": BLOCKED}
-
-    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
-    def test_rollup_and_sweep_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
-        synced()
-        self.lose_the_last(raw, blocked)
-        assert "Redis had lost overrides: published those of 1 subject again." in commanded(command)
-        assert held() == {"search": BLOCKED}
-        assert json.loads(commanded(command, "--json"))["republished"] == 0
-
-    def test_without_a_loss_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        synced()
-        blocked()
-        published: list[str] = []
-        whenever_subjects_are_published(monkeypatch, published.extend)
-        check_overrides()
-        assert (held(), published) == ({"search": BLOCKED}, [])
-
-    def test_only_one_process_checks_at_a_time(self, raw: redis.Redis) -> None:
-        blocked()
-        raw.flushall()
-        another_process_looks()
-        check_overrides()
-        assert held() == {}
-
-    def test_the_lock_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        for number in range(3):
-            blocked(f"user:{number}")
-        raw.flushall()
-        publish_in_batches_of(1, monkeypatch)
-        keep_the_lock_for_a_minute(monkeypatch)
-        left = []
-
-        def late(subjects: Collection[str]) -> None:
-            if subjects:
-                left.append(raw.pttl(lock_key()))
-                raw.pexpire(lock_key(), 10_000)
-
-        whenever_subjects_are_published(monkeypatch, late)
-        check_overrides()
-        assert len(left) == 3
-        assert min(left) > 10_000
-
-    def test_a_process_that_dies_while_it_publishes_delays_others_under_three_seconds(self, raw: redis.Redis) -> None:
-        another_process_looks()
-        assert raw.pttl(lock_key()) + 1_000 < 3_000  # the others look once a second
-
-    def test_a_failed_check_is_logged_once_and_repeated(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def forbid() -> None:
         def fail(*_: Any) -> Any:
-            raise OperationalError("it is slow")
+            raise AssertionError("the store was asked")
 
-        blocked()
-        raw.flushall()
-        with monkeypatch.context() as patched:
-            patched.setattr(QuerySet, "count", fail)
-            check_overrides()
-            assert 0 < raw.pttl(lock_key()) <= 1_500
-            for _ in range(2):
-                let_others_look(raw)
-                check_overrides()
-            let_others_look(raw)
-        assert caplog.text.count("cannot be published: it is slow. The next check tries again.") == 1
-        check_overrides()
-        assert held() == {"search": BLOCKED}
+        for name in ("run", "arun", "try_all"):
+            monkeypatch.setattr(current_store(), name, fail)
 
-    def test_with_enabled_false_changes_stay_pending(self, raw: redis.Redis, settings: Any) -> None:
-        blocked()
-        raw.flushall()
-        settings.QUOTA = {"ENABLED": False}
-        check_overrides()
-        assert held() == {}
+    return forbid
 
-    def test_missing_tables_are_logged_once(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+
+# --- on every store ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_store")
+class TestOnEveryStore:
+    """A block and an exemption are decided without the store, another rate and a shadow with it."""
+
+    @each_form
+    @pytest.mark.parametrize(("value", "allowed", "why"), [("b 0 0 ", False, "blocked"), ("x 0 0 ", True, "exempt")])
+    def test_a_blocked_or_exempt_subject_is_decided_without_a_call(
+        self, form: str, value: str, allowed: bool, why: str, no_call: Callable[[], None]
     ) -> None:
-        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
+        override(value, "site", form)
+        no_call()
+        verbs: list[Callable[..., Any]] = [check, check, check, peek, acheck, apeek, *([refund] if allowed else [])]
+        for verb in verbs:
+            found = verb(RULE, SUBJECT)
+            decision = asyncio.run(found) if asyncio.iscoroutine(found) else found
+            assert (decision.allowed, decision.outcomes[0].why, decision.remaining) == (allowed, why, 2 * allowed)
+            assert allowed or (decision.enforced, decision.retry_after) == (True, None)
+
+    @each_form
+    def test_another_rate_counts_each_subject_by_itself(self, form: str) -> None:
+        override("r 0 0 3/m", "site", form)
+        assert [check(RULE, SUBJECT).remaining for _ in range(3)] == [2, 1, 0]
+        refused = check(RULE, SUBJECT)
+        assert (refused.allowed, refused.limit, refused.outcomes[0].why) == (False, 3, "override")
+        assert check(RULE, "ip:192.0.2.8").limit == (2 if form == SUBJECT else 3)
+        assert check(RULE, "ip:192.0.2.8")
+
+    @each_form
+    def test_a_shadow_counts_and_reports_and_never_refuses(self, form: str) -> None:
+        override("s 0 0 ", "site", form)
+        decisions = [check(RULE, SUBJECT) for _ in range(4)]
+        assert [decision.allowed for decision in decisions] == [True] * 4
+        assert [decision.would_refuse for decision in decisions] == [False, False, True, True]
+
+    def test_a_rate_of_another_window_has_a_count_of_its_own_and_the_same_window_goes_on(self) -> None:
         for _ in range(2):
-            check_overrides()
-        assert caplog.text.count("Run `migrate` to create them") == 1
-        assert not raw.exists(marker_key())
+            check(RULE, SUBJECT)
+        override("r 0 0 3/m", "site", SUBJECT)
+        assert check(RULE, SUBJECT).remaining == 0
+        override("r 0 0 5/h", "site", SUBJECT)
+        assert check(RULE, SUBJECT).remaining == 4
+        override("", "site", SUBJECT)
+        assert not check(RULE, SUBJECT)
 
-    def test_a_site_without_a_database_logs_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
-        with default_database({"ENGINE": "django.db.backends.dummy"}):
-            check_overrides()
-        assert caplog.text == ""
+    def test_a_reset_drops_also_what_was_counted_under_the_rates_of_overrides(self) -> None:
+        override("r 0 0 1/h", "site", SUBJECT)
+        override("r 0 0 1/d", "*", "ip:*")
+        assert check(RULE, SUBJECT)
+        assert not check(RULE, SUBJECT)
+        override("", "site", SUBJECT)
+        assert check(RULE, SUBJECT).limit == 1
+        override("r 0 0 1/h", "site", SUBJECT)
+        assert reset(RULE, SUBJECT)
+        assert check(RULE, SUBJECT)
+        override("", "site", SUBJECT)
+        assert check(RULE, SUBJECT)
 
-    def test_a_database_in_memory_is_left_alone(self, raw: redis.Redis) -> None:
-        with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
-            check_overrides()
-        assert not raw.exists(lock_key())
-        check_overrides()
-        assert raw.exists(lock_key())
+    def test_a_refund_reaches_what_a_blocked_subject_has_used(self) -> None:
+        for _ in range(2):
+            check(RULE, SUBJECT)
+        override("b 0 0 ", "*", SUBJECT)
+        assert refund(RULE, SUBJECT).outcomes[0].why == "blocked"
+        override("", "*", SUBJECT)
+        assert peek(RULE, SUBJECT).remaining == 1
 
-
-@pytest.mark.usefixtures("published_at_once")
-class TestWhatCounts:
-    """Each row of the database that overrides are written to, by whatever model; and no other row."""
-
-    def test_a_row_of_another_database_changes_nothing(self, tmp_path: Path, django_db_blocker: Any) -> None:
-        blocked()
-        with another_database(tmp_path) as other:
-            copy = QuotaOverride(subject="user:1", rule="search", mode="exempt")
-            copy.save(using=other)
-            assert held() == {"search": BLOCKED}
-            QuotaOverride.objects.using(other).update(mode="blocked", rule="login")
-            QuotaOverride.objects.using(other).bulk_create([QuotaOverride(subject="user:2", rule="a", mode="exempt")])
-            QuotaOverride.objects.using(other).all().delete()
-            assert (held(), held("user:2")) == ({"search": BLOCKED}, {})
-            assert not OverrideOutbox.objects.using(other).exists()
-
-    @pytest.mark.parametrize("model", [Subject, Overview])
-    def test_a_row_of_a_proxy_model_is_an_override_like_any_other(self, model: Any) -> None:
-        row = model.objects.create(subject="user:1", rule="search", mode="blocked")
-        assert held() == {"search": BLOCKED}
-        row.mode = "exempt"
-        row.save()
-        assert held() == {"search": EXEMPT}
-        model.objects.update(mode="blocked")
-        assert held() == {"search": BLOCKED}
-        row.delete()
-        assert held() == {}
-        model.objects.bulk_create([model(subject="user:1", rule="login", mode="blocked")])
-        assert held() == {"login": BLOCKED}
-        model.objects.all().delete()
-        assert held() == {}
-
-
-class ReplicaThatLags:
-    """A router to a database that is not even there."""
-
-    def db_for_read(self, *_: Any, **__: Any) -> str:
-        return "replica"
-
-
-@pytest.mark.usefixtures("published_at_once")
-def test_a_replica_is_not_asked(settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [ReplicaThatLags()]
-    row = blocked()
-    row.save()
-    QuotaOverride.objects.filter(subject="user:1").update(mode="exempt")
-    QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:2", rule="*", mode="blocked")])
-    assert (held("user:1"), held("user:2")) == ({"search": EXEMPT}, {"*": BLOCKED})
-    assert synced() == {"subjects": 2, "withdrawn": 0}
-    said("set", "user:2", "exempt")
-    assert held("user:2") == {"*": EXEMPT}
-    said("clear", "user:2")
-    assert held("user:2") == {}
-
-
-@pytest.mark.usefixtures("memory_store", "database")
-def test_the_memory_store_gets_overrides_too() -> None:
-    row = blocked()
-    assert not check("5/m", "user:1", name="search")
-    clear()
-    assert check("5/m", "user:1", name="search")
-    row.save()
-    assert not check("5/m", "user:1", name="search")
-    row.delete()
-    assert check("5/m", "user:1", name="search")
-    with pytest.raises(CommandError, match="STORE"):
-        synced()
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def said(*words: str) -> Any:
-    """Run `quota_override` and return what it says, from JSON where it was asked for."""
-    out, notes = StringIO(), StringIO()
-    call_command("quota_override", *words, stdout=out, stderr=notes)
-    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
-
-
-_SETTING = [["set", "user:1", "5/m", option] for option in ("--rule", "--reason")]
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestTheCommand:
-    """`quota_override list|set|clear`."""
-
-    def test_it_sets_changes_lists_and_clears(self) -> None:
-        (first,) = said("set", "user:1", "blocked", "--reason", "spam", "--json")
-        assert (first["mode"], first["rule"], first["reason"]) == ("blocked", "*", "spam")
-        assert held() == {"*": BLOCKED}
-        said("set", "user:1", "5/m", "--json")
-        said("set", "user:1", "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
-        assert held() == {"*": ("rate", 0, 0, "5/m"), "search": held()["search"]}
-        listed = said("list", "--subject", "user:1", "--active", "--json")
-        assert [(row["rule"], row["mode"], row["rate"]) for row in listed] == [
-            ("*", "rate", "5/m"),
-            ("search", "exempt", None),
+    def test_several_subjects_are_decided_together(self) -> None:
+        entries = [("5/m", "user:1"), ("5/m", "org:2"), ("5/m", SUBJECT)]
+        override("x 0 0 ", "*", "user:1")
+        override("s 0 0 ", "*", "org:*")
+        decision = check_all(entries)
+        assert [(each.subject, each.why, each.remaining) for each in decision.outcomes] == [
+            ("user:1", "exempt", 5),
+            ("org:2", "", 4),
+            (SUBJECT, "", 4),
         ]
-        assert listed[0]["reason"] == ""
-        assert listed[1]["expires"].startswith("2126-01-31T")
-        assert "user:1, all rules: 5/m, without an end" in said("list")
-        said("clear", "user:1", "--rule", "search")
-        assert held().keys() == {"*"}
-        assert "Cleared user:1, all rules: 5/m" in said("clear", "user:1")
-        assert held() == {}
-        assert "no override for user:1" in said("clear", "user:1")
+        override("b 0 0 ", "*", "ip:192.0.0.0/16")
+        decision = check_all(entries)
+        assert (decision.allowed, decision.subject) == (False, SUBJECT)
+        override("", "*", "ip:192.0.0.0/16")
+        assert [peek("5/m", subject).remaining for _, subject in entries] == [5, 4, 4]
 
-    def test_a_span_begins_now(self) -> None:
-        (row,) = said("set", "user:1", "blocked", "--for", "2h", "--json")
-        ends = datetime.fromisoformat(row["expires"])
-        assert abs(ends - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=10)
-        assert held()["*"].ends == microseconds(ends)
+    def test_a_reservation_is_free_for_an_exempt_subject(self) -> None:
+        override("x 0 0 ", "site", "user:1")
+        reserve_all([(RULE, "user:1", 2), (RULE, "user:3", 2)]).settle(1)
+        assert (peek(RULE, "user:1").remaining, peek(RULE, "user:3").remaining) == (2, 1)
 
-    @pytest.mark.parametrize(
-        ("words", "printed"),
-        [
-            (("set", "user:1", "10/fortnight"), "10/fortnight"),
-            (("set", "user:1", "blocked", "--for", "soon"), "such as '10m'"),
-            (("set", "user:1", "blocked", "--until", "soon"), "2030-01-31T12:00"),
-            (("set", "user:1", "blocked", "--until", "2030-02-31"), "2030-01-31T12:00"),
-            (("set", "user:1", "blocked", "--until", "2001-01-01"), "is in the past"),
-            (("set", "", "blocked"), "'user:42'"),
-            (("set", "user:1", "blocked", "--rule", "x" * 201), "200"),
-            (("set", "user:1"), "RATE|exempt|blocked"),
-        ],
-    )
-    def test_wrong_words_are_named_with_what_to_write_instead(self, words: tuple[str, ...], printed: str) -> None:
-        with pytest.raises(CommandError) as caught:
-            said(*words)
-        assert printed in str(caught.value)
-        assert not QuotaOverride.objects.exists()
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @pytest.mark.parametrize("rates", [("2/m",), ("2/m", "9/h"), (None,)])
+    def test_they_hold_under_every_algorithm_and_for_unlimited_tiers(self, algorithm: Any, rates: Any) -> None:
+        options = {"burst": 3} if algorithm in ("token_bucket", "leaky_bucket") else {}
+        rule = Rule.make("any", *rates, algorithm=algorithm, **options)
+        override("x 0 0 ", "any", "user:1")
+        override("b 0 0 ", "any", "user:2")
+        override("s 0 0 ", "any", "user:3")
+        assert [bool(check(rule, f"user:{n}")) for n in (1, 2, 3) for _ in range(5)] == [True] * 5 + [False] * 5 + [
+            True
+        ] * 5
+        assert [bool(verb(rule, "user:1")) for verb in (peek, refund)] == [True, True]
 
-    def test_an_option_whose_bytes_are_no_text_is_a_clear_error(self) -> None:
-        odd = os.fsdecode(b"a\xff")
-        for words in (["list", "--rule"], ["clear", "user:1", "--rule"], *_SETTING):
-            with pytest.raises(CommandError, match=rf"^{words[-1]} 'a\\udcff' is not UTF-8 text"):
-                said(*words, odd)
+    def test_a_rule_that_reports_only_reports_a_block(self, no_call: Callable[[], None]) -> None:
+        override("b 0 0 ", "*", SUBJECT)
+        no_call()
+        shadow = check("2/m", SUBJECT, shadow=True)
+        assert (shadow.allowed, shadow.enforced, shadow.would_refuse) == (True, False, True)
+        lenient = check("2/m", SUBJECT, block=False)
+        assert (lenient.allowed, lenient.enforced) == (False, False)
+        decision = check_all([(Rule.make("a", "2/m", shadow=True), SUBJECT), (Rule.make("b", "2/m"), SUBJECT)])
+        assert (decision.enforced, decision.rule) == (True, "b")
 
-    def test_an_unknown_rule_gets_a_note(self, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"search": "10/m"}}
-        assert "Did you mean “search”?" in said("set", "user:1", "blocked", "--rule", "serch")
-        assert "no rule of the settings" not in said("set", "user:1", "blocked", "--rule", "search")
-
-    def test_a_bare_address_becomes_a_subject_and_is_found_again(self) -> None:
-        assert "'127.0.0.1' is taken for 'ip:127.0.0.1'" in said("set", "127.0.0.1", "blocked")
-        QuotaOverride.objects.create(subject="127.0.0.1", mode="blocked")  # by code, as it stands
-        assert not check("5/m", "ip:127.0.0.1")
-        assert said("list", "--subject", "127.0.0.1").count("blocked") == 2
-        said("clear", "127.0.0.1")
-        assert not QuotaOverride.objects.exists()
-        assert check("5/m", "ip:127.0.0.1")
-
-    @pytest.mark.parametrize("network", ["10.0.0.0/8", "ip:10.0.0.0/8", "10.0.0.1/x", "10.0.0.0/8/8"])
-    def test_a_network_is_no_subject(self, network: str) -> None:
-        with pytest.raises(CommandError, match="is a network"):
-            said("set", network, "blocked")
-        assert not QuotaOverride.objects.exists()
-
-    def test_an_ipv6_network_of_another_size_is_saved_with_a_note(self) -> None:
-        assert "it is a network. Use one address" in said("set", "2001:db8::/32", "blocked")
-        assert "network" not in said("set", "2001:db8::/64", "blocked")
-
-    def test_a_network_saved_by_code_is_listed_and_cleared(self) -> None:
-        assert "it is a network" in said("clear", "10.0.0.0/8")
-        QuotaOverride.objects.create(subject="10.0.0.0/8", rule="*", mode="blocked")
-        assert "10.0.0.0/8" in said("list", "--subject", "10.0.0.0/8")
-        assert said("clear", "10.0.0.0/8").startswith("Cleared")
-        assert not QuotaOverride.objects.exists()
-
-    def test_a_subject_of_no_request_is_saved_with_a_note(self) -> None:
-        joe = User.objects.create_user("joe")
-        for subject in ("joe", "user:joe"):
-            assert f"“user:{joe.pk}”" in said("set", subject, "blocked")
-        assert "user:<key>, ip:<address> or global" in said("set", "nobody", "blocked")
-        assert "no user with the key “77”" in said("set", "user:77", "blocked")
-        assert QuotaOverride.objects.count() == 4
-        for subject in (f"user:{joe.pk}", "ip:127.0.0.1", "global"):
-            assert "Note" not in said("set", subject, "blocked")
-
-    def test_a_rate_must_fit_its_rule(self, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"search": "10/m"}}
-        with pytest.raises(CommandError, match="calendar"):
-            said("set", "user:1", "9/month", "--rule", "search")
-
-    def test_without_redis_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        publishing_fails(monkeypatch, "it is away")
-        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that serves requests"):
-            said("set", "user:1", "blocked")
-        assert QuotaOverride.objects.exists()
-
-    def test_a_name_cannot_move_the_cursor(self) -> None:
-        assert "\x1b" not in said("set", "user:1", "blocked", "--reason", "\x1b[2J")
+    def test_a_block_says_truly_how_long_it_lasts(self) -> None:
+        override(f"b 0 {START + 90 * SECOND} ", "*", SUBJECT)
+        override(f"b {START + 60 * SECOND} {START + 100 * SECOND} ", "*", "ip:*")
+        with freeze(START):
+            refused = check(RULE, SUBJECT)
+        assert (refused.retry_after, refused.reset_after) == (100.0, 100.0)
+        with freeze(START + 100 * SECOND - 1):
+            assert not check(RULE, SUBJECT)
+        with freeze(START + 100 * SECOND):
+            assert check(RULE, SUBJECT)
 
 
-@pytest.mark.usefixtures("published_at_once")
-def test_an_override_binds_in_the_decision(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"search": "10/m"}}
-    with freeze(START):
-        assert check("search", "user:1").allowed
-        blocked()
-        assert not check("search", "user:1").allowed
-        assert check("search", "user:2").allowed
-        QuotaOverride.objects.update(mode="rate", rate="3/m")
-        assert check("search", "user:1").limit == 3
+@pytest.mark.usefixtures("either_store")
+class TestRulesOfOneName:
+    """They are one hit, and keep their own limits under an override."""
+
+    @pytest.mark.parametrize(("value", "why"), [("s 0 0 ", ""), ("x 0 0 ", "exempt"), ("b 0 0 ", "blocked")])
+    def test_each_limit_has_an_outcome(self, value: str, why: str) -> None:
+        override(value, "two", SUBJECT)
+        view: Any = quota("5/m", name="two")(quota("2/h", name="two")(lambda request: HttpResponse()))
+        run(view, request := get(REMOTE_ADDR="192.0.2.7"))
+        assert [(str(each.rate), each.why) for each in request.quota.outcomes] == [("5/m", why), ("2/h", why)]
+
+
+# --- at every edge ----------------------------------------------------------------------------------------------------
+
+
+@quota("2/m", key="ip", name="site")
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@quota("2/m", key="ip", name="site")
+async def async_view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def of_view(limited: Any) -> bool:
+    return run(limited, get(REMOTE_ADDR="192.0.2.7")).status_code == 200
+
+
+def of_reservation() -> bool:
+    try:
+        reserve(RULE, SUBJECT)
+    except QuotaExceeded:
+        return False
+    return True
+
+
+def of_middleware() -> bool:
+    return Client().get("/free/", REMOTE_ADDR="192.0.2.7").status_code == 200
+
+
+def of_login() -> bool:
+    request = RequestFactory().post("/login/", REMOTE_ADDR="192.0.2.7")
+    try:
+        authenticate(request, username="nobody", password="guess")
+    except (QuotaExceeded, LoginRefused):
+        return False
+    return True
+
+
+def of_socket() -> bool:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+
+    async def connect() -> bool:
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        sent: asyncio.Queue[Any] = asyncio.Queue()
+        events.put_nowait({"type": "websocket.connect"})
+        scope = {"type": "websocket", "path": "/", "query_string": b"", "headers": [], "client": ("192.0.2.7", 1)}
+        await QuotaSocket(application, connect="2/m", key="ip", name="site")(scope, events.get, sent.put)
+        return bool((await sent.get())["type"] == "websocket.accept")
+
+    return asyncio.run(connect())
+
+
+EDGES: dict[str, Callable[[], bool]] = {
+    "check": lambda: bool(check(RULE, SUBJECT)),
+    "acheck": lambda: bool(asyncio.run(acheck(RULE, SUBJECT))),
+    "check_all": lambda: bool(check_all([(RULE, SUBJECT), ("9/m", "user:1")])),
+    "reserve": of_reservation,
+    "view": lambda: of_view(view),
+    "async view": lambda: of_view(async_view),
+    "middleware": of_middleware,
+    "login": of_login,
+    "socket": of_socket,
+}
+
+
+@pytest.fixture
+def edge(request: pytest.FixtureRequest, memory_store: None, settings: Any) -> Callable[[], bool]:
+    settings.QUOTA = {
+        **settings.QUOTA,
+        "RULES": {"site": {"rate": "2/m", "key": "ip", "match": {"path": "/free/"}}},
+        "LOGIN": {"2/m": "ip"},
+    }
+    settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend"]
+    return EDGES[request.param]
+
+
+@pytest.mark.parametrize("edge", EDGES, indirect=True)
+@pytest.mark.parametrize("form", [SUBJECT, "ip:192.0.2.0/24", "*"])
+@pytest.mark.parametrize(
+    ("value", "admitted"),
+    [
+        ("b 0 0 ", [False] * 4),
+        ("x 0 0 ", [True] * 4),
+        ("r 0 0 1/m", [True, False, False, False]),
+        ("s 0 0 ", [True] * 4),
+    ],
+)
+def test_it_holds_at_every_edge(edge: Callable[[], bool], form: str, value: str, admitted: list[bool]) -> None:
+    override(value, "*", form)
+    assert [edge() for _ in range(4)] == admitted
+
+
+# --- while the store is away ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("words", [["quota_override", "list"], ["quota_sync"], ["quota_rollup"]])
-def test_without_tables_it_says_what_makes_them(words: list[str], tmp_path: Path, django_db_blocker: Any) -> None:
-    check("5/m", "user:1")  # something to carry
-    empty = sqlite_database(tmp_path / "empty.sqlite3")
-    with django_db_blocker.unblock(), default_database(empty), pytest.raises(CommandError) as caught:
-        call_command(*words, stdout=StringIO())
-    assert "`manage.py migrate` makes the tables" in str(caught.value)
+@pytest.mark.parametrize("on_unavailable", ["allow", "deny", "local"])
+class TestWithoutTheStore:
+    """What overrides say holds, whatever a rule does without its store."""
+
+    def test_a_block_and_an_exemption_hold(self, on_unavailable: Any) -> None:
+        override("b 0 0 ", "*", "user:1")
+        override("x 0 0 ", "*", "user:2")
+        with no_answer():
+            assert not check("5/m", "user:9", on_unavailable="deny")  # the outage has been noticed
+            blocked, exempt = (check("5/m", f"user:{n}", on_unavailable=on_unavailable) for n in (1, 2))
+        assert (blocked.enforced, blocked.outcomes[0].why, blocked.degraded) == (True, "blocked", False)
+        assert (exempt.allowed, exempt.outcomes[0].why, exempt.degraded) == (True, "exempt", False)
+
+    def test_a_block_beside_another_subject_holds(self, on_unavailable: Any) -> None:
+        rule = Rule.make("mixed", "5/m", on_unavailable=on_unavailable)
+        override("b 0 0 ", "*", "user:1")
+        override("x 0 0 ", "*", "user:2")
+        with no_answer():
+            assert not check_all([(rule, "user:9"), (rule, "user:1")])
+            allowed = check_all([(rule, "user:9"), (rule, "user:2")]).allowed
+        assert allowed == (on_unavailable != "deny")
+
+    def test_another_rate_holds_where_the_process_counts(self, on_unavailable: Any) -> None:
+        override("r 0 0 1/m", "*", "user:1")
+        with no_answer():
+            allowed = [check("5/m", "user:1", on_unavailable=on_unavailable).allowed for _ in range(2)]
+        assert allowed == {"allow": [True, True], "deny": [False, False], "local": [True, False]}[on_unavailable]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_refusal_from_memory_is_that_of_its_own_rule() -> None:
+    """An exempt rule is before the one that refuses."""
+    entries: Any = [("9/m", "user:1"), (Rule.make("cached", "1/m", cache_refusals=60), "user:2")]
+    override("x 0 0 ", "9/m", "user:1")
+    with freeze(START):
+        assert [bool(check_all(entries)) for _ in range(3)] == [True, False, False]
+        with no_answer():
+            remembered = check_all(entries)
+    assert [(each.rule, each.allowed) for each in remembered.outcomes] == [("cached", False)]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_refusal_from_memory_ends_with_an_exemption() -> None:
+    with freeze(START):
+        for _ in range(3):
+            check("1/m", "user:1", cache_refusals=60)
+        override("x 0 0 ", "*", "user:1")
+        assert check("1/m", "user:1", cache_refusals=60)
+        override("r 0 0 5/m", "*", "user:1")
+        assert check("1/m", "user:1", cache_refusals=60).remaining == 3

@@ -67,35 +67,19 @@ class Forgetful(TokenView):
     decides = False
 
 
-class Limited(TokenView):
-    pass
-
-
-class LimitedAsync(AsyncTokenView):
-    pass
-
-
-class Decorated(TokenView):
-    pass
-
-
-class Paid(TokenView):
-    pass
-
-
-class PaidAsync(AsyncTokenView):
-    pass
+def named(name: str, base: Any) -> Any:
+    return type(name, (base,), {})
 
 
 paid = quota("1000/h", key="user", name="paid", cost=100, settle=lambda request, response: response.status_code)
 limited = quota("2/m", key="user", name="mine")
 urlpatterns = [
     path("token/", TokenView.as_view()),
-    path("class/", limited(Limited).as_view()),
-    path("async-class/", limited(LimitedAsync).as_view()),
-    path("method/", method_decorator(limited, name="dispatch")(Decorated).as_view()),
-    path("paid/", paid(Paid).as_view()),
-    path("async-paid/", paid(PaidAsync).as_view()),
+    path("class/", limited(named("Limited", TokenView)).as_view()),
+    path("async-class/", limited(named("LimitedAsync", AsyncTokenView)).as_view()),
+    path("method/", method_decorator(limited, name="dispatch")(named("Decorated", TokenView)).as_view()),
+    path("paid/", paid(named("Paid", TokenView)).as_view()),
+    path("async-paid/", paid(named("PaidAsync", AsyncTokenView)).as_view()),
     path("function/", limited(TokenView.as_view())),
     path("forgetful/", limited(Forgetful.as_view())),
     path("two/", quota("4/m", key="ip", name="address")(limited(TokenView.as_view()))),
@@ -155,58 +139,50 @@ def test_a_view_that_decides_nothing_is_limited_on_the_way_back() -> None:
     assert statuses("sync", "forgetful", "1", "1", "1", "2") == [200, 200, 429, 200]
 
 
+@both
+@pytest.mark.usefixtures("with_and_without_middleware")
+def test_a_view_that_answers_while_rules_wait_is_logged_as_an_error_once(
+    kind: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for a view and its rules: an application that answers 200 to wrong tokens must not fill its log."""
+    name = f"late-{kind}-{len(settings.MIDDLEWARE)}"
+    late = quota("2/m", key="user", name=name)(Forgetful.as_view())
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})
+    assert statuses(kind, "late", "x", "1", "1") == [401, 200, 200]
+    (logged,) = [each for each in caplog.records if each.name == "django_quota"]  # and none for the wrong token
+    assert logged.levelname == "ERROR"
+    assert logged.getMessage().startswith(f"The view 'late' answered 200 while these rules waited for it: '{name}'.")
+
+
 def test_a_rule_by_address_does_not_wait() -> None:
     assert statuses("sync", "two", "x", "x", "x", "x", "1") == [401, 401, 429, 429, 429]
-    reply = ask("sync", "two", "1")
-    assert '"address"' in reply.headers["RateLimit"]
-    assert '"mine"' not in reply.headers["RateLimit"]
+    assert ask("sync", "two", "1").headers["RateLimit-Policy"] == '"address";q=4;w=60'
 
 
 def test_one_response_has_the_headers_of_both_decisions() -> None:
-    reply = ask("sync", "two", "1")
-    assert reply.headers["RateLimit-Policy"] == '"address";q=4;w=60, "mine";q=2;w=60'
-
-
-def test_other_views_decide_at_once() -> None:
-    view = limited(lambda request: HttpResponse("ok"))
-    assert [run(view).status_code for _ in range(3)] == [200, 200, 429]
+    assert ask("sync", "two", "1").headers["RateLimit-Policy"] == '"address";q=4;w=60, "mine";q=2;w=60'
 
 
 @pytest.mark.parametrize(
     ("options", "waits"),
     [
-        ({}, False),
-        ({"key": "user"}, True),
-        ({"key": ("path", "user")}, True),
-        ({"key": "user_or_ip"}, True),
+        ({}, False), ({"key": "user"}, True), ({"key": ("path", "user")}, True), ({"key": "user_or_ip"}, True),
         ({"key": ("ip", "header:X-Api.Key", "cookie:device", "get:token", "path")}, False),
-        ({"key": "global", "methods": ["POST"], "exempt": "10.0.0.0/8"}, False),
-        ({"key": by_tenant}, True),
-        ({"key": f"{__name__}.by_tenant"}, True),
-        ({"key": "post:phone"}, True),
-        ({"distinct": "header:X-Device"}, False),
-        ({"distinct": by_tenant}, True),
-        ({"exempt": "staff"}, True),
-        ({"exempt": by_tenant}, True),
-        ({"skip": by_tenant}, True),
-        ({"cost": lambda request: 2}, True),
+        ({"key": "global", "methods": ["POST"], "exempt": "10.0.0.0/8"}, False), ({"key": by_tenant}, True),
+        ({"key": f"{__name__}.by_tenant"}, True), ({"key": "post:phone"}, True),
+        ({"distinct": "header:X-Device"}, False), ({"distinct": by_tenant}, True), ({"exempt": "staff"}, True),
+        ({"exempt": by_tenant}, True), ({"skip": by_tenant}, True), ({"cost": lambda request: 2}, True),
+        ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, True), ({"rate": by_tenant}, True),
     ],
-)
+)  # fmt: skip
 def test_rules_wait_for_the_user_the_body_and_functions(options: dict[str, Any], waits: bool) -> None:
-    assert is_left_to_the_view("10/m", **options) is waits
-
-
-def test_rates_by_tier_and_of_a_function_wait() -> None:
-    assert is_left_to_the_view({"anonymous": "1/m", "authenticated": "2/m"})
-    assert is_left_to_the_view(by_tenant)
-
-
-def is_left_to_the_view(rate: Any, **options: Any) -> bool:
     class Asking(TokenView):
         def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             return HttpResponse(status=202 if take_waiting_rules(request) else 200)
 
-    return run(quota(rate, name="some", **options)(Asking.as_view())).status_code == 202
+    rate, options = options.get("rate", "10/m"), {name: options[name] for name in options if name != "rate"}
+    waited = run(quota(rate, name="some", **options)(Asking.as_view())).status_code == 202
+    assert waited is waits
 
 
 @pytest.mark.parametrize("keeps", [True, False])

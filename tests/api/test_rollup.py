@@ -1,13 +1,15 @@
-"""The roll-up: exact, however often it is run, stopped or killed, by however many at once."""
+"""The roll-up moves each count exactly once, however often it is run, stopped or killed, by however many at once."""
 
 from __future__ import annotations
 
 import json
 import random
 import signal
+import subprocess
+import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -16,29 +18,27 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection, connections
-from django.test.utils import CaptureQueriesContext
+from django.db import DatabaseError, connection, connections, transaction
+from django.db.models import QuerySet
+from django.test import override_settings
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
+from django_quota import check, reserve
+from django_quota.exceptions import StoreUnavailable
+from django_quota.features.rollup import move, roll_up
+from django_quota.features.usage import recent_days, usage, waiting
 from django_quota.models import DailyCounter
-from django_quota.testing import RedisServer, server_programs
-from tests.support.commands import Manage, managing, wait_until
-from tests.support.days import (
-    before_days_are_dropped,
-    before_rows_are_locked,
-    before_rows_are_saved,
-    count,
-    when_rows_are_saved,
-)
+from django_quota.testing import RedisServer, freeze, server_programs
+from tests.chaos.servers import Server, running
+from tests.support.commands import ROOT, Manage, managing, wait_until
+from tests.support.days import before_rows_are_saved, count
+from tests.support.dying import Died, dying
 from tests.support.inputs import inputs
-from tests.support.steps import SECOND
-from tests.support.stores import caches
+from tests.support.steps import START
+from tests.support.stores import caches, current_store
 
 TODAY = datetime.now(UTC).date()
-"""Not the day before yesterday, whenever the tests end."""
-OLD = TODAY - timedelta(days=4)
-HOUR = 3_600 * SECOND
 UPDATES = ("INSERT", "UPDATE", "DELETE")
 
 
@@ -53,15 +53,16 @@ def done(**numbers: int) -> dict[str, int]:
     return numbers
 
 
-def again_and_again() -> None:
-    """Roll up until something fails."""
-    while True:
-        rolled()
+def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
+    """Return allowed, refused and units by subject, day and rule."""
+    return {
+        (row.subject, row.day, row.rule): (row.allowed, row.refused, row.units) for row in DailyCounter.objects.all()
+    }
 
 
-def rows() -> dict[tuple[str, date, str], tuple[int, int]]:
-    """Return allowed and refused by subject, day and rule."""
-    return {(row.subject, row.day, row.rule): (row.allowed, row.refused) for row in DailyCounter.objects.all()}
+def sums() -> tuple[int, int, int]:
+    allowed, refused, units = [sum(each) for each in zip((0, 0, 0), *rows().values(), strict=True)]
+    return allowed, refused, units
 
 
 def keys(raw: redis.Redis) -> list[Any]:
@@ -70,61 +71,151 @@ def keys(raw: redis.Redis) -> list[Any]:
 
 # --- Redis and the database -------------------------------------------------------------------------------------------
 
-
-def lies(raw: redis.Redis, opened: int, allowed: int, refused: int) -> None:
-    """Let Redis have these counts of a subject, under a key that was made at a moment."""
-    key = count(raw, "user:1", {}, TODAY)
-    raw.hset(key, mapping={"#": opened, "search:a": allowed, "search:r": refused})
-
-
-lives = st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), min_size=1), max_size=5)
+small = st.integers(0, 9)
+steps = st.one_of(
+    st.tuples(
+        st.just("count"), st.sampled_from([("user:1", "search"), ("user:1", "login"), ("user:2", "search")])
+    ).flatmap(lambda step: st.tuples(st.just(step[0]), st.just(step[1]), small, small, small)),
+    st.tuples(st.just("take back")),
+    st.tuples(st.just("roll up")),
+    st.tuples(st.just("die"), st.integers(0, 40)),
+    st.tuples(st.just("fail"), st.integers(0, 12)),
+    st.tuples(st.just("restore")),
+    st.tuples(st.just("lose")),
+)
 names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40)
+
+
+class Machine:
+    """Redis counts, is rolled up by processes that die, restores what was set aside, and loses its memory."""
+
+    def __init__(self, raw: redis.Redis) -> None:
+        self.raw = raw
+        self.expected: dict[tuple[str, date, str], tuple[int, ...]] = {}
+        raw.flushall()
+        DailyCounter.objects.all().delete()
+
+    def run(self, step: tuple[Any, ...]) -> None:
+        kind, *given = step
+        getattr(self, kind.replace(" ", "_"))(*given)
+
+    def count(self, place: tuple[str, str], allowed: int, refused: int, more: int, day: date = TODAY) -> None:
+        subject, rule = place
+        more = more if allowed else 0
+        count(self.raw, subject, {rule: (allowed, refused, more)}, day)
+        before = self.expected.get((subject, day, rule), (0, 0, 0))
+        self.expected[subject, day, rule] = tuple(
+            map(sum, zip(before, (allowed, refused, allowed + more), strict=True))
+        )
+
+    def take_back(self) -> None:
+        """Take a hit of three units back after it was moved."""
+        self.count(("user:1", "search"), 1, 0, 2)
+        self.roll_up()
+        self.count(("user:1", "search"), -1, 0, -2)
+
+    def roll_up(self) -> None:
+        list(roll_up(current_store()))
+        self.assert_moved()
+
+    def assert_moved(self) -> None:
+        assert not keys(self.raw)
+        assert {place: total for place, total in rows().items() if any(total)} == {
+            place: total for place, total in self.expected.items() if any(total)
+        }
+
+    def die(self, step: int) -> None:
+        with suppress(Died), dying(step):
+            list(roll_up(current_store()))
+        connection.close()
+
+    def fail(self, step: int) -> None:
+        """Let a statement of the database fail."""
+        left = step
+
+        def execute(act: Any, *arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise DatabaseError("the server went away")
+            return act(*arguments)
+
+        with connection.execute_wrapper(execute), suppress(DatabaseError):
+            list(roll_up(current_store()))
+        connection.close()
+
+    def restore(self) -> None:
+        """Bring back what is aside in a snapshot, after it was moved."""
+        asides: dict[Any, Any] = {key: self.raw.dump(key) for key in keys(self.raw) if key.endswith(b":aside")}
+        self.roll_up()
+        for key, content in asides.items():
+            self.raw.restore(key, 60_000, content)
+
+    def lose(self) -> None:
+        """Lose all memory: what was moved stays."""
+        self.raw.flushall()
+        self.expected = dict(rows())
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
 class TestTheSum:
-    """What was seen of Redis counts once, whatever Redis loses."""
+    """Each count arrives once, whatever dies and whatever Redis loses."""
 
-    @inputs(40, [HealthCheck.function_scoped_fixture])
-    @given(lives)
-    def test_every_check_that_was_seen_counts_once(self, raw: redis.Redis, lives: list[Any]) -> None:
-        """Redis counts, is rolled up now and then, and loses its memory between two lives."""
-        DailyCounter.objects.all().delete()
-        expected = [0, 0]
-        for opened, life in enumerate(lives, start=1):
-            raw.flushall()
-            allowed = refused = 0
-            seen = (0, 0)
-            for more_allowed, more_refused, is_carried in life:
-                allowed, refused = allowed + more_allowed, refused + more_refused
-                lies(raw, opened, allowed, refused)
-                if is_carried:
-                    rolled()
-                    assert not {"allowed", "refused"} & rolled().keys()
-                    seen = (allowed, refused)
-            expected = [expected[0] + seen[0], expected[1] + seen[1]]
-        assert [sum(total[kind] for total in rows().values()) for kind in (0, 1)] == expected
+    @inputs(60, [HealthCheck.function_scoped_fixture])
+    @given(st.lists(steps, min_size=1, max_size=12))
+    def test_each_count_arrives_exactly_once(self, raw: redis.Redis, steps: list[Any]) -> None:
+        machine = Machine(raw)
+        for step in steps:
+            machine.run(step)
+        machine.roll_up()
 
-    @pytest.mark.parametrize(
-        ("seen", "added"),
-        [
-            ([(5 * HOUR, 10, 10), (5 * HOUR, 7, 12), (5 * HOUR, 9, 12)], [(10, 10), (0, 2), (2, 0)]),
-            (
-                [(5 * HOUR, 10, 0), (9 * HOUR, 3, 0), (5 * HOUR, 8, 0), (5 * HOUR, 9, 0)],
-                [(10, 0), (3, 0), (0, 0), (1, 0)],
-            ),
-            (
-                [(9 * HOUR, 100, 0), (9 * HOUR - 2 * SECOND, 100, 3), (9 * HOUR - 2 * SECOND, 101, 3)],
-                [(100, 0), (100, 3), (1, 0)],
-            ),
-        ],
-        ids=["a Redis that lost a part", "a restored snapshot", "a new Redis with a slow clock"],
-    )
-    def test_nothing_is_added_twice(self, raw: redis.Redis, seen: list[Any], added: list[Any]) -> None:
-        for found, expected in zip(seen, added, strict=True):
-            lies(raw, *found)
-            report = rolled()
-            assert (report.get("allowed", 0), report.get("refused", 0)) == expected
+    @pytest.mark.parametrize("leftover", [False, True])
+    def test_a_roll_up_that_dies_at_any_step_is_finished_by_the_next(self, raw: redis.Redis, leftover: bool) -> None:
+        machine = Machine(raw)
+        for step in range(100):
+            machine.count(("user:1", "search"), 3, 1, 4)
+            machine.count(("user:2", "search"), 1, 0, 0)
+            try:
+                with dying(step):
+                    list(roll_up(current_store()))
+            except Died:
+                connection.close()
+                machine.count(("user:1", "login"), 1, 1, 7)
+            else:
+                break
+            if not leftover:
+                machine.roll_up()
+        assert 5 < step < 99
+        machine.roll_up()
+
+    def test_a_clock_that_stands_or_steps_back_loses_nothing(self, raw: redis.Redis) -> None:
+        for back in (0, 0, 0, 1, 2, 3):
+            with freeze(START - back):
+                check("9/h", "user:1")
+                list(roll_up(current_store()))
+        assert sums() == (6, 0, 6)
+
+    def test_what_a_lost_memory_still_takes_back_leaves_no_negative_number(self, raw: redis.Redis) -> None:
+        hold = reserve("99/h", "user:1", 7)
+        raw.flushall()
+        hold.cancel()
+        rolled()
+        assert sums() == (0, 0, 0)
+
+    def test_a_transaction_of_the_caller_that_rolls_back_loses_nothing(self, raw: redis.Redis) -> None:
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+
+        def moved() -> tuple[int, int, int]:
+            move(current_store(), {each.of for each in waiting(recent_days("user:1"))})
+            return sums()
+
+        with transaction.atomic():
+            assert moved() == moved() == (3, 1, 8)
+            transaction.set_rollback(True)
+        assert sums() == (0, 0, 0)
+        count(raw, "user:1", {"search": (1, 0)}, TODAY)
+        assert moved() == (4, 1, 9)
+        assert not keys(raw)
 
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
@@ -136,8 +227,7 @@ class TestTheSum:
         DailyCounter.objects.all().delete()
         for name in names:
             count(raw, name, {name: (1, 0)}, TODAY)
-        assert rolled() == done(days=len(names), rows=len(names), allowed=len(names))
-        assert rolled() == done(days=len(names))
+        assert rolled() == done(days=len(names), rows=len(names), allowed=len(names), units=len(names))
         plain = {name for name in names if len(name) <= 16 and name[0] != "~" and "\0" not in name and is_text(name)}
         assert plain <= {subject for subject, _, _ in rows()}
         assert plain <= {rule for _, _, rule in rows()}
@@ -148,10 +238,10 @@ class TestTheSum:
         raw.set(f"quota:1:{{user:1}}:day:{TODAY}:more", "no hash")
         raw.hset("quota:1:{user:1}:day:yesterday", "a:a", 1)
         raw.hset(f"other:1:{{user:1}}:day:{TODAY}", "a:a", 1)
-        odd: Any = {"a:a": "-4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", "#": "when"}
+        odd: Any = {"a:a": "--4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", ":a": "7"}
         raw.hset(f"quota:1:{{user:99}}:day:{TODAY}", mapping=odd)
         rolled(batch=10)
-        assert {place: total for place, total in rows().items() if any(total)} == {
+        assert {place: total[:2] for place, total in rows().items() if any(total)} == {
             (f"user:{number}", TODAY, rule): total
             for number in range(57)
             for rule, total in (("a", (number, 1)), ("b:c", (0, 2)))
@@ -163,92 +253,56 @@ def is_text(name: str) -> bool:
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-class TestCarrying:
-    """What Redis has counted stands in the rows."""
+class TestMoving:
+    """What Redis has counted is in the rows, and no longer in Redis."""
 
-    def test_counts_are_copied_and_added_to(self, raw: redis.Redis) -> None:
-        count(raw, "user:1", {"search": (3, 1), "login": (0, 2)}, TODAY)
-        assert rolled() == done(days=1, rows=2, allowed=3, refused=3)
+    def test_counts_are_moved_and_added_to(self, raw: redis.Redis) -> None:
+        old = TODAY - timedelta(days=4)
+        count(raw, "user:1", {"search": (3, 1, 6), "login": (0, 2)}, TODAY)
+        assert rolled() == done(days=1, rows=2, allowed=3, refused=3, units=9)
         count(raw, "user:1", {"search": (2, 0)}, TODAY)
-        count(raw, "ip:203.0.113.9", {"search": (1, 0)}, OLD)
-        assert rolled() == done(days=2, rows=2, allowed=3, dropped=1)
+        count(raw, "ip:203.0.113.9", {"search": (1, 0)}, old)
+        assert rolled() == done(days=2, rows=2, allowed=3, units=3)
         assert rows() == {
-            ("user:1", TODAY, "search"): (5, 1),
-            ("user:1", TODAY, "login"): (0, 2),
-            ("ip:203.0.113.9", OLD, "search"): (1, 0),
+            ("user:1", TODAY, "search"): (5, 1, 11),
+            ("user:1", TODAY, "login"): (0, 2, 0),
+            ("ip:203.0.113.9", old, "search"): (1, 0, 1),
         }
+        assert not keys(raw)
+        assert rolled() == {}
 
-    def test_running_it_again_writes_nothing(self, raw: redis.Redis) -> None:
-        for number in range(7):
-            count(raw, f"user:{number}", {"search": (1, 1)}, TODAY)
-        rolled()
-        with CaptureQueriesContext(connection) as queries:
-            assert rolled() == done(days=7)
-        assert not [query["sql"] for query in queries if query["sql"].startswith(UPDATES)]
+    def test_the_usage_of_a_subject_is_the_same_at_each_step(self, raw: redis.Redis) -> None:
+        """Set aside, added, deleted, and counted further in between."""
+        machine = Machine(raw)
+        machine.count(("user:1", "search"), 5, 2, 30)
+        for step in range(100):
+            machine.count(("user:1", "search"), 1, 0, 1)
+            with suppress(Died), dying(step):
+                list(roll_up(current_store()))
+                break
+            connection.close()
+            assert [usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
+            machine.roll_up()
+        assert [usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
 
-    def test_counts_of_an_emptied_redis_are_added_to_the_rows(self, raw: redis.Redis) -> None:
-        for _ in range(3):
-            count(raw, "user:1", {"search": (2, 1)}, TODAY)
-            rolled()
-            raw.flushall()
-            rolled()
-        count(raw, "user:1", {"search": (1, 0)}, TODAY)
-        rolled()
-        assert rows() == {("user:1", TODAY, "search"): (7, 3)}
-
-    def test_batches_are_transactions(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        for number in range(20):
-            count(raw, f"user:{number}", {"search": (1, 0)}, TODAY)
-
-        def fail() -> None:
-            raise DatabaseError("the server went away before the commit")
-
-        with monkeypatch.context() as patch:
-            when_rows_are_saved(patch, fail)
-            with pytest.raises(CommandError, match="went away"):
-                rolled(batch=5)
-        assert sum(allowed for allowed, _ in rows().values()) == len(rows()) == 5
-        rolled(batch=3)
-        assert sum(allowed for allowed, _ in rows().values()) == len(rows()) == 20
-
-    @pytest.mark.parametrize("statement", range(6))
-    def test_after_any_failed_statement_the_next_roll_up_is_exact(self, raw: redis.Redis, statement: int) -> None:
-        count(raw, "user:1", {"search": (3, 1)}, TODAY)
-        rolled()
-        count(raw, "user:1", {"search": (2, 0), "login": (0, 1)}, TODAY)
-        left = statement
-
-        def fail(execute: Any, *arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise DatabaseError("the server went away")
-            return execute(*arguments)
-
-        with connection.execute_wrapper(fail), pytest.raises(CommandError):
-            again_and_again()
-        connection.close()
-        rolled()
-        assert rows() == {
-            ("user:1", TODAY, "search"): (5, 1),
-            ("user:1", TODAY, "login"): (0, 1),
-        }
-
-    def test_counts_made_while_rows_are_locked_are_read_under_the_lock(
+    def test_a_database_that_takes_two_names_for_one_is_a_clear_error(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The count that is carried is read behind the lock: what was read before may have been carried meanwhile."""
-        count(raw, "user:1", {"search": (5, 0)}, TODAY)
-        before_rows_are_locked(monkeypatch, lambda: count(raw, "user:1", {"search": (2, 0)}, TODAY))
-        assert rolled()["allowed"] == 7
-        assert rolled() == done(days=1)
+        """As one that ignores case may: then it makes no second row."""
+        count(raw, "user:1", {"search": (1, 0)}, TODAY)
+        with monkeypatch.context() as patch:
+            patch.setattr(QuerySet, "bulk_create", lambda *_, **__: None)
+            with pytest.raises(CommandError, match="utf8mb4_bin"):
+                rolled()
+        assert rolled() == done(days=1, rows=1, allowed=1, units=1)
 
+    @pytest.mark.always("postgresql")
     def test_a_second_roll_up_waits_and_overwrites_nothing(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One has read both count and row; another one would carry more, and drop the day, before the first saves."""
-        DailyCounter.objects.create(subject="user:1", day=OLD, rule="search")  # what is added locks itself
-        count(raw, "user:1", {"search": (5, 0)}, OLD)
+        """The first has set the day aside and read its row; the second adds what is aside before the first saves."""
+        DailyCounter.objects.create(subject="user:1", day=TODAY, rule="search")  # what is added locks itself
+        count(raw, "user:1", {"search": (5, 0)}, TODAY)
         has_read, may_save, is_second_there = threading.Event(), threading.Event(), threading.Event()
 
         def pause() -> None:
@@ -256,6 +310,7 @@ class TestCarrying:
             may_save.wait()
 
         def run() -> None:
+            is_second_there.set()
             try:
                 rolled()
             finally:
@@ -272,106 +327,46 @@ class TestCarrying:
         first, second = threading.Thread(target=run), threading.Thread(target=run)
         first.start()
         has_read.wait()
-        count(raw, "user:1", {"search": (2, 0)}, OLD)
-        before_rows_are_locked(monkeypatch, is_second_there.set)
+        count(raw, "user:1", {"search": (2, 0)}, TODAY)
+        is_second_there.clear()
         second.start()
         wait_until(lambda: is_second_waiting() or not second.is_alive())
         may_save.set()
         first.join()
         second.join()
-        assert rows() == {("user:1", OLD, "search"): (7, 0)}
+        assert rows() == {("user:1", TODAY, "search"): (7, 0, 7)}
         assert keys(raw) == []
-
-    @pytest.mark.always("postgresql")
-    def test_three_roll_ups_at_once_count_nothing_twice(self, raw: redis.Redis) -> None:
-        for number in range(30):
-            count(raw, f"user:{number}", {"search": (3, 1), "login": (1, 0)}, TODAY)
-        start = threading.Barrier(3)
-        failed: list[BaseException] = []
-
-        def run() -> None:
-            start.wait()
-            try:
-                for _ in range(5):
-                    rolled(batch=7)
-            except BaseException as error:  # noqa: BLE001 — looked at below
-                failed.append(error)
-            finally:
-                connections.close_all()
-
-        threads = [threading.Thread(target=run) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        expected = Counter(dict.fromkeys(range(30), 3))
-        for _ in range(100):
-            number = random.randrange(30)
-            expected[number] += 1
-            count(raw, f"user:{number}", {"search": (1, 0)}, TODAY)
-        for thread in threads:
-            thread.join()
-        assert not failed
-        rolled()
-        assert {subject: total for (subject, _, rule), total in rows().items() if rule == "search"} == {
-            f"user:{number}": (allowed, 1) for number, allowed in expected.items()
-        }
-
-
-@pytest.mark.usefixtures("redis_cache", "database")
-class TestDropping:
-    """A finished day leaves Redis when its rows hold all of it, and not before."""
-
-    def test_unfinished_days_stay(self, raw: redis.Redis) -> None:
-        now = datetime.now(UTC).date()  # it may be another day by now than when the tests began
-        for back in range(4):
-            count(raw, "user:1", {"search": (1, 0)}, now - timedelta(days=back))
-        dropped = rolled().get("dropped", 0)
-        assert dropped in (1, 2)  # by whether UTC is a day ahead of the zone of the settings
-        assert raw.exists(count(raw, "user:1", {"search": (1, 0)}, now))
-        assert len(keys(raw)) == 4 - dropped
-
-    def test_counts_made_before_the_drop_are_copied_by_the_next(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        count(raw, "user:1", {"search": (1, 0)}, OLD)
-        before_days_are_dropped(monkeypatch, lambda: count(raw, "user:1", {"search": (1, 0)}, OLD))
-        assert rolled() == done(days=1, rows=1, allowed=1)
-        assert rolled() == done(days=1, rows=1, allowed=1, dropped=1)
-        assert rows() == {("user:1", OLD, "search"): (2, 0)}
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-class TestTheCommand:
-    """`quota_rollup` in this process."""
+def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
+    count(raw, "user:1", {"search": (3, 1, 2_000)}, TODAY)
+    out = StringIO()
+    call_command("quota_rollup", stdout=out)
+    assert out.getvalue() == "Moved 1 day of subjects: 3 allowed and 1 refused checks, 2,003 units, to 1 row.\n"
 
-    def test_it_says_what_it_did(self, raw: redis.Redis) -> None:
-        count(raw, "user:1", {"search": (3, 1)}, OLD)
-        out = StringIO()
-        call_command("quota_rollup", json=True, stdout=out)
-        assert json.loads(out.getvalue()) == {
-            "days": 1, "rows": 1, "allowed": 3, "refused": 1, "dropped": 1, "stopped": False,
-            "published": 0, "republished": 0, "waiting": 0,
-        }  # fmt: skip
-        out = StringIO()
-        call_command("quota_rollup", stdout=out)
-        assert out.getvalue().startswith("Looked at 0 days of subjects; added 0 allowed")
 
-    @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 10**6}, {"every": 0.0}, {"every": float("nan")}])
-    def test_a_wrong_option_is_an_error(self, options: Mapping[str, Any]) -> None:
-        with pytest.raises(CommandError, match="for example"):
-            call_command("quota_rollup", **options)
+NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "unix:///nonexistent/redis.sock"}}
 
-    def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
-        with pytest.raises(CommandError, match="unavailable"):
-            call_command("quota_rollup")
 
-    def test_the_memory_store_is_an_error(self, settings: Any) -> None:
-        settings.QUOTA = {"STORE": "memory"}
-        with pytest.raises(CommandError, match="STORE"):
-            call_command("quota_rollup")
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ({}, {"batch": 0}, "for example"),
+        ({}, {"batch": 10**6}, "for example"),
+        ({}, {"every": 0.0}, "for example"),
+        ({}, {"every": float("nan")}, "for example"),
+        ({"CACHES": NOWHERE}, {}, "unavailable"),
+        ({"QUOTA": {"STORE": "memory"}}, {}, "STORE"),
+    ],
+)
+def test_what_cannot_be_rolled_up_is_an_error(given: Any, options: Any, said: str) -> None:
+    with override_settings(**given), pytest.raises(CommandError, match=said):
+        call_command("quota_rollup", **options)
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------
@@ -389,68 +384,79 @@ def manage(
         yield started
 
 
-class Traffic:
-    """Counts random checks in Redis, and remembers what the rows must come to."""
-
-    def __init__(self, raw: redis.Redis) -> None:
-        self.raw = raw
-        self.random = random.Random(20_261_121)
-        self.expected: Counter[tuple[str, date, str]] = Counter()
-
-    def go_on(self, checks: int) -> None:
-        for _ in range(checks):
-            subject = f"user:{self.random.randrange(40)}"
-            rule = self.random.choice(["search", "login", "r:\u2603"])
-            day = self.random.choice([TODAY, TODAY - timedelta(days=1)])
-            count(self.raw, subject, {rule: (1, 2)}, day)
-            self.expected[(subject, day, rule)] += 1
-
-    def assert_carried(self) -> None:
-        assert rows() == {place: (checks, 2 * checks) for place, checks in self.expected.items()}
+def go_on(machine: Machine, checks: int) -> None:
+    """Count random checks, and take some earlier ones back."""
+    for _ in range(checks):
+        place = random.choice([f"user:{number}" for number in range(40)]), random.choice(["search", "r:\u2603"])
+        day = random.choice([TODAY, TODAY - timedelta(days=1)])
+        machine.count(place, 1, 2, 4, day)
+        if random.random() < 0.2:
+            subject, day, rule = random.choice([place for place, total in machine.expected.items() if total[0] > 0])
+            machine.count((subject, rule), -1, -2, -4, day)
 
 
 @pytest.mark.thorough("processes")
 @only_one_redis
 def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: redis.Redis) -> None:
     """Three at once, over and over; each is killed in the middle of its work while checks are counted."""
-    traffic = Traffic(raw)
-    traffic.go_on(200)
+    machine = Machine(raw)
+    go_on(machine, 200)
     words = ("quota_rollup", "--json", "--batch", "5", "--every", "0.001")
     running = [manage.start(*words) for _ in range(3)]
     for killed in range(9):
         victim = running.pop(0)
         assert victim.stdout is not None
         assert victim.stdout.readline()  # it is at work
-        traffic.go_on(traffic.random.randrange(60))
+        go_on(machine, random.randrange(60))
         victim.kill()
         victim.wait()
-        if killed % 3 == 2:
-            rolled()
-            raw.flushall()
         if killed < 6:
             running.append(manage.start(*words))
     assert not running
-    traffic.go_on(20)
-    rolled()
-    traffic.assert_carried()
-    assert "rows" not in rolled()
+    go_on(machine, 20)
+    machine.roll_up()
+    assert rolled() == {}
 
 
 @pytest.mark.thorough("processes")
 @only_one_redis
-def test_three_commands_at_once_are_exact_and_end_at_a_signal(manage: Manage, raw: redis.Redis) -> None:
-    traffic = Traffic(raw)
-    running = [manage.start("quota_rollup", "--json", "--batch", "7", "--every", "0.001") for _ in range(3)]
-    for each in running:
-        assert each.stdout is not None
-        each.stdout.readline()
-    traffic.go_on(300)
-    wait_until(lambda: sum(allowed for allowed, _ in rows().values()) == 300)
-    carried = 0
-    for each, number in zip(running, (signal.SIGTERM, signal.SIGINT, signal.SIGTERM), strict=True):
-        carried += sum(json.loads(line)["allowed"] for line in manage.stop(each, number).splitlines())
-    assert carried <= 300
-    traffic.assert_carried()
+def test_totals_are_exact_if_a_roll_up_is_killed_at_each_step_in_turn(manage: Manage, raw: redis.Redis) -> None:
+    machine, codes = Machine(raw), list[int]()
+    while not codes or codes[-1]:
+        assert len(codes) < 100
+        go_on(machine, 30)
+        words = [sys.executable, "-m", "tests.support.dying", str(len(codes))]
+        codes.append(subprocess.run(words, env=manage.environment, cwd=ROOT, check=False).returncode)
+    assert set(codes[:-1]) == {-signal.SIGKILL}
+    assert len(codes) > 10
+    machine.roll_up()
+
+
+@pytest.mark.thorough("processes")
+def test_totals_are_exact_if_redis_is_killed_at_each_step_and_keeps_a_file(
+    database: Any, tmp_path: Path, settings: Any
+) -> None:
+    server = Server(server_programs()[0], tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+    deaths = 0
+
+    def die() -> None:
+        nonlocal deaths
+        deaths += 1
+        server.process.kill()
+        server.start()
+
+    with running(server):
+        machine = Machine(server.client)
+        for step in range(100):
+            machine.count(("user:1", "search"), 3, 1, 4)
+            machine.count(("user:2", "login"), 1, 0, 0)
+            with suppress(StoreUnavailable), dying(step, die):
+                list(roll_up(current_store()))
+            if deaths <= step:
+                break
+        assert deaths > 5
+        machine.roll_up()
 
 
 @only_one_redis

@@ -11,19 +11,20 @@ from django.contrib.auth.models import User
 from django_quota import (
     Rule,
     acheck_all,
+    apeek_all,
     areserve_all,
     check,
     check_all,
     peek,
+    peek_all,
     reserve_all,
-    reset,
 )
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.steps import ALGORITHMS, SECOND, START
+from tests.support.steps import SECOND, START
 
 USER, ORG = "user:42", "org:7"
 RULES = {"rpm": "3/m", "tpm": "1000/m", "org-tpm": "1500/m"}
@@ -65,6 +66,18 @@ class TestCheckAll:
             assert (decision.rule, decision.subject) == ("org-tpm", ORG)
             assert left() == [3, 1_000, 500]
 
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_look_counts_nothing_and_is_one_call(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        with freeze(START):
+            check("org-tpm", ORG, 1_000)
+            calls = calls_of(monkeypatch)
+            for entries, allowed in ((ENTRIES, False), ([*ENTRIES[:2], ("org-tpm", ORG, 500)], True)):
+                decision = asyncio.run(apeek_all(entries)) if is_async else peek_all(entries)
+                assert (decision.allowed, decision.rule) == (allowed, "org-tpm")
+                assert [each.remaining for each in decision.outcomes] == [3, 1_000, 500]
+            assert len(calls) == 2
+            assert left() == [3, 1_000, 500]
+
     def test_rates_rules_users_and_requests_are_entries_too(self) -> None:
         rule = Rule.make("per-key", "9/m", key="header:X-Key")
         user = User(pk=5)
@@ -72,13 +85,22 @@ class TestCheckAll:
         assert [outcome.subject.partition(":")[0] for outcome in decision.outcomes] == ["user", "ip", "header.x-key"]
         assert [outcome.remaining for outcome in decision.outcomes] == [6, 6, 5]
 
+    def test_a_thousand_entries_are_decided_together(self) -> None:
+        entries = [("1/m", f"user:{number}") for number in range(1_000)]
+        assert len(check_all(entries).outcomes) == 1_000
+        assert len([each for each in check_all(entries).outcomes if not each.allowed]) == 1_000
+
     @pytest.mark.parametrize(
         ("entries", "message"),
         [
             ([], "There is no entry. Use, for example, "),
             ("rpm", "'rpm' is not a list of entries"),
-            ([("rpm", USER), "tpm"], "'tpm' is not .rule, subject. or .rule, subject, cost."),
-            ([("rpm", USER, 1, 2)], "is not .rule, subject."),
+            (
+                [("rpm", USER), "tpm"],
+                "'tpm' is not .rule, subject., .rule, subject, cost. or .rule, subject, cost, tier.",
+            ),
+            ([("rpm", USER, 1, "team", 2)], "is not .rule, subject."),
+            ([("rpm", USER, 1, "team")], "Rule 'rpm' has no tier 'team'"),
             (
                 [("tpm", USER, 1), ("rpm", USER), ("tpm", USER, 2)],
                 "Rule 'tpm' is listed twice for user:42. Give it once",
@@ -86,11 +108,14 @@ class TestCheckAll:
             ([("tpm", USER), ("tpm", USER)], "listed twice"),
             ([("tpm", USER, -1)], "-1"),
             ([("tpmm", USER)], "Did you mean 'tpm'"),
+            ([("rpm", f"user:{number}") for number in range(1_001)], "more than 1,000 entries. Split them"),
         ],
     )
     def test_wrong_entries_are_named(self, entries: Any, message: str) -> None:
         with pytest.raises(RuleError, match=message):
             check_all(entries)
+        with pytest.raises(RuleError, match=message):
+            peek_all(entries)
         with pytest.raises(RuleError, match=message):
             reserve_all(entries)
 
@@ -159,18 +184,11 @@ class TestReserveAll:
         with pytest.raises(RuleError, match=message):
             hold.settle(actual)
         assert hold.is_open
-
-    def test_a_rule_of_two_subjects_is_settled_by_a_list(self) -> None:
-        hold = reserve_all([("tpm", USER, 10), ("tpm", ORG, 10)])
-        with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 2 numbers"):
-            hold.settle({"tpm": 5})
-        hold.settle([5, 6])
-        assert left(("tpm", USER), ("tpm", ORG)) == [995, 994]
-
-    def test_an_entry_that_nothing_limits_takes_part(self) -> None:
-        hold = reserve_all([(Rule.make("free", None), USER), ("tpm", USER, 10)])
-        hold.settle([7, 8])
-        assert left(("tpm", USER)) == [992]
+        two = reserve_all([("tpm", USER, 10), ("tpm", ORG, 10), (Rule.make("free", None), USER)])
+        with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 3 numbers"):
+            two.settle({"tpm": 5})
+        two.settle([5, 6, 7])
+        assert left(("tpm", ORG)) == [994]
 
     def test_a_shadow_rule_that_refuses_is_not_charged(self) -> None:
         shadow = Rule.make("shadow", "5/m", shadow=True)
@@ -179,83 +197,13 @@ class TestReserveAll:
             hold = reserve_all([(shadow, USER, 3), ("tpm", USER, 10)])
             hold.settle([3, 4])
             assert left(("tpm", USER)) == [996]
-            hold = reserve_all([(shadow, USER, 3), ("tpm", USER, 10)], ttl=1)
-        with freeze(START + 2 * SECOND):
-            assert hold.settle([3, 4]).late
             assert peek(shadow, USER).remaining == 0
-            assert left(("tpm", USER)) == [992]
-
-    def test_after_the_ttl_everything_comes_back_and_settling_is_late(self) -> None:
-        with freeze(START):
-            hold = reserve_all(ENTRIES, ttl=5)
-        with freeze(START + 6 * SECOND):
-            assert left() == [3, 1_000, 1_500]
-            decision = hold.settle([1, 700, 800])
-            assert decision.late
-            assert left() == [2, 300, 700]
 
     def test_without_the_store_it_says_so(self) -> None:
         hold = reserve_all(ENTRIES)
         with no_answer():
-            assert not hold.renew()
-            assert hold.is_open
             assert hold.settle([1, 2, 3]).degraded
             assert not reserve_all(ENTRIES).is_open
-
-
-class TestRenewing:
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_reservation_lasts_from_the_renewal_on(self, algorithm: Any) -> None:
-        rule = Rule.make("rule", "1000/d", algorithm=algorithm)
-        with freeze(START):
-            hold = reserve_all([(rule, USER, 600), (rule, ORG, 600)], ttl=30)
-        with freeze(START + 20 * SECOND):
-            assert hold.renew()
-        with freeze(START + 49 * SECOND):
-            used = 1_000 - (peek(rule, USER).remaining or 0)
-            assert 590 <= used <= 600  # a bucket has leaked a little
-            assert asyncio.run(hold.arenew(100))
-        with freeze(START + 148 * SECOND):
-            assert not hold.settle([100, 200]).late
-            assert (peek(rule, USER).remaining, peek(rule, ORG).remaining) >= (900, 800)
-
-    def test_it_never_ends_earlier_than_before(self) -> None:
-        with freeze(START):
-            hold = reserve_all(ENTRIES, ttl=60)
-            assert hold.renew(1)
-        with freeze(START + 59 * SECOND):
-            assert not hold.settle(1).late
-
-    def test_one_that_has_come_back_is_not_renewed(self) -> None:
-        with freeze(START):
-            hold = reserve_all(ENTRIES, ttl=5)
-        with freeze(START + 5 * SECOND):
-            assert not hold.renew()
-            assert left() == [3, 1_000, 1_500]
-            assert hold.settle([1, 2, 3]).late
-            assert not hold.renew()
-
-    def test_a_renewal_whose_reply_is_lost_still_counts(self) -> None:
-        with freeze(START):
-            hold = reserve_all(ENTRIES, ttl=5)
-            with no_answer(done=True):
-                assert not hold.renew(60)
-        with freeze(START + 10 * SECOND):
-            assert not hold.settle([1, 2, 3]).late
-            assert left() == [2, 998, 1_497]
-
-    def test_a_reset_forgets_a_renewed_reservation_too(self) -> None:
-        with freeze(START):
-            hold = reserve_all(ENTRIES, ttl=5)
-            assert hold.renew(60)
-        with freeze(START + 10 * SECOND):
-            reset("tpm", USER)
-            assert not hold.settle([1, 2, 3]).late
-            assert left() == [2, 1_000, 1_497]
-
-    def test_a_wrong_ttl_is_named(self) -> None:
-        with pytest.raises(RuleError, match="ttl=0"):
-            reserve_all(ENTRIES).renew(0)
 
 
 def test_the_day_counts_a_reservation_once_and_none_that_is_refused() -> None:

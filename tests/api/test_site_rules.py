@@ -48,39 +48,31 @@ PLACES: list[Any] = [
 ]  # fmt: skip
 
 
+HERE = "tests.support.urls_of_rules"
+IDN = "xn--bcher-kva.example"
+
+
 class TestFinding:
     @pytest.mark.parametrize(
-        ("match", "path"),
+        ("path", "matches", "expected"),
         [
-            ("/", "/api/search/"), ("/api/", "/api/search/"), ("api:search", "/api/search/"),
-            ("api:*", "/api/v1/items/"),
-            ("api:v1:*", "/api/v1/items/"), ("api:v1:items", "/api/v1/items/"),
-            ("tests.support.urls_of_rules.plain", None),
-            ("host:testserver", "/plain/"), ("re:^/pl", "/plain/"), ("/*/search/", "/api/search/"),
-            ("plain", "/plain/"),
+            *[("/api/search/", [match], "0") for match in ("/", "/api/", "api:search", "/*/search/")],
+            ("/twice/", ["host:testserver"], "0"),
+            *[("/api/v1/items/", [match], "0") for match in ("api:*", "api:v1:*", "api:v1:items")],
+            *[("/plain/", [match], "0") for match in ("re:^/pl", "plain")],
+            ("/twice/", ["/api/", "api:*", "re:^/pl", "plain", f"{HERE}.twice"], "4"),  # a view without a name
+            ("/hosting/list/", [{"view": "host:list"}, {"view": ["host:*"]}], "01"),
+            ("/api/plain/", ["plain", "api:plain"], "1"),  # a view of a namespace has no name without it
+            # in the order of the settings, each once
+            ("/api/search/", ["re:.", ["api:*", "/api/", "api:search"], "/", "/x/"], "012"),
         ],
     )  # fmt: skip
-    def test_a_rule_is_found_by_path_view_namespace_or_host(self, match: str, path: str | None) -> None:
-        if path is not None:
-            assert found(path, matching(match)) == ["0"]
-            assert found("/twice/", matching(match)) == (["0"] if match in ("/", "host:testserver") else [])
-
-    def test_a_view_without_a_name_goes_by_its_dotted_path(self) -> None:
-        assert found("/twice/", matching("tests.support.urls_of_rules.twice")) == ["0"]
-
-    def test_a_namespace_may_be_called_as_a_kind_of_place_is(self) -> None:
-        assert found("/hosting/list/", matching({"view": "host:list"}, {"view": ["host:*"]})) == ["0", "1"]
+    def test_a_rule_is_found_by_path_view_namespace_or_host(self, path: str, matches: Any, expected: str) -> None:
+        assert found(path, matching(*matches)) == list(expected)
 
     def test_a_host_with_letters_of_its_language_is_the_one_that_requests_name(self) -> None:
         rules = matching("host:Bücher.example", "host:*.bücher.example", "host:bucher.example")
-        assert found("/plain/", rules, HTTP_HOST="xn--bcher-kva.example") == ["0"]
-        assert found("/plain/", rules, HTTP_HOST="www.xn--bcher-kva.example") == ["1"]
-
-    def test_a_view_of_no_namespace_is_not_one_of_the_same_name_in_a_namespace(self) -> None:
-        assert found("/api/plain/", matching("plain", "api:plain")) == ["1"]
-
-    def test_rules_come_in_the_order_of_the_settings_each_once(self) -> None:
-        assert found("/api/search/", matching("re:.", ["api:*", "/api/", "api:search"], "/", "/x/")) == ["0", "1", "2"]
+        assert [found("/plain/", rules, HTTP_HOST=host) for host in (IDN, f"www.{IDN}")] == [["0"], ["1"]]
 
     def test_they_do_so_however_they_are_found(self) -> None:
         matches = ["/elsewhere/"] * 20
@@ -94,10 +86,15 @@ class TestFinding:
         assert found("/api/plain/", rules) == []
 
     def test_a_rule_without_a_match_holds_nowhere_by_itself(self) -> None:
-        assert (
-            found("/plain/", {"a": "1/m", "b": {"rate": "1/m"}, "c": ["1/m"], "d": {"rate": "1/m", "match": None}})
-            == []
-        )
+        rules = {"a": "1/m", "b": {"rate": "1/m"}, "c": ["1/m"], "d": {"rate": "1/m", "match": None}}
+        assert found("/plain/", rules) == []
+
+    @pytest.mark.parametrize("option", [{"match": "host:a.example"}, {"match": "/", "exclude": "host:b.example"}])
+    def test_what_one_host_meets_is_not_remembered_for_another(self, option: dict[str, Any], settings: Any) -> None:
+        settings.QUOTA = {"STORE": "memory", "RULES": {"some": {"rate": "9/m", **option}}}
+        hosts = ["b.example", "a.example", "b.example", "a.example"]
+        replies = [Client().get("/plain/", HTTP_HOST=host) for host in hosts]
+        assert ["RateLimit" in reply.headers for reply in replies] == [False, True, False, True]
 
     def test_a_host_that_is_not_allowed_escapes_no_rule(self, settings: Any) -> None:
         settings.ALLOWED_HOSTS = ["testserver"]
@@ -117,24 +114,15 @@ class TestFinding:
     def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
         assert found("/plain/", matching("/plain/", "/mounted/"), SCRIPT_NAME="/mounted") == ["0"]
 
-    def test_a_rule_that_the_settings_add_replace_or_remove_is_seen(self) -> None:
-        site = {"rate": "1/m", "match": "/"}
-        for rules, names in (
-            ({"site": site}, ["site"]),
-            ({"site": site, "more": {"rate": "1/m", "match": "plain"}}, ["site", "more"]),
-            ({"site": {"rate": "1/m", "match": "/elsewhere/"}}, []),
-        ):
-            assert found("/plain/", rules) == names
-
-    def test_a_key_that_is_none_is_an_error_and_not_the_subject_of_the_rule_before(self) -> None:
-        rules = {"first": {"rate": "9/m", "match": "/"}, "odd": {"rate": "9/m", "match": "/", "key": None}}
-        for written in ({"odd": rules["odd"]}, rules):
-            with pytest.raises(RuleError, match="key=None is not a key"):
-                found("/plain/", written)
-
     def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
-        with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):
-            found("/plain/", matching(5))
+        odd = {"rate": "9/m", "match": "/", "key": None}
+        for rules, words in (
+            ({"odd": odd}, "key=None is not a key"),
+            ({"first": {"rate": "9/m", "match": "/"}, "odd": odd}, "key=None is not a key"),
+            (matching(5), r"RULES.*'0'.*match=5"),
+        ):
+            with pytest.raises(RuleError, match=words):
+                found("/plain/", rules)
 
     @given(
         st.lists(st.sampled_from(PLACES), max_size=6),
@@ -197,9 +185,7 @@ class TestJoining:
     @pytest.mark.parametrize(
         ("path", "own"),
         [
-            ("/exempt-of-csrf/", "two"), ("/exempt-of-csrf-async/", "two"), ("/class/", "class"),
-            ("/class-async/", "class"),
-            ("/class-exempt-of-csrf/", "class"), ("/method/", "method"), ("/method-async/", "method"),
+            ("/class/", "class"), ("/class-async/", "class"), ("/method/", "method"), ("/method-async/", "method"),
         ],
     )  # fmt: skip
     def test_a_decorator_that_stands_outermost_is_joined_on_whatever_kind_of_view(
@@ -210,7 +196,9 @@ class TestJoining:
         assert list(dict.fromkeys(reply.json()["rules"])) == ["site", own]
         assert calls == [1]
 
-    @pytest.mark.parametrize("path", ["/guarded/", "/guarded-class/", "/setup/", "/by-method-decorator/"])
+    @pytest.mark.parametrize(
+        "path", ["/exempt-of-csrf/", "/guarded/", "/guarded-class/", "/setup/", "/by-method-decorator/"]
+    )
     def test_what_stands_in_front_runs_first_and_then_the_decorator_decides_for_itself(
         self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -223,30 +211,23 @@ class TestJoining:
             assert fetch(kind, f"{path}?no")[0].status_code == 403
             assert calls == [1, 1, 1]
 
-    def test_another_method_of_the_class_is_not_limited_by_the_decorator_of_one(self, kind: str) -> None:
-        client = Client()
-        assert client.post("/method/").json() == {"rules": ["site"]}
-        assert client.head("/method/").status_code == 200
-        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 19
-
-    def test_a_method_that_as_view_leaves_out_is_not_limited(self, kind: str) -> None:
-        (reply,) = fetch(kind, "/method-of-post-alone/")
+    def test_the_decorator_of_one_method_limits_no_other_one_and_head_is_get(
+        self, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert Client().post("/method/").json() == {"rules": ["site"]}
+        (reply,) = fetch(kind, "/method-of-post-alone/")  # as_view leaves the method out
         assert (reply.status_code, reply.headers["RateLimit"].count('"')) == (405, 2)
         assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 20
-
-    def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
         reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
-        assert '"method";r=19' in reply.headers["RateLimit"]
-        assert calls == [1]
+        assert (reply.status_code, '"method";r=19' in reply.headers["RateLimit"], calls) == (200, True, [1])
 
-    def test_a_limited_view_that_calls_itself_decides_each_time(self, kind: str) -> None:
-        fetch(kind, "/again/")
-        assert peek("20/m", "ip:127.0.0.1", name="again").remaining == 18
-
-    def test_a_limited_view_that_is_called_by_another_decides_each_time(self, kind: str) -> None:
-        fetch(kind, "/twice/")
-        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
+    @pytest.mark.parametrize(("path", "name"), [("/again/", "again"), ("/twice/", "two")])
+    def test_a_limited_view_that_calls_itself_or_another_decides_each_time(
+        self, kind: str, path: str, name: str
+    ) -> None:
+        fetch(kind, path)
+        assert peek("20/m", "ip:127.0.0.1", name=name).remaining == 18
 
     def test_all_or_nothing_what_one_refuses_the_others_do_not_count(self, kind: str, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "api": {"rate": "2/m", "match": "api:*"}}}
@@ -306,18 +287,22 @@ class TestWithoutAView:
     def rules(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "2/m", "match": "/"}}}
 
-    def test_a_path_that_leads_nowhere_is_limited_too(self, kind: str) -> None:
-        replies = fetch(kind, "/wp-login.php", 3)
-        assert [reply.status_code for reply in replies] == [404, 404, 429]
+    @pytest.mark.parametrize(
+        ("path", "above", "below", "status"),
+        [
+            ("/wp-login.php", [], [], 404),
+            ("/plain/", [], ["teapot"], 418),  # what another middleware answers
+            ("/plain/", ["Shut"], [], 403),  # a view that another middleware keeps shut
+        ],
+    )
+    def test_it_is_limited_too(
+        self, kind: str, path: str, above: list[str], below: list[str], status: int, settings: Any
+    ) -> None:
+        names = [f"tests.api.test_site_rules.{name}" for name in (*above, *below)]
+        settings.MIDDLEWARE = [*names[: len(above)], *settings.MIDDLEWARE, *names[len(above) :]]
+        replies = fetch(kind, path, 3)
+        assert [reply.status_code for reply in replies] == [status, status, 429]
         assert replies[0].headers["RateLimit"].startswith('"site";r=1')
-
-    def test_what_another_middleware_answers_is_limited_too(self, kind: str, settings: Any) -> None:
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.api.test_site_rules.teapot"]
-        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [418, 418, 429]
-
-    def test_a_view_that_another_middleware_keeps_shut_is_limited_too(self, kind: str, settings: Any) -> None:
-        settings.MIDDLEWARE = ["tests.api.test_site_rules.Shut", *settings.MIDDLEWARE]
-        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [403, 403, 429]
 
     def test_what_it_would_have_sent_is_closed(self, kind: str, settings: Any) -> None:
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.api.test_site_rules.files"]
@@ -331,17 +316,17 @@ class TestWithoutAView:
         assert fetch(kind, "/plain/?derived")[0].status_code == 418
         assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 429]
 
-    def test_a_request_is_decided_once(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_request_is_decided_once_and_where_quota_is_off_never(
+        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         calls = calls_of(monkeypatch)
         fetch(kind, "/plain/")
         fetch(kind, "/nowhere/")
         assert calls == [1, 1]
-
-    def test_where_quota_is_off_nothing_is_asked(self, kind: str, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         replies = fetch(kind, "/plain/", 4)
         assert [reply.status_code for reply in replies] == [200] * 4
-        assert "RateLimit" not in replies[0].headers
+        assert ("RateLimit" in replies[0].headers, calls) == (False, [1, 1])
 
 
 urlpatterns = [path("by-the-settings/", guarded(quota(rule="site")(seen)))]

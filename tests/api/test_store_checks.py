@@ -63,33 +63,24 @@ def test_a_database_that_is_a_number_or_left_out_is_fine(location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "words"),
-    [("socket_timeout=-1", "socket_timeout of CACHES"), ("socket_connect_timeout=nan", "is nan")],
+    ("value", "words"),
+    [
+        *(({"max_connections": number}, '"max_connections" must be a positive integer') for number in (-1, "5", 2.5)),
+        *((wrong, "") for wrong in (None, [1], "x")),
+    ],
 )
-def test_e013_a_timeout_in_the_location(query: str, words: str) -> None:
-    (found,) = found_in(f"redis://127.0.0.1:1/0?{query}")
-    assert found.id == "django_quota.E013"
+def test_e014_options_of_connections_that_redis_py_refuses(value: Any, words: str) -> None:
+    (found,) = found_in(CONNECTION_POOL_KWARGS=value)
+    assert found.id == "django_quota.E014"
     assert words in found.msg
 
 
-@pytest.mark.parametrize("value", [-1, "5", 2.5], ids=repr)
-def test_e014_a_number_of_connections_that_redis_py_refuses(value: Any) -> None:
-    (found,) = found_in(CONNECTION_POOL_KWARGS={"max_connections": value})
-    assert found.id == "django_quota.E014"
-    assert '"max_connections" must be a positive integer' in found.msg
-
-
-@pytest.mark.parametrize("value", [None, [1], "x"], ids=repr)
-def test_e014_options_of_connections_that_are_no_dict(value: Any) -> None:
-    (found,) = found_in(CONNECTION_POOL_KWARGS=value)
-    assert found.id == "django_quota.E014"
-
-
 @pytest.mark.parametrize("value", ["0.25", [1]], ids=repr)
-def test_the_error_of_a_call_with_a_wrong_timeout_names_manage_check(value: Any) -> None:
+def test_the_error_of_a_call_with_a_wrong_timeout_is_that_of_the_check(value: Any) -> None:
+    (found,) = found_in(SOCKET_TIMEOUT=value)
     with override_settings(CACHES=of(SOCKET_TIMEOUT=value)), pytest.raises(ConfigurationError) as caught:
         once("a", "b")
-    assert "manage.py check" in caught.value.hint
+    assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +163,19 @@ def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(seconds: float, ex
     assert [ids(caches=caches) for caches in everywhere] == [expected] * 5
 
 
-def test_w007_timeouts_in_the_location_count() -> None:
-    location = "redis://127.0.0.1:1/0?socket_timeout=0.5&socket_connect_timeout=0.5"
-    assert ids(caches={"default": {**REDIS, "LOCATION": location, "OPTIONS": {}}}) == []
-    assert ids(caches={"default": {**REDIS, "OPTIONS": {**SENTINEL, "SENTINEL_KWARGS": {"socket_timeout": 1}}}}) == [
-        "W007"
-    ]
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("socket_timeout=0.5&socket_connect_timeout=0.5", []), ("socket_timeout=0.5", ["W007"]), ("db=1", ["W007"]),
+        ("socket_timeout=-1", ["E013"]), ("socket_connect_timeout=nan", ["E013"]),
+    ],
+)  # fmt: skip
+def test_timeouts_in_the_location_count(query: str, expected: list[str]) -> None:
+    alias = {**REDIS, "LOCATION": f"redis://127.0.0.1:1/0?{query}", "OPTIONS": {}}
+    assert ids(caches={"default": alias}) == expected
+    sentinel = {**SENTINEL, "SENTINEL_KWARGS": {"socket_timeout": 1}}
+    for options in (sentinel, None):
+        assert ids(caches={"default": {**REDIS, "OPTIONS": options}}) == ["W007"]
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import enum
+import pickle
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
-import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest
-from django.test import AsyncClient, RequestFactory
+from django.test import AsyncClient, RequestFactory, override_settings
 from django.utils.asyncio import async_unsafe
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota import RateError, check, concurrency, quota, reset
+from django_quota import Subject, check, concurrency, counter, quota, reset, slot
 from django_quota.adapters import digest
-from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError
-from tests.support.calls import always, asubject_of, subject_of
+from django_quota.core.errors import SubjectKeyError
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
+from django_quota.requests.subjects import named_subject
+from tests.support.calls import always, asubject_of, calls_in, subject_of
 
 IP = "ip:192.0.2.1"
 SECRET = "s3cret-value"
@@ -46,36 +52,29 @@ def with_user(user: object, **meta: Any) -> HttpRequest:
     return made
 
 
-def test_a_path_is_one_subject_whatever_the_site_is_mounted_under() -> None:
-    for mounted in ("", "/mounted", "/other"):
-        given = RequestFactory().get("/a/", SCRIPT_NAME=mounted, REMOTE_ADDR="192.0.2.1")
-        assert subject_of("path", given) == "path:/a/"
-
-
 @pytest.mark.parametrize(("key", "found"), [("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/")])
-def test_a_plain_key_names_its_subject(key: str, found: str) -> None:
-    assert subject(key) == found
+def test_a_plain_key_names_its_subject_whatever_the_site_is_mounted_under(key: str, found: str) -> None:
+    for mounted in ("", "/mounted"):
+        assert subject(key, request(SCRIPT_NAME=mounted)) == found
+
+
+def user(**attributes: Any) -> SimpleNamespace:
+    return SimpleNamespace(is_authenticated=True, **attributes)
 
 
 @pytest.mark.parametrize("key", ["user", "user_or_ip"])
 class TestUsers:
-    def test_a_user_is_named_by_the_primary_key(self, key: str) -> None:
-        assert subject(key, with_user(User(pk=42))) == "user:42"
-
-    def test_an_anonymous_visitor_falls_back_to_the_ip(self, key: str) -> None:
-        assert subject(key, with_user(AnonymousUser())) == IP
-
-    def test_a_site_without_users_falls_back_to_the_ip(self, key: str) -> None:
-        assert subject(key) == IP
-
-    def test_a_primary_key_with_signs_in_it_stays_one_part(self, key: str) -> None:
-        odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
-        assert subject(key, with_user(odd)) == "user:a%2Bip:1%25"
+    @pytest.mark.parametrize(
+        ("who", "found"),
+        [(User(pk=42), "user:42"), (AnonymousUser(), IP), (user(pk="a+ip:1%"), "user:a%2Bip:1%25")],
+    )
+    def test_a_user_is_named_by_the_primary_key_and_others_by_their_ip(self, key: str, who: Any, found: str) -> None:
+        assert subject(key, with_user(who)) == found
+        assert subject(key) == IP  # a site without users
 
     def test_an_authenticated_user_without_a_primary_key_is_a_clear_error(self, key: str) -> None:
-        odd = SimpleNamespace(is_authenticated=True, username="ann")
         with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
-            subject(key, with_user(odd))
+            subject(key, with_user(user(username="ann")))
 
     def test_a_user_that_another_middleware_set_counts_under_async_too(self, key: str) -> None:
         made = with_user(User(pk=7))  # token authentication: sets request.user, knows nothing of auser
@@ -108,16 +107,14 @@ class TestSecrets:
     )
 
     @pytest.mark.parametrize(("key", "make"), KEYS)
-    def test_what_a_client_sent_is_a_digest_of_its_own(self, key: str, make: Callable[[str], HttpRequest]) -> None:
+    def test_what_a_client_sent_is_a_digest_and_what_is_missing_falls_back_to_the_ip(
+        self, key: str, make: Callable[[str], HttpRequest]
+    ) -> None:
         found = subject(key, make(SECRET))
         assert SECRET not in found
         assert found == subject(key, make(SECRET))
         assert found != subject(key, make(SECRET + "x"))
-
-    @pytest.mark.parametrize(("key", "make"), KEYS)
-    def test_what_is_missing_or_empty_falls_back_to_the_ip(self, key: str, make: Callable[[str], HttpRequest]) -> None:
-        assert subject(key, request()) == IP
-        assert subject(key, make("")) == IP
+        assert subject(key, request()) == subject(key, make("")) == IP
 
     def test_the_same_value_from_two_places_or_names_is_two_subjects(self) -> None:
         found = {subject(key, make(SECRET)) for key, make in self.KEYS}
@@ -128,35 +125,55 @@ class TestSecrets:
         one = request(HTTP_X_API_KEY=SECRET)
         assert subject("header:x-api-KEY", one) == subject("header: X-Api-Key ", one)
 
-    def test_another_digest_key_gives_other_digests(self, settings: Any) -> None:
-        one = request(HTTP_X_API_KEY=SECRET)
-        before = subject("header:X-Api-Key", one)
-        settings.QUOTA = {"DIGEST_KEY": "another"}
-        assert subject("header:X-Api-Key", one) != before
+    @pytest.mark.parametrize(
+        ("name", "value"), [("QUOTA", {"DIGEST_KEY": "another"}), ("SECRET_KEY", "another"), ("SECRET_KEY", b"bytes")]
+    )
+    def test_another_key_gives_other_digests_at_once(self, settings: Any, name: str, value: Any) -> None:
+        before = subject("header:X-Api-Key", request(HTTP_X_API_KEY=SECRET))
+        setattr(settings, name, value)
+        after = subject("header:X-Api-Key", request(HTTP_X_API_KEY=SECRET))
+        assert after.startswith("header.x-api-key:")
+        assert after != before
 
-    def test_another_secret_key_gives_other_digests_at_once(self, settings: Any) -> None:
-        one = request(HTTP_X_API_KEY=SECRET)
-        before = subject("header:X-Api-Key", one)
-        settings.SECRET_KEY = "another"
-        assert subject("header:X-Api-Key", one) != before
 
-    def test_a_secret_key_of_bytes_works_as_everywhere_in_django(self, settings: Any) -> None:
-        settings.SECRET_KEY = b"bytes-are-allowed"
-        assert subject("header:X-Api-Key", request(HTTP_X_API_KEY=SECRET)).startswith("header.x-api-key:")
+class TestLongValues:
+    """A client chooses how long a path is, and perhaps what a key function returns."""
 
-    @pytest.mark.parametrize(("key", "make"), KEYS)
-    def test_redis_holds_no_secret(
-        self, key: str, make: Callable[[str], HttpRequest], redis_cache: object, raw: redis.Redis
-    ) -> None:
-        assert check("10/m", make(SECRET), key=key).subject != IP
-        stored = str(raw.keys("*"))
-        assert "quota:1:" in stored
-        assert SECRET not in stored
+    def test_a_value_above_200_characters_becomes_a_digest_behind_its_kind(self) -> None:
+        for key, kind in (("path", "path"), (always_long, f"key.{__name__}.always_long")):
+            found = subject(key, RequestFactory().get("/" + "a" * 200, REMOTE_ADDR="192.0.2.1"))
+            assert re.fullmatch(rf"{re.escape(kind)}:~[0-9a-f]{{64}}", found)
+        assert subject("path", RequestFactory().get("/" + "a" * 199, REMOTE_ADDR="192.0.2.1")) == "path:/" + "a" * 199
 
-    @given(st.text(st.characters(), min_size=1))
-    def test_any_header_value_has_a_subject(self, value: str) -> None:
-        found = subject_of("header:X-Api-Key", request(HTTP_X_API_KEY=value))
-        assert len(found) == len("header.x-api-key:") + 32
+    def test_no_two_values_are_one_subject(self) -> None:
+        long = "a" * 201
+        _, _, shown = subject(always(long)).rpartition(":")
+        values = [long, long + "b", shown, "a" * 200, "+" * 201, "%2B" * 201]
+        assert len({subject(always(value)) for value in values}) == len(values)
+
+    @pytest.mark.parametrize("character", ["+", "\x01", "é", "a"])
+    def test_a_long_value_costs_no_more_calls_than_a_short_one(self, character: str) -> None:
+        def work(length: int) -> int:
+            one = request()
+            one.path_info = "/" + character * length
+            keys = ("path", always(character * length))
+            return calls_in(lambda: check("5/m", one, key=keys)) + calls_in(lambda: check("5/m", f"a:{one.path_info}"))
+
+        with override_settings(QUOTA={"STORE": "memory"}):
+            work(500)  # the first check of all makes more
+            assert work(60_000) < 1.5 * work(1_000)
+
+    def test_a_text_finds_what_a_request_with_that_value_has_counted(self, memory_store: None) -> None:
+        path = "/" + "a" * 300
+        one = RequestFactory().get(path, REMOTE_ADDR="192.0.2.1")
+        check("5/m", one, key="path")
+        check("5/m", one, key=("ip", "path"))
+        assert check("5/m", f"path:{path}").remaining == 3
+        assert check("5/m", f"{IP}+path:{path}").remaining == 3
+
+
+def always_long(request: HttpRequest) -> str:
+    return "a" * 201
 
 
 class TestTuples:
@@ -189,19 +206,15 @@ NOT_CALLABLE = 5
 
 
 class TestFunctions:
-    @pytest.mark.parametrize("empty", [None, ""])
-    def test_none_falls_back_to_the_ip(self, empty: str | None) -> None:
-        assert subject(always(empty)) == IP
-
-    @pytest.mark.parametrize("value", [0, False, "x", 3.5])
-    def test_any_other_value_is_a_subject(self, value: object) -> None:
-        assert subject(always(value)).endswith(f":{value}")
-
-    def test_a_user_that_it_returns_is_that_user(self) -> None:
-        assert subject(always(User(pk=42))) == "user:42"
-
-    def test_an_anonymous_visitor_that_it_returns_falls_back_to_the_ip(self) -> None:
-        assert subject(always(AnonymousUser())) == IP
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            (None, IP), ("", IP), (AnonymousUser(), IP), (User(pk=42), "user:42"),
+            *[(value, f"key.tests.support.calls.always.<locals>.key:{value}") for value in (0, False, "x", 3.5)],
+        ],
+    )  # fmt: skip
+    def test_a_value_is_a_subject_of_the_function_and_none_falls_back_to_the_ip(self, value: Any, found: str) -> None:
+        assert subject(always(value)) == found
 
     def test_a_dotted_path_is_the_function_it_names(self) -> None:
         assert subject("tests.api.test_subjects.tenant") == subject(tenant)
@@ -220,13 +233,9 @@ class TestFunctions:
     def test_a_lambda_is_refused_since_its_subjects_would_change_with_its_line(
         self, key: Any, memory_store: None
     ) -> None:
-        words = r"is a lambda, which has no name.*Write it as a function: def by_tenant"
-        with pytest.raises(SubjectKeyError, match=words):
-            check("1/m", request(), key=key)
-        with pytest.raises(SubjectKeyError, match=words):
-            quota("1/m", key=key, name="named")
-        with pytest.raises(SubjectKeyError, match=words):
-            concurrency(1, key=key)
+        for use in (partial(check, "1/m", request()), partial(quota, "1/m", name="named"), partial(concurrency, 1)):
+            with pytest.raises(SubjectKeyError, match=r"is a lambda, which has no name.* as a function: def by_tenant"):
+                use(key=key)
         with pytest.raises(SubjectKeyError, match="Write it as a function: def by_tenant"):
             quota("1/m", distinct=key)
 
@@ -283,7 +292,8 @@ class TestFunctions:
         (("ip", 5), "is not a key"), ("ip:", "is not a key"), ({"anonymous": "ip"}, "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
         ("tests.api.test_subjects.NOT_CALLABLE", "is int. Use a function of the request"), (".a", "cannot be imported"),
-        ("..a", "cannot be imported"),
+        ("..a", "cannot be imported"), ("user.id", "Write key='user', which counts by the primary key"),
+        ("request.user.pk", "Write key='user',"), ("post.phone", "neither a key nor .* Write key='post:phone'"),
     ],
 )  # fmt: skip
 def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
@@ -304,13 +314,6 @@ class TestNamedSubjects:
     def test_an_address_has_one_spelling(self, text: str, found: str) -> None:
         assert check("1/m", text).subject == found
 
-    @pytest.mark.parametrize(
-        "text", ["", "ip:", "ip:x", "ip:1.2.3", "ip:2001:db8::/999", "ip:::/x", "ip:192.0.2.1/24", "ip:1.2.3.4/99"]
-    )
-    def test_what_holds_no_address_is_refused(self, text: str) -> None:
-        with pytest.raises(RuleError):
-            check("1/m", text)
-
     @example("::/")
     @example("10.0.0.0/8")
     @example("10.0.0.0/8/8")
@@ -323,20 +326,35 @@ class TestNamedSubjects:
             problem = str(error)
         else:
             return
-        assert any(words in problem for words in ("is not an IP address", "is a network. Use one address"))
+        assert any(words in problem for words in ("is not an IP address", "is a network. Use one address", "no value"))
 
-    def test_an_anonymous_user_is_no_subject(self, memory_store: None) -> None:
-        with pytest.raises(RuleError, match="has no primary key"):
-            check("1/m", AnonymousUser())
-        with pytest.raises(RuleError, match="is not a subject"):
-            check("1/m", None)
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ("", "An empty text"), ("ip:", "is not an IP address"), ("ip:1.2.3", "is not an IP address"),
+            ("ip:2001:db8::/999", "is a network"), ("ip:192.0.2.1/24", "is a network"),
+            # all callers without a value would share a limit
+            ("user:", "has no value behind the colon.* Use, for example, 'user:42'"), (":", "has no value"),
+            (AnonymousUser(), "has no primary key"), (None, "is not a subject"),
+        ],
+    )  # fmt: skip
+    def test_what_names_nobody_is_refused(self, given: Any, words: str) -> None:
+        with pytest.raises(RuleError, match=words):
+            check("1/m", given)
+        with pytest.raises(RuleError, match=words):
+            counter("clicks").incr(given)
+
+    @pytest.mark.parametrize("text", ["phone:+4915", "phone:+", "org:7:", "global", "a+b", "ip:::", "path: "])
+    def test_a_subject_with_a_value_counts(self, text: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "IPV6_PREFIX": 128}
+        assert [check("1/m", text).allowed for _ in range(2)] == [True, False]
 
     @pytest.mark.parametrize("options", [{"methods": ["POST"]}, {"key": ["ip", "path"]}])
-    def test_a_rate_takes_its_options_as_lists_too(self, options: dict[str, Any], memory_store: None) -> None:
+    def test_a_rate_takes_its_options_as_lists_too(self, options: dict[str, Any]) -> None:
         assert check("1/m", request(), **options)
 
     @pytest.mark.parametrize("rate", [["10/m"], {}, {"10/m"}, 10, b"10/m"])
-    def test_what_is_neither_a_rate_nor_a_rule_is_a_rate_error(self, rate: Any, memory_store: None) -> None:
+    def test_what_is_neither_a_rate_nor_a_rule_is_a_rate_error(self, rate: Any) -> None:
         with pytest.raises(RateError):
             check(rate, IP)
 
@@ -345,3 +363,87 @@ def test_a_digest_stays_the_same_from_release_to_release(settings: Any) -> None:
     """Counts, overrides and bans of a header or a cookie are found by it."""
     settings.QUOTA = {"DIGEST_KEY": "a long random text"}
     assert digest("secret") == "004fbeb51655218dd2060630cd847176"
+
+
+# --- subjects that the site's code names ------------------------------------------------------------------------------
+
+
+class Plan(enum.Enum):
+    """Members whose text is their name."""
+
+
+class Number(int, enum.Enum):
+    SEVEN = 7
+
+
+class Word(str, enum.Enum):  # noqa: UP042 — whose str() is its name
+    ACME = "acme"
+
+
+def by_organization(request: Any) -> Subject:
+    return Subject("org", request.GET["org"])
+
+
+async def by_organization_later(request: Any) -> Subject:
+    return Subject("org", request.GET["org"])
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestNamedByTheSite:
+    @pytest.mark.parametrize(
+        ("kind", "value", "text"),
+        [
+            ("org", 7, "org:7"), ("org", "acme", "org:acme"), ("user", 7, "user:7"), ("org", Number.SEVEN, "org:7"),
+            ("org", Word.ACME, "org:acme"), ("org", UUID(int=7), "org:00000000-0000-0000-0000-000000000007"),
+            ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c", "org:a b:c"), ("org", "a\nb", "org:a%0Ab"),
+            ("ip", "2001:DB8::1", "ip:2001:db8::/64"), ("sub-org_2", -1, "sub-org_2:-1"),
+        ],
+    )  # fmt: skip
+    def test_it_is_a_text_of_its_kind_and_its_escaped_value(self, kind: str, value: Any, text: str) -> None:
+        subject = Subject(kind, value)
+        assert (subject, str(subject), f"{subject}") == (text, text, text)
+        assert pickle.loads(pickle.dumps(subject)) == copy.deepcopy(subject) == text
+        assert check("9/m", subject).subject == text
+
+    @given(st.text(min_size=1))
+    def test_any_text_is_one_subject_that_stays_the_same(self, value: str) -> None:
+        subject = Subject("org", value)
+        assert named_subject(subject) == subject
+        assert subject.startswith("org:")
+        assert "+" not in subject
+
+    @pytest.mark.parametrize(
+        "kind", ["", "Org", "a b", "a.b", "a:b", "a+b", "7", "header", "path", "global", None, 7, "x" * 51]
+    )
+    def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
+        with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
+            Subject(kind, 7)
+
+    @pytest.mark.parametrize("value", ["", None, True, 7.0, b"7", ["7"], object(), User(pk=7), Plan])
+    def test_a_value_is_a_text_a_number_or_a_uuid(self, value: Any) -> None:
+        with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
+            Subject("org", value)
+
+    @pytest.mark.parametrize("key", [by_organization, by_organization_later])
+    def test_views_calls_counters_and_slots_count_for_one_subject(self, key: Any) -> None:
+        request: Any = RequestFactory().get("/", {"org": "7"})
+        assert check("3/m", request, key=key, name="api").subject == "org:7"
+        assert check("3/m", Subject("org", 7), name="api").remaining == 1
+        assert check("3/m", "org:7", name="api").remaining == 0
+        counter("reports").incr(Subject("org", 7))
+        assert counter("reports").get("org:7") == 1
+        with slot("export", 1, subject=Subject("org", 7)), pytest.raises(QuotaExceeded, match="of org:7 is held"):
+            slot("export", 1, subject="org:7").acquire()
+
+    def test_it_is_a_part_of_a_key_with_several_parts(self) -> None:
+        request: Any = RequestFactory().get("/", {"org": "a+b"})
+        assert check("3/m", request, key=("ip", by_organization)).subject == "ip:127.0.0.1+org:a%2Bb"
+
+    @given(st.text(min_size=1))
+    @example("org:7")
+    @example("7")
+    def test_a_plain_text_is_never_the_subject_of_somebody_else(self, sent: str) -> None:
+        request: Any = RequestFactory().get("/")
+        subject = check("3/m", request, key=always(sent)).subject
+        assert subject.startswith("key.tests.")
+        assert not {"org:7", "user:7"} & set(subject.split("+"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import signal
 import threading
 from collections.abc import Iterator
@@ -71,39 +72,39 @@ sets = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), around, max_si
 FOREIGN = ["other:1:{a}:r:x:1", "quota:2:{a}:r:x:1", "quota:1:{a}:z:x", "quota:1:a", "quota"]
 
 
-def test_keys_of_others_are_left_alone(raw: redis.Redis) -> None:
-    for key in FOREIGN:
-        put(raw, key, expired(1))
-    assert (swept().removed, raw.dbsize()) == (0, len(FOREIGN))
-
-
 def test_keys_of_one_rule_are_not_those_of_another(raw: redis.Redis) -> None:
-    mine = [a_key("r", "a:b", "60"), a_key("b", "a:b"), a_key("h", "a:b")]
+    mine = [a_key("r", "a:b", "60"), a_key("b", "a:b")]
     others = [a_key("l", "a:b"), a_key("r", "a", "60"), system("bans")]
     for key in (*mine, *others):
         put(raw, key, expired(1, live=1))
+    before = everything(raw)
+    assert (swept(rule="a:b", dry_run=True).removed, everything(raw)) == (2, before)
     report = swept(rule="a:b")
-    assert (report.keys, {key for key in (*mine, *others) if raw.zcard(key) == 2}) == (3, {a_key("h", "a:b"), *others})
+    assert (report.keys, {key for key in (*mine, *others) if raw.zcard(key) == 2}) == (2, {*others})
 
 
 # --- a whole sweep ----------------------------------------------------------------------------------------------------
 
 
 @one_server
-@given(st.dictionaries(st.sampled_from([*KINDS, "bans", "foreign"]), sets.filter(bool), max_size=8), around)
+@given(st.dictionaries(st.sampled_from([*KINDS, "bans", *FOREIGN]), sets.filter(bool), max_size=8), around)
 def test_expired_entries_are_removed_and_all_else_stays(
     raw: redis.Redis, lying: dict[str, dict[str, int]], now: int
 ) -> None:
     raw.flushall()
-    keys = {kind: a_key(kind, "x") for kind in lying}
+    keys = {kind: kind if kind in FOREIGN else a_key(kind, "x") for kind in lying}
     keys |= {kind: system(kind) for kind in lying if kind == "bans"}
-    keys |= {kind: "foreign:1:{a}:r:x:1" for kind in lying if kind == "foreign"}
-    for kind, entries in lying.items():
-        put(raw, keys[kind], entries)
+    for number, (kind, entries) in enumerate(lying.items()):
+        put(raw, keys[kind], entries, ttl=HOUR if number % 2 else None)
+    before = everything(raw)
+    dry = swept(now, dry_run=True)
+    assert everything(raw) == before
     report = swept(now)
+    counted = operator.attrgetter("keys", "sets", "removed", "changed", "repaired")
+    assert counted(dry) == counted(report)
     removed = 0
     for kind, entries in lying.items():
-        goes = {member for member, score in entries.items() if score <= now and is_swept(kind)}
+        goes = {member for member, score in entries.items() if score <= now and kind not in FOREIGN and is_swept(kind)}
         assert entries_of(raw, keys[kind]) == {name: score for name, score in entries.items() if name not in goes}
         removed += len(goes)
     assert report.removed == removed
@@ -134,42 +135,15 @@ def test_a_report_says_what_was_done(raw: redis.Redis) -> None:
     put(raw, a_key("r", "a", "60"), expired(10, live=2))
     put(raw, a_key("r", "b", "60"), expired(10))
     put(raw, a_key("r", "c", "60"), expired(0, live=3))
-    put(raw, a_key("h", "a"), expired(5))
     raw.set(a_key("r", "d", "60"), "1 2", ex=HOUR)
     keys: Any = raw.keys()
     before = sum(cast("Any", raw).memory_usage(key) for key in keys)
     report = swept()
     keys = raw.keys()
     assert report.freed == before - sum(cast("Any", raw).memory_usage(key) for key in keys) > 0
-    assert (report.keys, report.sets, report.removed, report.changed, report.emptied) == (5, 3, 20, 2, 1)
+    assert (report.keys, report.sets, report.removed, report.changed, report.emptied) == (4, 3, 20, 2, 1)
     assert report.repaired == {}
     assert swept().removed == 0
-
-
-def test_a_large_set_is_removed_in_small_batches(raw: redis.Redis) -> None:
-    key = a_key("r", "a", "60")
-    put(raw, key, expired(20_000, live=7))
-    cast("Any", raw).config_resetstat()
-    report = swept()
-    assert (report.removed, report.changed, report.emptied) == (20_000, 1, 0)
-    assert len(entries_of(raw, key)) == 7
-    calls = raw.info("commandstats")["cmdstat_zremrangebyrank"]["calls"]
-    assert calls >= 20_000 / MOST["entries"]
-
-
-@pytest.mark.parametrize("options", [{}, {"rule": "a"}])
-def test_a_dry_run_changes_nothing_and_counts_what_a_real_one_does(raw: redis.Redis, options: dict[str, Any]) -> None:
-    put(raw, a_key("r", "a", "60"), expired(10, live=2))
-    put(raw, a_key("b", "a"), expired(5), ttl=None)
-    put(raw, a_key("l", "slot"), expired(5), ttl=None)
-    raw.hset("quota:1:{ip:203.0.113.9}:s", "b:a", "1")
-    before = everything(raw)
-    dry = swept(dry_run=True, **options)
-    assert everything(raw) == before
-    real = swept(**options)
-    assert (dry.keys, dry.sets, dry.removed, dry.changed) == (real.keys, real.sets, real.removed, real.changed)
-    assert dry.repaired == real.repaired
-    assert everything(raw) != before
 
 
 # --- keys without a TTL -----------------------------------------------------------------------------------------------
@@ -186,11 +160,10 @@ SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed
         ("r", None, 400 * DAY_MS),
         ("l", {"token": START + SECOND}, 1_000 + SPARE),
         ("l", {"token": START - SECOND}, 3_600_000),
-        ("h", {"token 3": START + SECOND}, 400 * DAY_MS),
         ("day", None, 8 * DAY_MS),
-        ("q", None, 3_600_000),
+        ("lately", None, 3_600_000),
         ("once", None, 400 * DAY_MS),
-        ("a", {"far": 10**18}, 315_360_000_000),
+        ("l", {"far": 10**18}, 315_360_000_000),
     ],
 )
 def test_a_key_without_a_ttl_is_given_one(
@@ -267,8 +240,7 @@ def test_a_stopped_sweep_is_resumed(raw: redis.Redis, times: int) -> None:
 
 def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
     fill(raw, 4_000, entries=1)
-    stop = threading.Event()
-    pages = []
+    stop, pages = threading.Event(), list[int]()
 
     def advance(count: int) -> None:
         pages.append(count)

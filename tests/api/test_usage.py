@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
 
 from django_quota import check
+from django_quota.core.keys import escape
+from django_quota.models import DailyCounter
 from django_quota.testing import freeze
 from tests.support.counts import checks_of, days_of
 from tests.support.steps import SECOND, START
@@ -44,3 +48,33 @@ def test_the_usage_of_a_subject_is_what_was_decided(settings: Any) -> None:
         assert days_of("user:2") == {}
     with freeze(START + 7 * DAY):
         assert days_of("user:1") == expected
+
+
+LONG = "x" * 300
+"""So long that its keys hold a digest alone: a tilde and 64 hexadecimal digits."""
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("name", ["~", "~tilde", "~" + "x" * 64, "~" + "0" * 63, "~~tilde"])
+def test_a_name_that_begins_with_a_tilde_is_taken_as_it_is(name: str) -> None:
+    check("1/h", name, daily=True)
+    assert checks_of(name) == {"1/h": (1, 0)}
+    if name[1:]:
+        assert days_of(name[1:]) == {}
+        check("2/h", name[1:], daily=True)
+        assert checks_of(name) == {"1/h": (1, 0)}
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_a_long_name_and_a_name_that_looks_like_its_digest_are_two(raw: redis.Redis) -> None:
+    digest = escape(LONG)
+    check("9/h", LONG, daily=True)
+    assert checks_of(digest) == checks_of(LONG) == {"9/h": (1, 0)}
+    check("9/h", digest, daily=True)
+    check("9/h", digest, daily=True)
+    assert checks_of(digest) == checks_of(LONG) == {"9/h": (1, 0)}, "rows and events call the long name so"
+    call_command("quota_rollup", stdout=io.StringIO())
+    rows = dict(DailyCounter.objects.values_list("subject", "allowed"))
+    assert rows.pop(digest) == 1
+    ((own, allowed),) = rows.items()
+    assert (allowed, checks_of(own)) == (2, {"9/h": (2, 0)})

@@ -11,8 +11,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, RuleError, check
-from django_quota.testing import RedisServer, clear, freeze
+from django_quota import Rule, check
+from django_quota.exceptions import RuleError
+from django_quota.testing import clear, freeze
 from tests.support.calls import calls_of
 from tests.support.counts import count_what_waits
 from tests.support.inputs import inputs
@@ -20,7 +21,6 @@ from tests.support.memory import another_process_is_alive, know_of_processes, ma
 from tests.support.outages import no_answer, with_clock
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.steps import SECOND, START, Clock
-from tests.support.stores import caches
 
 INTERVAL, TTL = 5, 30 * SECOND
 """A process says every five seconds that it is alive, and counts for thirty."""
@@ -55,10 +55,8 @@ def share(redis_cache: object, clock: Clock) -> Iterator[Any]:
 
 
 class TestTheShareOfAProcess:
-    def test_alone_it_has_the_whole_limit(self, share: Any) -> None:
-        assert share() == 60
-
     def test_processes_share_a_limit_until_they_have_been_silent_for_long(self, share: Any) -> None:
+        assert share() == 60
         another_process_is_alive()
         another_process_is_alive()
         assert share() == 20
@@ -146,14 +144,3 @@ def test_whatever_its_options_a_rule_is_divided(options: Any, whole: int, part: 
         know_of_processes(number)
         with freeze(START):
             assert admitted(Rule.make(f"r{number}", "60/m", on_unavailable="local", **options)) == expected
-
-
-def test_without_redis_each_process_takes_its_part(settings: Any, tmp_path: Any) -> None:
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/gone.sock", 0, tmp_path))
-    know_of_processes(5)
-    with freeze(START):
-        decisions = [check("10/m", "user:1", on_unavailable="local") for _ in range(3)]
-    assert [decision.allowed for decision in decisions] == [True, True, False]
-    assert {decision.degraded for decision in decisions} == {True}
-    with freeze(START + 61 * SECOND):
-        assert check("10/m", "user:1", on_unavailable="local")

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from django_quota.testing import server_programs
-from tests.benchmarks import processes, report
+from tests.benchmarks import postgresql, processes, report
 from tests.benchmarks.measure import EACH
 
 WIDTH = 150
 """Columns that the tables take unfolded."""
-MAX_SUBJECTS = 1_000_000
 STARTS = 8
 """How often Django starts with us, and without."""
 
@@ -33,7 +32,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md")
-    parser.add_argument("--pictures", action="store_true", help="measure how cost grows, too, and draw it for docs/")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--write needs all rows: leave --quick out")
@@ -47,8 +45,6 @@ def main() -> None:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if options.write:
         report.write_docs(found)
-    if options.pictures and "growth" in found:
-        report.write_pictures(found["growth"], report.PICTURES)
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -81,19 +77,14 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                     run = processes.in_process("tests.benchmarks.processes:rows", *given, parser=parser, tick=tick)
                 found.setdefault("facts", run.pop("facts"))
                 found["runs"].append({"parser": parser, **run})
-        tell("without Redis, and starting")
-        found["view_without_redis"] = processes.in_process("tests.benchmarks.processes:view_without_redis", 100)
+        tell("PostgreSQL")
+        found["postgresql"] = postgresql.beside_redis(4 if options.quick else 40)
+        tell("starting")
         found["start"] = processes.start(2 if options.quick else STARTS)
         if not options.quick:
             tell("checks a second")
             with processes.redis_over_tcp(programs[0]) as url:
                 found["a_second"] = processes.in_process("tests.benchmarks.scale:checks_a_second", url, 1.0)
-        if options.pictures:
-            tell("how a check grows")
-            with processes.redis_over_tcp(programs[0]) as url:
-                found["growth"] = processes.in_process(
-                    "tests.benchmarks.scale:growth", url, options.laps // 6 + 1, MAX_SUBJECTS
-                )
     return found
 
 

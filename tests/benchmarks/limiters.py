@@ -12,6 +12,8 @@ from typing import Any
 from unittest import mock
 
 import limits
+import limits.aio.storage
+import limits.aio.strategies
 import limits.storage.redis
 import limits.strategies
 import pyrate_limiter
@@ -24,21 +26,16 @@ from django_ratelimit import core as ratelimit_core
 from django_ratelimit.decorators import ratelimit
 from django_smart_ratelimit import rate_limit
 from django_smart_ratelimit.backends import get_backend, redis_backend
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import generate_latest
 from rest_framework.response import Response
 from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 import django_quota
 from django_quota import Rule, acheck, check, quota
-from django_quota.adapters import observe, unobserve
-from django_quota.contrib.opentelemetry import DecisionRecorder
-from django_quota.contrib.prometheus.views import registry
 from django_quota.core.clock import SECOND
+from django_quota.core.overrides import Override
+from django_quota.limiting.overrides import overrides
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services.registry import get_limiter
 from django_quota.testing import freeze
 from tests.benchmarks.facts import Contender, Hit
 from tests.benchmarks.measure import Row, Work
@@ -49,6 +46,8 @@ THREE = (ONE, "10000000/h", "100000000/d")
 LIMITS_THREE = ("1000000 per minute", "10000000 per hour", "100000000 per day")
 """The same in the words of limits."""
 FULL = "10/d"
+TASKS = 100
+"""Tasks of one event loop that check at once."""
 MOST = 100
 """More hits than `FULL` admits."""
 OURS = f"django_quota {django_quota.__version__}"
@@ -153,8 +152,16 @@ def check_work(*rates: str | Rule) -> Work:
 
 
 def acheck_work(rate: str) -> Work:
-    """Return the work of `acheck()`; its loop runs for the whole batch."""
-    return replace(check_work(rate), call=lambda subject: acheck(rate, subject), is_async=True)
+    """Return the work of `acheck()` by tasks of one loop, which runs for the whole batch."""
+    return replace(check_work(rate), call=lambda subject: acheck(rate, subject), is_async=True, tasks=TASKS)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Block the subjects of this row, as overrides do that the process has read."""
+    overrides.table.put(Override(1, "ip:10.0.0.0/8", "*", "blocked"))
+    yield
+    overrides.table.drop(1)
 
 
 def site_view() -> Callable[..., Any]:
@@ -190,31 +197,6 @@ def our_clock(seconds: float) -> AbstractContextManager[object]:
     return freeze(int(seconds * SECOND))
 
 
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Count no metrics, which a site cannot turn off: the difference is what they cost."""
-    with mock.patch.object(get_limiter(), "metrics", None):
-        yield
-
-
-def recorded() -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which OpenTelemetry records decisions, as the app in INSTALLED_APPS does."""
-    recorder = DecisionRecorder(MeterProvider([InMemoryMetricReader()]).get_meter("bench"))
-
-    @contextmanager
-    def recording() -> Iterator[None]:
-        observe(recorder, duration=True)
-        yield
-        unobserve(recorder)
-
-    return recording
-
-
-def scrape_work() -> Work:
-    """Return the work of a scrape by Prometheus."""
-    return Work(str, lambda _: generate_latest(registry), lambda text: b"\nquota_store_up 1.0\n" in text)
-
-
 # --- limits, throttled-py, pyrate-limiter -----------------------------------------------------------------------------
 
 
@@ -229,6 +211,13 @@ def limits_work(url: str, *rates: str) -> Work:
     if len(items) == 1:
         return Work(str, partial(limiter.hit, items[0]), bool)
     return Work(str, lambda ip: all(limiter.hit(item, ip) for item in items), bool)
+
+
+def limits_async_work(url: str, rate: str) -> Work:
+    """Return the work of an async `hit()` by tasks of one loop."""
+    storage = limits.aio.storage.RedisStorage(f"async+{url}", implementation="redispy")
+    limiter, item = limits.aio.strategies.MovingWindowRateLimiter(storage), limits.parse(rate)
+    return Work(str, partial(limiter.hit, item), bool, is_async=True, tasks=TASKS)
 
 
 def limits_hit(url: str, hits: int) -> Hit:
@@ -366,16 +355,14 @@ def rows(url: str, *, others: bool) -> list[Row]:
     ours = [
         Row("check", OURS, "check()", check_work(ONE), spread),
         Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
-        Row("acheck", OURS, "acheck() in a running loop", acheck_work(ONE)),
+        Row("acheck", OURS, f"acheck() by {TASKS} tasks", acheck_work(ONE)),
         Row("refused", OURS, "check(), refused", refused(check_work(FULL))),
         Row("view", OURS, "view under one limit", view_work(limited_view(ONE))),
         Row("view3", OURS, "view, middleware and decorators, three limits", view_work(site_view())),
         Row("refused view", OURS, "view, refused", refused(view_work(limited_view(FULL)))),
         Row("flooded", OURS, "check(), refused from memory", refused(check_work(Rule.make("flooded", FULL, **cached)))),
         Row("flooded view", OURS, "view, refused from memory", refused(view_work(limited_view(FULL, **cached)))),
-        Row("uncounted", OURS, "check(), no metrics counted", replace(check_work(ONE), within=uncounted)),
-        Row("recorded", OURS, "check(), OpenTelemetry records", replace(check_work(ONE), within=recorded())),
-        Row("scrape", OURS, "a scrape by Prometheus", scrape_work()),
+        Row("blocked", OURS, "check(), blocked", replace(check_work(ONE), expected=False, within=blocked)),
     ]
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
     compared = [
@@ -385,6 +372,7 @@ def rows(url: str, *, others: bool) -> list[Row]:
         *ours,
         Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),
         Row("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
+        Row("limits async", LIMITS, f"async hit() by {TASKS} tasks", limits_async_work(url, LIMITS_THREE[0])),
         Row("limits refused", LIMITS, "hit(), refused", refused(limits_work(url, "10 per day"))),
     ]  # fmt: skip
     return compared if not others else [

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
+
+from tests.support.stores import server_name
 
 SUBJECTS = 40
 """Subjects that take turns within a batch: no limiter gains from asking for the same subject again and again."""
@@ -45,7 +48,7 @@ class Work:
     `make_input(ip)` makes what one call is given (a request, say) before the clock starts; `call(input)` is what is
     timed, a coroutine function where `is_async`; `admitted(answer)` reads its answer, which must be `expected`: a row
     that measures something else is an error. `before(ip)` runs once for each subject, before the clock starts. The
-    calls are made in the context of `within()`.
+    calls are made in the context of `within()`. Of coroutines, `tasks` run at once.
     """
 
     make_input: Callable[[str], Any]
@@ -54,6 +57,7 @@ class Work:
     expected: bool = True
     before: Callable[[str], object] | None = None
     is_async: bool = False
+    tasks: int = 1
     within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def run(self, ips: Sequence[str], count: int) -> None:
@@ -72,7 +76,7 @@ class Work:
         call = self.call
         with self.within():
             if self.is_async:
-                return _loop().run_until_complete(_awaited(call, inputs))
+                return _loop().run_until_complete(_awaited(call, inputs, self.tasks))
             return [call(given) for given in inputs]
 
     def verify(self, answers: Sequence[Any]) -> None:
@@ -82,8 +86,11 @@ class Work:
                 raise RuntimeError(f"check {number + 1} of {len(answers)} answered {answer!r}")
 
 
-async def _awaited(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
-    return [await call(given) for given in inputs]
+async def _awaited(call: Callable[[Any], Any], inputs: Sequence[Any], tasks: int) -> list[Any]:
+    answers = []
+    for first in range(0, len(inputs), tasks):
+        answers += await asyncio.gather(*map(call, inputs[first : first + tasks]))
+    return answers
 
 
 @cache
@@ -148,8 +155,8 @@ class Server:
 
     @property
     def version(self) -> str:
-        """Return the version of the server."""
-        return str(self.client.info("server")["redis_version"])
+        """Return what the server is, such as "Valkey 9.1.2"."""
+        return server_name(Path(self.client.info("server")["executable"]))
 
     def arriving(self, work: Work) -> dict[str, float]:
         """Return how many of each command arrive for a check.

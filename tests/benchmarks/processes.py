@@ -1,4 +1,4 @@
-"""What is measured in processes of its own: servers, spinners, imports, and a view while Redis is gone."""
+"""What is measured in processes of its own: servers, spinners and imports."""
 
 from __future__ import annotations
 
@@ -128,16 +128,6 @@ def rows(url: str, laps: int, others: bool, facts: bool, each: int) -> dict[str,
         for one in limiters.contenders(url) if facts else ():
             found["facts"].append({"package": one.package, "race": admitted_in_a_race(one), "worst": worst_window(one)})
         return found | {"redis": server.version, "rows": [row.as_json() for row in all_rows]}
-
-
-# --- a view while Redis is gone ---------------------------------------------------------------------------------------
-
-
-def view_without_redis(batches: int) -> dict[str, float]:
-    """Return the CPU time of a bare and a limited view through Django's handler: no server, the breaker open."""
-    from tests.chaos.cost import cost_without_redis
-
-    return cost_without_redis(batches)._asdict()
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def rates() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def others() -> dict[str, Call]:
     """Return what else takes memory for a subject: a function that makes it, by what the page calls it."""
-    from django_quota import ban, check, counter, once, reserve, slot
+    from django_quota import ban, check, counter, once, slot
     from django_quota.models import QuotaOverride
 
     clicks, slots = counter("clicks"), slot("export", 10)
@@ -66,7 +66,6 @@ def others() -> dict[str, Call]:
         ),
         "an override": rows,
         "a ban": lambda subject: ban(subject, "10/m", 600),
-        "a reservation that is not settled": lambda subject: reserve("1000/m", subject, 10),
         "a lease of a slot": lease,
         "a counter, with one day": clicks.incr,
         "`unique()` of a counter, 1,000 values": lambda subject: [clicks.unique(subject, n) for n in range(1_000)],
@@ -152,15 +151,17 @@ def main() -> None:
         from django.core.management import call_command
         from redis import Redis
 
+        from tests.support.stores import server_name
+
         call_command("migrate", verbosity=0)
         redis = Redis.from_url(server.url, decode_responses=True)
         lines = "\n".join(tables(redis))
-        version = redis.info("server")["redis_version"]
+        name = server_name(server.program)
     print(lines)
     if "--write" in sys.argv:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
-        head = f"Measured on Redis {version}, 64 bit, by `python -m tests.benchmarks.sizing`."
+        head = f"Measured on {name}, 64 bit, by `python -m tests.benchmarks.sizing`."
         PAGE.write_text(f"{before}{BEGIN}\n\n{head}\n\n{lines}\n\n{END}{after}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.chaos.figures import broken, told_too_often
 from tests.chaos.picture import picture
 from tests.chaos.report import PAGE, Report, Row, written_into
 from tests.chaos.scenes import SCENES, Scene, scene_named
+from tests.support.stores import server_name
 
 WIDTH = 190
 """Columns that the table takes unfolded."""
@@ -61,13 +61,11 @@ def main() -> None:
 
 
 def run(scenes: list[Scene[Any]], pace: Pace, program: Path, console: Console) -> tuple[Report, str]:
-    """Play those scenes one after the other that the program can play, and time a view.
+    """Play scenes one after the other, and time a view.
 
     Return the report, and a picture of the scene that is shown; empty where that is not played.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    not_played = {scene.title: lack for scene in scenes if (lack := scene.needs(program))}
-    scenes = [scene for scene in scenes if scene.title not in not_played]
     rows, drawn = [], ""
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(scenes) + 1)
@@ -80,17 +78,12 @@ def run(scenes: list[Scene[Any]], pace: Pace, program: Path, console: Console) -
             progress.advance(task)
         progress.update(task, description="A view without Redis")
         cost = cost_without_redis(BATCHES)
-    return Report(_version(program), pace, rows, cost, not_played), drawn
+    return Report(server_name(program), pace, rows, cost), drawn
 
 
 def _row(scene: Scene[Any], played: Played) -> Row:
     found = played.figures
     return Row(scene, found, [*broken(found, scene.allowance), *told_too_often(found, scene.allowance)])
-
-
-def _version(program: Path) -> str:
-    words = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return words.partition("v=")[2].partition(" ")[0]
 
 
 if __name__ == "__main__":

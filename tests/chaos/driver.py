@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import django_quota
 from tests.chaos.figures import Figures, Times, figures
-from tests.chaos.records import Account, Stall, losses_beside
+from tests.chaos.records import BACK, Account, Stall, losses_beside
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
 from tests.chaos.stalls import measured_of
@@ -111,9 +111,10 @@ class _Worker:
         self._heard("known")
 
     def has_lost(self, since: float) -> bool:
-        """Say whether it has found Redis gone since a moment."""
+        """Say whether it has found Redis gone since a moment, or before on a busy machine and not back since then."""
         beside = losses_beside(self._file)
-        return beside.exists() and any(float(at) >= since for at in beside.read_text().splitlines())
+        lines = beside.read_text().splitlines() if beside.exists() else [BACK]
+        return lines[-1] != BACK or any(float(at) >= since for at in lines if at != BACK)
 
     def enough(self) -> None:
         self._say("enough")

@@ -50,6 +50,10 @@ class Stall(NamedTuple):
     """How late it was."""
 
 
+BACK = "back"
+"""The line in that file when Redis answers again."""
+
+
 def losses_beside(file: Path) -> Path:
     """Return where a worker notes its losses as they come, a moment a line; its account says more, in the end."""
     return file.with_suffix(".losses")

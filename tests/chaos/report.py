@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,6 @@ class Report:
     pace: Pace
     rows: Sequence[Row]
     cost: Cost | None
-    not_played: Mapping[str, str] = field(default_factory=dict)
-    """Why a scene could not be played, by its title."""
 
     @property
     def broken(self) -> list[str]:
@@ -87,7 +85,7 @@ class Report:
         pace = self.pace
         taken = (
             f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
-            f"redis-py {redis.__version__}, Redis {self.server}, {os.cpu_count()} CPUs; a sync and an async worker of "
+            f"redis-py {redis.__version__}, {self.server}, {os.cpu_count()} CPUs; a sync and an async worker of "
             f"{pace.rate} requests a second each, views and `check()`; {pace.fault:g} s broken, more where a failover "
             f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
             f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
@@ -111,8 +109,6 @@ class Report:
         for row in self.rows:
             table.add_row(row.scene.title, *row.cells(), style="red" if row.broken else None)
         console.print(table, *(words.replace("**", "") for words in self.words()), sep="\n", soft_wrap=True)
-        for title, why in self.not_played.items():
-            console.print(f"[yellow]Not played[/yellow] {title}: {why}.")
         for words in self.broken:
             console.print(f"[red]Broken[/red] {words}")
 
@@ -120,8 +116,7 @@ class Report:
         """Return the table as it stands in the docs."""
         lines = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
         lines += [f"| {row.scene.title} | {' | '.join(row.cells())} |" for row in self.rows]
-        missing = [f"Not played: {title}, since {why}." for title, why in self.not_played.items()]
-        return "\n".join(lines) + "\n\n" + "\n\n".join([*missing, *self.words()])
+        return "\n".join(lines) + "\n\n" + "\n\n".join(self.words())
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures."""
@@ -129,7 +124,6 @@ class Report:
             "redis": self.server,
             "pace": asdict(self.pace),
             "scenes": {row.scene.name: {**asdict(row.figures), "broken": list(row.broken)} for row in self.rows},
-            "not_played": dict(self.not_played),
             "view_without_redis": None if self.cost is None else self.cost._asdict(),
         }
 

@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar, cast
 import redis
 from redis.sentinel import Sentinel
 
-from django_quota.stores.cluster.slots import slot_of
+from django_quota.stores.cluster.store_cluster import slot_of
 from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
 from tests.chaos.servers import WRITE, Process, Server, running, until
 from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, one_alias
-from tests.support.clusters import Cluster, can_cluster, running_cluster
+from tests.support.clusters import Cluster, running_cluster
 from tests.support.ports import free_ports
 
 LASTING_OPTIONS = {"appendonly": "yes", "appendfsync": "no"}
@@ -36,10 +36,6 @@ BETWEEN_KEYS = 0.002
 """Seconds between two keys of a slot that moves: a move of all of them takes about a quarter of a second."""
 PATIENT = 10_000
 """Milliseconds of silence after which servers of a cluster take another for gone: never, where nothing fails over."""
-
-
-def _anything(_: Path) -> str:
-    return ""
 
 
 T = TypeVar("T")
@@ -72,8 +68,6 @@ class Scene(Generic[T]):
     every: float = 0.05
     """Seconds between two of those."""
     allowance: Allowance = ONE_OUTAGE
-    needs: Callable[[Path], str] = _anything
-    """Says what a server program lacks to play it; nothing where it lacks nothing."""
 
 
 @contextmanager
@@ -279,9 +273,8 @@ def _move_slots(cluster: Cluster) -> None:
         cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=BETWEEN_KEYS)
 
 
-def _cluster_needed(program: Path) -> str:
-    return "" if can_cluster(program) else f"{program} was built without Cluster"
-
+PARTS = ("1 events could not", "A refused plan keeps")
+"""What the log says of each part of a decision that failed, beside the line about the outage."""
 
 SCENES: tuple[Scene[Any], ...] = (
     Scene("killed", "Killed; started again from its disk", _killed, lasting_server),
@@ -300,11 +293,11 @@ SCENES: tuple[Scene[Any], ...] = (
     Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel,
           allowance=Allowance(losses=1)),
     Scene("cluster-failover", "Cluster: primary killed, replica promoted", _primary_killed, replicated_cluster,
-          allowance=Allowance(losses=1), needs=_cluster_needed),
+          allowance=Allowance(losses=1, repeated=PARTS)),
     Scene("slot-migration", "Cluster: the slots of the subjects moved, over and over", _nothing, three_servers,
-          again=_move_slots, every=0.2, allowance=UNTOUCHED, needs=_cluster_needed),
+          again=_move_slots, every=0.2, allowance=Allowance(outages=(0, None), repeated=PARTS)),
     Scene("half-a-plan", "Cluster: one of a plan's two servers killed; started again", _one_of_two_killed,
-          three_lasting_servers, needs=_cluster_needed,
+          three_lasting_servers,
           allowance=Allowance(spared=(ALLOW.name, DENY.name, LOCAL.name, DEFAULT.name), gives_back=True)),
 )  # fmt: skip
 """All of them; another is one more entry."""

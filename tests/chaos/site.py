@@ -63,7 +63,6 @@ def configure(caches: Mapping[str, Any]) -> None:
         ROOT_URLCONF="tests.chaos.views",
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_quota"],
         MIDDLEWARE=[],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES=dict(caches),
         QUOTA={"RULES": {policy.name: policy.rule for policy in (*POLICIES, BESIDE)}},
         LOGGING_CONFIG=None,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.driver import Pace
 from tests.chaos.figures import (
     ONE_OUTAGE,
     SETTLED,
@@ -25,10 +21,7 @@ from tests.chaos.figures import (
     told_too_often,
     worst_window,
 )
-from tests.chaos.picture import columns, picture
 from tests.chaos.records import Account, Loss, Record, Stall
-from tests.chaos.report import BEGIN, END, Report, Row, written_into
-from tests.chaos.scenes import scene_named
 from tests.chaos.site import ALLOW, DEFAULT, DENY, LOCAL, PAIR
 
 TIMES = Times(broken=100.0, well=104.0)
@@ -77,12 +70,6 @@ def test_what_is_as_it_should_be_breaks_nothing() -> None:
     assert (broken(found, ONE_OUTAGE), told_too_often(found, ONE_OUTAGE)) == ([], [])
 
 
-def test_one_too_many_is_found() -> None:
-    found = found_in([hit(90 + number / 100) for number in range(DENY.limit + 1)])
-    assert found.over == 1
-    assert broken(found, ONE_OUTAGE) == ["1 were admitted beyond a limit while Redis answered"]
-
-
 def test_after_a_loss_one_more_limit_may_be_admitted_and_no_more() -> None:
     once = Allowance(losses=1)
     twice = [hit(when + number / 100, "allow") for when in (98, 105) for number in range(ALLOW.limit)]
@@ -112,11 +99,6 @@ def test_a_rule_that_was_not_counted_in_each_worker_is_reported() -> None:
     assert broken(found_in(hits, ONE_OUTAGE), ONE_OUTAGE) == []
     assert broken(found_in(hits[1:], counted), counted) == []
     assert broken(found_in(hits, counted), counted) == ["A worker admitted 1 by itself in a window beyond its part"]
-
-
-def test_a_worker_that_hangs_at_the_end_is_not_normal() -> None:
-    silent = Account("sync", [hit(101)], [CUT], 1, [GONE, BACK], [], 0)
-    assert not figures([silent, account([], CUT)], TIMES, ONE_OUTAGE).is_normal
 
 
 def test_a_decision_without_redis_outside_the_fault_is_reported() -> None:
@@ -194,12 +176,6 @@ def test_a_timeout_is_excused_when_the_machine_took_half_of_its_time() -> None:
     assert told_late([Stall(LATE.at + 5.0, 5.0)]), "it came later"
 
 
-def test_only_a_time_out_is_excused() -> None:
-    busy = [Stall(200.0, 200.0)]
-    twice = [account([], CUT, CUT, stalls=busy), account([], CUT)]
-    assert told_too_often(figures(twice, TIMES, ONE_OUTAGE), ONE_OUTAGE)
-
-
 def test_what_belongs_to_an_outage_that_is_excused_is_excused_too() -> None:
     after = hit(LATE.at + 0.5, "allow", degraded=True)
     busy = [Stall(LATE.at, TIMEOUT)]
@@ -208,7 +184,7 @@ def test_what_belongs_to_an_outage_that_is_excused_is_excused_too() -> None:
         return figures([account([after], *losses, stalls=busy), account([])], TIMES, UNTOUCHED).spoiled
 
     assert (spoiled(LATE), spoiled(CUT), spoiled(LATE, Loss(LATE.at + 0.4, "ConnectionError: cut"))) == (0, 1, 1)
-    breaker = Loss(LATE.at + 0.4, "NotSentError: 127.0.0.1:7000 does not answer")
+    breaker = Loss(LATE.at + 0.4, "127.0.0.1:7000 has not answered several times in a row")
     assert (spoiled(LATE, breaker), spoiled(breaker)) == (0, 1)
 
 
@@ -217,51 +193,3 @@ def test_an_outage_that_need_not_be_noticed_may_be_and_not_more_often() -> None:
     for losses, is_right in (([], True), ([CUT], True), ([CUT, CUT], False)):
         both = figures([account([], *losses), account([], *losses)], TIMES, perhaps)
         assert bool(told_too_often(both, perhaps)) != is_right
-
-
-def test_times_are_those_from_when_the_server_was_well() -> None:
-    found = found_in([hit(104.5, allowed=False), hit(105.0, degraded=True, allowed=False)])
-    assert found.first_normal == pytest.approx(0.501)
-    assert found.all_normal == pytest.approx(1.001)
-
-
-def test_an_account_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = Account("sync", [hit(1), hit(2, error="x")], [CUT], 1, ["gone"], [Stall(1.0, 0.1)], 3)
-    written.write(tmp_path / "account")
-    assert Account.read(tmp_path / "account") == written
-
-
-def test_a_table_is_written_between_the_markers_only() -> None:
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert written_into(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    with pytest.raises(ValueError, match="markers"):
-        written_into("nothing", "new")
-
-
-def test_a_scene_that_could_not_be_played_is_in_the_report() -> None:
-    scene = scene_named("slot-migration")
-    row = Row(scene_named("killed"), found_in([]), [])
-    report = Report("7.0.15", Pace(1, 1, 1, 1), [row], None, {scene.title: "it was built without Cluster"})
-    assert f"Not played: {scene.title}, since it was built without Cluster." in report.markdown()
-    assert report.as_json()["not_played"] == {scene.title: "it was built without Cluster"}
-    assert not report.broken
-    json.dumps(report.as_json())
-
-
-def test_the_picture_shows_each_request_once_and_is_well_formed() -> None:
-    records = [
-        *(hit(98 + number / 10, "allow") for number in range(20)),
-        *(hit(101 + number / 10, "allow", degraded=True) for number in range(10)),
-        hit(101, "deny", allowed=False, degraded=True), hit(99, "deny", allowed=False), hit(105, "local"),
-    ]  # fmt: skip
-    found = columns(records, 98)
-    assert sum(column.total() for column in found.values()) == len(records)
-    assert found[0] == {"by-redis": 2}
-    drawn = ElementTree.fromstring(picture("Killed & <back>", [Account("sync", records)], TIMES))
-    bars = [each for each in drawn.iter() if each.get("class") in {"by-redis", "refused", "without", "denied"}]
-    expected = 0
-    for policy in ("allow", "deny", "local"):
-        of_policy = [record for record in records if record.policy == policy]
-        expected += sum(len(column) for column in columns(of_policy, 98.001).values())
-    assert len(bars) == expected + 4  # with the legend
-    assert all(float(each.get("width", "0")) > 0 for each in bars)

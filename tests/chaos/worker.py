@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import site
-from tests.chaos.records import Account, Loss, Record, losses_beside
+from tests.chaos.records import BACK, Account, Loss, Record, losses_beside
 from tests.chaos.stalls import measured
 
 HANDS = 6
@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def _until_known() -> None:
-    from django_quota.services.registry import get_limiter
+    from django_quota.limiting.registry import get_limiter
 
-    workers = get_limiter().workers
+    workers = get_limiter().fallback.workers
     while workers is not None and workers.number < WORKERS:
         time.sleep(0.01)
     print("known", flush=True)
@@ -69,7 +69,7 @@ def _until_enough() -> None:
 def _used() -> int | None:
     """Look what was counted: again, where a busy machine does not answer in time, until no outage goes on."""
     from django_quota import peek
-    from django_quota.services.registry import get_limiter
+    from django_quota.limiting.registry import get_limiter
 
     for _ in range(LOOKS):
         found = peek(site.BESIDE.name, site.BESIDE.subject)
@@ -84,11 +84,15 @@ def _listen(account: Account, path: Path) -> None:
 
     def lost(reason: str, **_: Any) -> None:
         account.losses.append(Loss(time.monotonic(), reason))
-        with path.open("a") as file:
-            file.write(f"{account.losses[-1].at}\n")
+        note(f"{account.losses[-1].at}")
 
     def back(**_: Any) -> None:
         account.back += 1
+        note(BACK)
+
+    def note(line: str) -> None:
+        with path.open("a") as file:
+            file.write(f"{line}\n")
 
     store_lost.connect(lost, weak=False)
     store_back.connect(back, weak=False)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from django.core.management.base import OutputWrapper
 
 from django_quota.management import console
 from django_quota.management.console import progress
+from tests.support.commands import ROOT
 
 
 class Terminal(io.StringIO):
@@ -22,51 +26,34 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "find_spec", lambda _: None)
-    monkeypatch.setattr(console, "PROGRESS_INTERVAL", 0.0)
 
 
-def test_nothing_is_written_if_the_stream_is_no_terminal() -> None:
-    stream = io.StringIO()
-    with progress(stream, "Sweeping", 10) as advance:
-        advance(5)
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.usefixtures("plain")
-def test_plain_lines_show_count_and_total() -> None:
-    terminal = Terminal()
-    with progress(terminal, "Sweeping", 2000) as advance:
-        advance(1000)
-        advance(1000)
-    assert terminal.getvalue() == "Sweeping: 1,000 of 2,000\nSweeping: 2,000 of 2,000\n"
-
-
-@pytest.mark.usefixtures("plain")
-def test_plain_lines_show_only_the_count_if_the_total_is_unknown() -> None:
-    terminal = Terminal()
-    with progress(terminal, "Sweeping", None) as advance:
-        advance(1234)
-    assert terminal.getvalue() == "Sweeping: 1,234\n"
-
-
-@pytest.mark.usefixtures("plain")
-def test_plain_lines_come_no_faster_than_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "PROGRESS_INTERVAL", float("inf"))
-    terminal = Terminal()
-    with progress(terminal, "Sweeping", 10_000) as advance:
-        for _ in range(10_000):
-            advance(1)
-    assert terminal.getvalue() == ""
-
-
-@pytest.mark.usefixtures("plain")
-def test_the_color_of_a_commands_stream_is_left_out() -> None:
-    terminal = Terminal()
-    wrapper = OutputWrapper(terminal)
+def coloured(stream: io.StringIO) -> OutputWrapper:
+    """Return a stream as commands have it."""
+    wrapper = OutputWrapper(stream)
     wrapper.style_func = lambda text: f"<red>{text}</red>"
-    with progress(wrapper, "Sweeping", 2) as advance:
-        advance(1)
-    assert terminal.getvalue() == "Sweeping: 1 of 2\n"
+    return wrapper
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize(
+    ("stream", "total", "interval", "printed"),
+    [
+        (Terminal, 2000, 0.0, "Sweeping: 1,000 of 2,000\nSweeping: 2,000 of 2,000\n"),
+        (Terminal, None, 0.0, "Sweeping: 1,000\nSweeping: 2,000\n"),
+        (Terminal, 2000, float("inf"), ""),  # no faster than people read
+        (io.StringIO, 2000, 0.0, ""),  # no terminal
+    ],
+)
+def test_plain_lines_show_count_and_total_without_colour(
+    stream: type[io.StringIO], total: int | None, interval: float, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PROGRESS_INTERVAL", interval)
+    written = stream()
+    with progress(coloured(written), "Sweeping", total) as advance:
+        advance(1000)
+        advance(1000)
+    assert written.getvalue() == printed
 
 
 def test_rich_shows_label_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +72,18 @@ def test_rich_shows_label_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_inside_the_block_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError), progress(Terminal(), "Sweeping", 1):
         raise ZeroDivisionError
+
+
+def test_a_signal_that_comes_within_a_wait_stops_a_command() -> None:
+    """The handler runs in the thread that waits, and that may hold the lock of what it waits for."""
+    code = (
+        "import django, signal\n"
+        "django.setup()\n"
+        "from django_quota.management.console import stopping\n"
+        "with stopping() as stop:\n"
+        "    with stop._cond:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    assert stop.wait(60)\n"
+    )
+    settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.support.settings"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=settings, cwd=ROOT)

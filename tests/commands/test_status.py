@@ -11,6 +11,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.db import DatabaseError
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import path
@@ -18,11 +19,13 @@ from django.urls import path
 from django_quota import check, quota, reserve, reset_subject, slot
 from django_quota.adapters import digest
 from django_quota.conf import rule_of
-from django_quota.services.inspection import SubjectSnapshot, load_snapshot, possible_tiers, recent_refusals
-from django_quota.services.known_rules import known_rules
-from django_quota.services.overrides import ALL_RULES
+from django_quota.core.overrides import ALL_RULES
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.override_rows import DatabaseRows
+from django_quota.limiting.overrides import overrides
+from django_quota.operating.inspection import SubjectSnapshot, load_snapshot, possible_tiers, recent_refusals
 from django_quota.testing import RedisServer, freeze
-from tests.support.published import override
+from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -128,31 +131,26 @@ def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
     assert [limit.retry_after for each in found for limit in each.limits] == [3_600.0 - 1e-6, 84_600.0]
 
 
-def test_overrides_bans_holds_and_days_are_part_of_a_snapshot() -> None:
+def test_overrides_bans_and_days_are_part_of_a_snapshot() -> None:
     with freeze(START):
         override(f"r 0 {START + 60 * SECOND} 50/m", "search")
         check("banning", SUBJECT)
         check("banning", SUBJECT)
-        reserve("search", SUBJECT, 20, ttl=30)
         check("search", "user:42")
         status, user = load_snapshot(SUBJECT, scan=True), load_snapshot("user:42", scan=True)
-    assert status.overrides["search"].rates == "50/m"
+    assert [(each.rule, each.rates) for each in status.overrides] == [("search", "50/m")]
     assert [limit.limit for limit in status.limits if limit.rule == "search"] == [50]
     assert bans(status) == {"banning": 3_600.0}
-    ((held),) = status.holds
-    assert (held.name, held.ends_in) == ("search", (30.0,))
     ((counts),) = user.days.values()
     assert counts["search"].allowed == 1
 
 
-def test_the_command_says_what_is_reserved_and_what_is_in_use() -> None:
+def test_the_command_says_what_is_in_use() -> None:
     with freeze(START):
         slot("seats", 3, 30, subject=SUBJECT).acquire()
         slot("seats", 3, 50, subject=SUBJECT).acquire()
-        reserve("search", SUBJECT, 2, ttl=60)
     shown = run("quota_status", SUBJECT)
     assert "  in use    seats: 2 slots; the first is free in 30 seconds, from quota:1:" in shown
-    assert "  reserved  search: 1 reservation not settled; the first is returned in 1 minute, from quota:1:" in shown
 
 
 def test_the_command_says_that_a_shadow_rule_refuses_nobody(settings: Any) -> None:
@@ -236,6 +234,42 @@ def test_an_override_of_all_rules_is_printed_once() -> None:
     ]
 
 
+def test_every_override_that_concerns_the_subject_is_printed_the_most_specific_first() -> None:
+    for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
+        override("s 0 0 ", "search", whose)
+    override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
+    assert [line for line in run("quota_status", SUBJECT).splitlines() if line.startswith("  override")] == [
+        "  override  search: shadow",
+        "  override  search for ip:203.0.113.0/24: shadow",
+        "  override  * for ip:203.0.113.0/24: blocked",
+        "  override  search for ip:203.0.0.0/16: shadow",
+        "  override  search for ip:*: shadow",
+        "  override  search for *: shadow",
+    ]
+    assert [each["subject"] for each in json.loads(run("quota_status", "user:*", "--json"))["overrides"]] == [
+        "user:*",
+        "*",
+    ]
+
+
+@pytest.mark.django_db
+def test_an_override_of_everybody_does_not_make_a_subject_known() -> None:
+    override("s 0 0 ", "search", "*")
+    assert "No request has the subject “nobody”" in noted("quota_status", "nobody")
+
+
+def test_the_command_says_that_overrides_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(run("quota_status", SUBJECT, "--json"))["overrides_problem"] is None
+
+    class Away(DatabaseRows):
+        def latest(self) -> tuple[int, int]:
+            raise DatabaseError("the connection is closed")
+
+    monkeypatch.setattr(overrides, "rows", Away())
+    assert noted("quota_status", SUBJECT) == "Note: The overrides could not be read: the connection is closed.\n"
+    assert json.loads(run("quota_status", SUBJECT, "--json"))["overrides_problem"] == "the connection is closed"
+
+
 class TestSubjectsOfSeveralParts:
     """You may write their plain values."""
 
@@ -291,7 +325,15 @@ def test_the_command_prints_json() -> None:
     assert said["subject"] == "user:42"
     assert said["overrides"] == []  # that one is the address'
     assert {limit["rule"] for limit in said["limits"]} == {"search", "banning", "viewed"}
-    assert list(said["days"].values()) == [{"search": {"allowed": 1, "refused": 0}}]
+    assert list(said["days"].values()) == [{"search": {"allowed": 1, "refused": 0, "units": 1}}]
+
+
+def test_a_site_without_urls_has_the_rules_of_its_settings(settings: Any) -> None:
+    del settings.ROOT_URLCONF
+    with freeze(START):
+        check("search", "user:42")
+    assert "search" in run("quota_status", "user:42")
+    assert "Reset search for user:42" in run("quota_reset", "user:42")
 
 
 @pytest.mark.parametrize(
@@ -320,6 +362,11 @@ def test_special_characters_of_redis_and_terminals_are_escaped(subject: str) -> 
 
 
 class TestReset:
+    def test_at_verbosity_0_it_prints_json_alone(self) -> None:
+        check("search", SUBJECT)
+        assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
+        assert json.loads(run("quota_reset", SUBJECT, "--verbosity", "0", "--json"))["rules"] == []
+
     def test_it_forgets_all_that_was_counted_and_lifts_bans(self, raw: redis.Redis) -> None:
         with freeze(START):
             check("search", SUBJECT, 10)
@@ -374,7 +421,7 @@ class TestReset:
 @override_settings(QUOTA={"STORE": "memory"})
 def test_the_commands_refuse_the_memory_store() -> None:
     for command in ("quota_reset", "quota_status"):
-        with pytest.raises(CommandError, match='not "redis"'):
+        with pytest.raises(CommandError, match='is "memory"'):
             run(command, SUBJECT)
 
 
@@ -468,6 +515,12 @@ class TestReadOnlyRedis:
 
 
 class TestHints:
+    def test_the_newest_refusal_comes_first(self) -> None:
+        with freeze(START):
+            for rule in ("first", "second", "third"):
+                assert not check("0/h", SUBJECT, name=rule)
+        assert [event.rule for event in recent_refusals(SUBJECT)] == ["third", "second", "first"]
+
     def test_a_refusal_by_a_rule_of_a_call_is_printed(self) -> None:
         with freeze(START):
             for _ in range(3):
@@ -512,7 +565,7 @@ class TestHints:
         ann = User.objects.create_user("ann")
         assert f"“user:{ann.pk}”" in noted(command, "ann")
         assert f"“user:{ann.pk}”" in noted(command, "user:ann")
-        assert "No user is called “nobody”" in noted(command, "nobody")
+        assert "No request has the subject “nobody”" in noted(command, "nobody")
         assert noted(command, f"user:{ann.pk}") == ""
         with freeze(START):
             check("search", "ann")

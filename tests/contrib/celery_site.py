@@ -9,7 +9,7 @@ from typing import Any
 
 import django
 import redis
-from celery import Celery, chord, shared_task
+from celery import Celery, shared_task
 from django.conf import settings
 
 from tests.support import settings as base
@@ -61,22 +61,6 @@ def limited(number: int) -> int:
     return number
 
 
-@shared_task(base=Noted, bind=True, max_retries=1, name="flaky")
-def flaky(self: Any, number: int) -> int:
-    if self.request.retries == 0:
-        raise self.retry(countdown=0)
-    return number
-
-
 @shared_task(name="other")
 def other(sent: int) -> None:
     notes.rpush("latencies", now() - sent)
-
-
-@shared_task(name="total")
-def total(numbers: list[int]) -> int:
-    return sum(numbers)
-
-
-def chord_of(numbers: Sequence[int]) -> Any:
-    return chord((limited.s(number) for number in numbers), total.s())

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def emptied_store() -> None:
     """Forget all counts before each test; the framework's tests empty the cache."""
-    from django_quota.services.registry import get_limiter
+    from django_quota.limiting.registry import get_limiter
 
     store: Any = get_limiter().store
     store.__init__()

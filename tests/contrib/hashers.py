@@ -12,7 +12,7 @@ from django.contrib.auth.hashers import MD5PasswordHasher
 from django.db import connection
 from django.test import RequestFactory
 
-from django_quota import QuotaExceeded
+from django_quota.exceptions import QuotaExceeded
 
 PATIENCE = 60
 

@@ -1,24 +1,28 @@
-"""Sites with other packages than those of the tests, each in a process of its own; they print what came, as JSON.
+"""A site with django-allauth in a process of its own; it prints what came, as JSON.
 
-`python -m tests.contrib.login_site race <redis url> <first backend>`, and `... allauth memory <middleware>`.
+`python -m tests.contrib.login_site with`, or `... without` the middleware; or `... limits`, with the rules that
+docs/logins.md shows.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 import django
 from django.conf import settings
 
+from tests.support.pages import marked
+
 OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
 PASSWORD = "right horse"
-ATTEMPTS = 60
-PATIENCE = 60
 
 BASE = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django.contrib.messages"]
 MIDDLEWARE = [
@@ -35,18 +39,14 @@ TEMPLATES = [
 ]
 
 
-def configure(folder: str, redis_url: str, **more: Any) -> None:
-    """Set Django up with a database in a folder, and make Ann."""
-    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_url, "OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}}
+def configure(folder: str, rules: Any = (), **more: Any) -> None:
+    """Set Django up with a database in a folder and these rules, and make Ann."""
     settings.configure(
         SECRET_KEY="only for tests, and long enough for HS256",
         USE_TZ=True,
         ALLOWED_HOSTS=["*"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}},
-        CACHES={
-            "default": cache if redis_url != "memory" else {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
-        },
-        QUOTA={"STORE": "redis" if redis_url != "memory" else "memory"},
+        QUOTA={"STORE": "memory", "RULES": dict(rules)},
         TEMPLATES=TEMPLATES,
         PASSWORD_HASHERS=["tests.contrib.hashers.CountingHasher"],
         **more,
@@ -59,41 +59,19 @@ def configure(folder: str, redis_url: str, **more: Any) -> None:
     User.objects.create_user("ann", "ann@example.org", PASSWORD)
 
 
-def race(folder: str, redis_url: str, first: str) -> dict[str, Any]:
-    """Guess a password at the same time, behind a backend that limits five."""
-    with_axes = first.startswith("axes.")
-    more = {
-        "AXES_HANDLER": "axes.handlers.cache.AxesCacheHandler",
-        "AXES_FAILURE_LIMIT": 5,
-        "AXES_LOCKOUT_PARAMETERS": [["username", "ip_address"]],
-        "AXES_VERBOSE": False,
-        "SILENCED_SYSTEM_CHECKS": ["axes.W001", "axes.W002"],
-    }
-    configure(
-        folder,
-        redis_url,
-        INSTALLED_APPS=[*BASE, "django_quota", *(["axes"] if with_axes else [])],
-        AUTHENTICATION_BACKENDS=[first, MODEL],
-        MIDDLEWARE=[*MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"],
-        **(more if with_axes else {}),
-    )
-    from tests.contrib.hashers import hashed_in_a_race
-
-    return {"hashed": hashed_in_a_race(ATTEMPTS)}
-
-
 class Accounts:
     """The URLs of django-allauth."""
 
     urlpatterns: ClassVar[list[Any]] = []
 
 
-def allauth(folder: str, redis_url: str, middleware: str) -> dict[str, Any]:
-    """Guess Ann's password on allauth's page, then log in from elsewhere, by name and by e-mail address."""
-    ours = ["django_quota.middleware.QuotaMiddleware"] if middleware == "with" else []
+def begin(folder: str, *, with_middleware: bool, **more: Any) -> None:
+    """Set up a site that has the pages of allauth."""
+    from django.urls import include, path
+
+    ours = ["django_quota.middleware.QuotaMiddleware"] if with_middleware else []
     configure(
         folder,
-        redis_url,
         INSTALLED_APPS=[*BASE, "allauth", "allauth.account", "django_quota"],
         AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
         MIDDLEWARE=[*MIDDLEWARE, "allauth.account.middleware.AccountMiddleware", *ours],
@@ -101,11 +79,17 @@ def allauth(folder: str, redis_url: str, middleware: str) -> dict[str, Any]:
         ACCOUNT_ADAPTER="django_quota.contrib.allauth.LoginQuotaAdapter",
         ACCOUNT_LOGIN_METHODS={"username", "email"},
         ACCOUNT_EMAIL_VERIFICATION="none",
+        EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
+        **more,
     )
-    from django.test import Client
-    from django.urls import include, path
-
     Accounts.urlpatterns = [path("accounts/", include("allauth.urls"))]
+
+
+def allauth(folder: str, middleware: str) -> dict[str, Any]:
+    """Guess Ann's password on allauth's page, then log in from elsewhere, by name and by e-mail address."""
+    begin(folder, with_middleware=middleware == "with")
+    from django.test import Client
+
     from django_quota.testing import freeze
 
     def log_in(name: str, password: str, address: str) -> Any:
@@ -124,16 +108,58 @@ def allauth(folder: str, redis_url: str, middleware: str) -> dict[str, Any]:
             "by_email": log_in("Ann@example.org", PASSWORD, "203.0.113.9")[:2],
             "many": [log_in("ann", PASSWORD, "198.51.100.7")[0] for _ in range(12)],
             "unlocked": [unlocked("ann"), log_in("ann", PASSWORD, "203.0.113.9")[0]],
+            **reset(log_in),
+        }
+
+
+def reset(log_in: Any) -> dict[str, Any]:
+    """Lock Ann out at two addresses, by her name and her e-mail address; then set a new password by mail at one."""
+    from django.core import mail
+    from django.test import Client
+
+    places = [(name, at) for name in ("ann", "ann@example.org") for at in ("203.0.113.9", "198.51.100.7")]
+    locked = [[log_in(name, "guess", at)[0] for _ in range(6)][-1] for name, at in places]
+    client = Client(REMOTE_ADDR="203.0.113.9")
+    client.post("/accounts/password/reset/", {"email": "ann@example.org"})
+    link = re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]
+    page = client.get(link).headers["Location"]
+    done = client.post(page, {"password1": "new right horse", "password2": "new right horse"}).status_code
+    after = [log_in(name, "new right horse", at)[0] for name, at in places]
+    return {"locked": locked, "reset": done, "after": after}
+
+
+def limits(folder: str) -> dict[str, Any]:
+    """Sign up 60 times at once, and reset passwords, by the rules that the page shows."""
+    shown = marked("docs/logins.md", "allauth")
+    more = {"ACCOUNT_RATE_LIMITS": shown["ACCOUNT_RATE_LIMITS"], "rules": shown["QUOTA"]["RULES"]}
+    begin(folder, with_middleware=True, **more)
+    from django.core import mail
+    from django.test import Client
+
+    from django_quota.testing import freeze
+
+    def post(page: str, address: str = "203.0.113.9", **fields: str) -> int:
+        return Client(REMOTE_ADDR=address).post(f"/accounts/{page}/", fields).status_code
+
+    with freeze(1_800_000_000_000_000):
+        with ThreadPoolExecutor(60) as pool:
+            sign_ups = Counter(pool.map(lambda _: post("signup"), range(60)))
+        return {
+            "sign_ups": sorted(sign_ups.items()),
+            "looks": Client(REMOTE_ADDR="203.0.113.9").get("/accounts/signup/").status_code,
+            "resets": [post("password/reset", f"198.51.100.{n}", email="ann@example.org") for n in range(7)],
+            "mails": len(mail.outbox),
+            "keys": sorted(Counter(post("password/reset/key/1-guess") for _ in range(25)).items()),
+            "confirmations": sorted(Counter(post("confirm-email/guess") for _ in range(12)).items()),
         }
 
 
 def unlocked(name: str) -> int:
-    from django_quota.services.logins import unlock
+    from django_quota.features.logins import unlock
 
     return unlock(name)
 
 
 if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        print(json.dumps({"race": race, "allauth": allauth}[what](scratch, *arguments)))
+        print(json.dumps(limits(scratch) if sys.argv[1] == "limits" else allauth(scratch, sys.argv[1])))

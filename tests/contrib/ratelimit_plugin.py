@@ -64,8 +64,8 @@ def emptied_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget all counts before each test; let the store fail where a test names a cache that does."""
     from django.conf import settings
 
-    from django_quota import StoreUnavailable
-    from django_quota.services.registry import get_limiter
+    from django_quota.exceptions import StoreUnavailable
+    from django_quota.limiting.registry import get_limiter
 
     store: Any = get_limiter().store
     store.__init__()

@@ -39,9 +39,7 @@ class SyncEcho(WebsocketConsumer):
 
 
 routes: Any = URLRouter([path("async/", Echo.as_asgi()), path("sync/", SyncEcho.as_asgi())])
-limited = QuotaSocket(
-    routes, connect="1000000/m", receive="3/h", at_once=int(os.environ["SITE_AT_ONCE"]), key="get:who", lease=8
-)
+limited = QuotaSocket(routes, connect="1000000/m", receive="3/h", at_once=9, key="get:who", lease=8)
 refusing = QuotaSocket(routes, connect="0/m", key="ip")
 
 

@@ -132,12 +132,3 @@ def test_a_killed_worker_loses_no_task_and_its_late_tasks_keep_the_limit(sites: 
     site.kill(0)
     wait_until(lambda: site.started() == set(range(80)))
     assert site.surely_most_in(SECOND) <= 10
-
-
-def test_chords_and_retries_of_limited_tasks_come_to_their_end(sites: Any) -> None:
-    site = sites(quota="20/s")
-    result = import_module(SITE).chord_of(range(20)).delay()
-    flaky = site.send("flaky", 7)
-    site.start(2, "solo")
-    assert result.get(PATIENCE) == sum(range(20))
-    assert flaky.get(PATIENCE) == 7

@@ -6,17 +6,20 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 
-from django_quota import Rule, RuleError, peek, slot
+from django_quota import Rule, peek, slot
 from django_quota.contrib.channels import QuotaSocket
-from django_quota.exceptions import ConfigurationError
+from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
+from tests.support.outages import no_answer
 from tests.support.pages import blocks, run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -82,7 +85,17 @@ class Client:
 
 
 def ran(work: Any) -> Any:
-    return asyncio.run(work())
+    """Run what a function returns, in a loop in which it may open sockets."""
+
+    async def run() -> Any:
+        return await work()
+
+    return asyncio.run(run())
+
+
+async def answers(*clients: Client) -> list[str]:
+    """Return whether each handshake is accepted or closed."""
+    return [(await client.next())["type"].partition(".")[2] for client in clients]
 
 
 # --- handshakes -------------------------------------------------------------------------------------------------------
@@ -115,32 +128,18 @@ def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
 
 
 def test_each_user_has_handshakes_of_its_own_and_visitors_go_by_address() -> None:
-    application = QuotaSocket(echo, connect="1/m")
-
-    async def work() -> list[str]:
-        clients = [
-            Client(application, User(pk=1)),
-            Client(application, User(pk=1)),
-            Client(application, User(pk=2)),
-            Client(application),
-            Client(application),
-            Client(application, address="192.0.2.2"),
-        ]
-        return [(await client.next())["type"].partition(".")[2] for client in clients]
-
-    assert ran(work) == ["accept", "close", "accept", "accept", "close", "accept"]
+    socket = partial(Client, QuotaSocket(echo, connect="1/m"))
+    ann, bob = User(pk=1), User(pk=2)
+    who: list[dict[str, Any]] = [{"user": ann}, {"user": ann}, {"user": bob}, {}, {}, {"address": "192.0.2.2"}]
+    came = ran(lambda: answers(*(socket(**each) for each in who)))
+    assert came == ["accept", "close", "accept", "accept", "close", "accept"]
 
 
 def test_a_rule_of_the_settings_goes_by_its_name_and_its_own_key(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
-    application = QuotaSocket(echo, connect="sockets", key="ip")
-    device = [(b"x-device", b"phone")]
-
-    async def work() -> list[str]:
-        clients = [Client(application, headers=device), Client(application, headers=device), Client(application)]
-        return [(await client.next())["type"].partition(".")[2] for client in clients]
-
-    assert ran(work) == ["accept", "close", "accept"]
+    socket = partial(Client, QuotaSocket(echo, connect="sockets", key="ip"))
+    phone: dict[str, Any] = {"headers": [(b"x-device", b"phone")]}
+    assert ran(lambda: answers(socket(**phone), socket(**phone), socket())) == ["accept", "close", "accept"]
 
 
 def test_a_handshake_whose_query_is_no_text_is_a_bad_request() -> None:
@@ -200,6 +199,21 @@ def test_a_refused_message_gets_a_notice_and_the_close_code_4429() -> None:
     assert ECHO_ENDED == [4429]
 
 
+def test_a_message_that_is_refused_without_the_store_closes_with_4503() -> None:
+    async def work() -> list[dict[str, Any]]:
+        client = Client(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
+        await client.next()
+        with no_answer():
+            events = [await client.says("one"), await client.next()]
+        await client.task
+        return events
+
+    notice, close = ran(work)
+    assert json.loads(notice["text"])["status"] == 503
+    assert (close["type"], close["code"]) == ("websocket.close", 4503)
+    assert ECHO_ENDED == [4503]
+
+
 def test_messages_count_over_all_sockets_of_a_subject() -> None:
     application = QuotaSocket(echo, receive="2/m")
 
@@ -216,7 +230,8 @@ def test_messages_count_over_all_sockets_of_a_subject() -> None:
 
 
 def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> None:
-    application = QuotaSocket(echo, receive="1/m", close=False)
+    rule = Rule.make("chat", "1/m", key="ip")
+    application = QuotaSocket(echo, receive=rule, close=False)
 
     async def work() -> list[str]:
         client = Client(application)
@@ -229,6 +244,19 @@ def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> No
     assert one == "one"
     assert json.loads(notice)["type"] == "quota.refused"
     assert ECHO_ENDED == [1001]
+    assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
+
+
+def test_a_message_that_nobody_can_count_is_refused_with_the_close_code_4503(settings: Any) -> None:
+    application = QuotaSocket(echo, receive=Rule.make("chat", "9/m", key="ip", on_unavailable="deny"), notice=None)
+    settings.QUOTA = {}  # the settings of the tests lead to no server
+
+    async def work() -> dict[str, Any]:
+        client = Client(application)
+        await client.next()
+        return await client.says()
+
+    assert ran(work)["code"] == 4503
 
 
 def test_a_notice_may_be_bytes_or_nothing() -> None:
@@ -245,44 +273,35 @@ def test_a_notice_may_be_bytes_or_nothing() -> None:
 
 
 def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
-    application = QuotaSocket(echo, at_once=1, key="ip")
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
 
     async def work() -> list[str]:
-        first = Client(application)
-        events = [await first.next(), await Client(application).next(), await Client(application, address="::1").next()]
+        first = socket()
+        came = await answers(first, socket(), socket(address="::1"))
         await first.leaves()
-        events.append(await Client(application).next())
-        return [event["type"].partition(".")[2] for event in events]
+        return came + await answers(socket())
 
     assert ran(work) == ["accept", "close", "accept", "accept"]
 
 
-@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+@pytest.mark.parametrize("how", ["raises", "is cancelled", "is never reached"])
 def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
-    async def raises(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
         if how == "raises":
             raise ZeroDivisionError
         await asyncio.sleep(60)
 
-    application = QuotaSocket(raises, at_once=1, key="ip")
+    is_refused = how == "is never reached"
+    socket = QuotaSocket(application, connect="0/m" if is_refused else "9/m", at_once=1, key="ip")
 
     async def work() -> None:
-        client = Client(application)
-        await client.next()
-        client.task.cancel()
-        with pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
+        client = Client(socket)
+        assert (await client.next())["type"] == ("websocket.close" if is_refused else "websocket.accept")
+        if not is_refused:
+            client.task.cancel()
+        with nullcontext() if is_refused else pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
             await client.task
-        assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
-
-    ran(work)
-
-
-def test_a_refused_handshake_holds_no_socket() -> None:
-    application = QuotaSocket(echo, connect="0/m", at_once=1, key="ip")
-
-    async def work() -> None:
-        assert (await Client(application).next())["type"] == "websocket.close"
         assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
 
     ran(work)
@@ -300,24 +319,12 @@ def test_a_refused_handshake_holds_no_socket() -> None:
         ({"at_once": 0}, "limit=0"),
         ({"at_once": 5, "lease": 0}, "lease=0"),
         ({"connect": "1/m", "on_unavailable": "maybe"}, "'maybe'"),
-        ({"receive": Rule.make("r", "1/m", counts=lambda response: True)}, "no response to ask"),
+        ({"receive": Rule.make("r", "1/m", count_when=lambda response: True)}, "no response to ask"),
     ],
 )
 def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, text: str) -> None:
     with pytest.raises(RuleError, match=text):
         QuotaSocket(echo, **options)
-
-
-def test_a_rule_counts_under_its_own_name() -> None:
-    rule = Rule.make("chat", "5/m", key="ip")
-
-    async def work() -> None:
-        client = Client(QuotaSocket(echo, receive=rule))
-        await client.next()
-        await client.says()
-
-    ran(work)
-    assert peek(rule, "ip:192.0.2.1").remaining == 4
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -10,17 +10,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError, call_command
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import path
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -33,10 +32,9 @@ from django_quota.contrib.prometheus.collector import QuotaCollector
 from django_quota.contrib.prometheus.views import metrics
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
-from django_quota.models import OverrideOutbox
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze
-from tests.support.commands import PATIENCE, ROOT, wait_until
+from tests.support.commands import PATIENCE, ROOT
 from tests.support.pages import blocks, run_page
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
@@ -45,12 +43,6 @@ from tests.support.stores import caches, current_store
 TOKEN = "a-token-of-32-letters-and-digits"
 
 urlpatterns = [path("metrics/", metrics)]
-
-
-@pytest.fixture(autouse=True)
-def no_tables_without_a_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "database" not in request.fixturenames:
-        monkeypatch.setattr("django_quota.services.override_sync.has_tables", lambda _: False)
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +93,11 @@ class TestCollector:
     def test_rules_past_the_cap_are_one_and_no_total_ever_falls(self) -> None:
         """A counter that falls looks like a restart to Prometheus."""
         store = current_store()
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", system_key("quota", "totals"))
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", system_key("quota", "totals"))
         rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
-        for number, counts in enumerate(({**rules, "other:a": 1}, {"late:a": 5}, {"late:a": 5000}), 1):
+        for counts in ({**rules, "other:a": 1}, {"late:a": 5}, {"late:a": 5000}):
             before = samples()
-            store.run(AddMetrics(keys, number, counts, {}, {}))
+            store.run(AddMetrics(keys, counts, {}, {}))
             found = samples()
             assert all(found[names] >= value for names, value in before.items())
         assert found["quota_checks_total", "other", "allowed"] == 5006
@@ -158,15 +150,6 @@ def test_without_redis_the_store_is_down_and_the_rest_is_left_out() -> None:
     assert samples() == {("quota_store_up",): 0}
 
 
-@pytest.mark.usefixtures("redis_cache", "database")
-def test_it_says_how_long_overrides_have_waited() -> None:
-    assert samples()["quota_override_sync_lag_seconds",] == 0
-    OverrideOutbox.objects.create(subject="user:1")
-    found = samples()
-    assert found["quota_overrides_pending",] == 1
-    assert 0 < found["quota_override_sync_lag_seconds",] < PATIENCE
-
-
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
@@ -181,12 +164,10 @@ class TestView:
         assert samples(reply.content.decode())["quota_checks_total", "search", "allowed"] == 1
 
     @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", TOKEN, f"Basic {TOKEN}", "Bearer é"])
-    def test_nothing_else_does(self, client: Client, given: str) -> None:
+    @pytest.mark.parametrize("token", [TOKEN, None])
+    def test_nothing_else_does(self, client: Client, given: str, token: str | None, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "memory", **({} if token is None else {"METRICS_TOKEN": token})}
         assert client.get("/metrics/", headers={"Authorization": given}).status_code == 403
-
-    def test_without_a_token_in_the_settings_no_token_does(self, client: Client, settings: Any) -> None:
-        settings.QUOTA = {"STORE": "memory"}
-        assert client.get("/metrics/", headers={"Authorization": "Bearer "}).status_code == 403
 
     def test_a_user_needs_the_permission(self, client: Client) -> None:
         client.force_login(User.objects.create_user("ann"))
@@ -194,24 +175,29 @@ class TestView:
         client.force_login(User.objects.create_superuser("root"))
         assert client.get("/metrics/").status_code == 200
 
+    def test_a_user_who_is_not_active_has_no_permission(self, rf: RequestFactory) -> None:
+        """A backend of the site may grant permissions to those, too."""
+        request = rf.get("/metrics/")
+        request.user = Mock(is_active=True)
+        assert metrics(request).status_code == 200
+        request.user.is_active = False
+        with pytest.raises(PermissionDenied):
+            metrics(request)
+
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("redis_cache")
 class TestCommand:
-    def test_it_prints_the_metrics(self) -> None:
+    def test_it_prints_the_metrics_as_text_and_as_json(self) -> None:
         check("9/m", "user:1", name="search")
-        out = StringIO()
-        call_command("quota_metrics", stdout=out)
-        assert samples(out.getvalue())["quota_checks_total", "search", "allowed"] == 1
-
-    def test_it_prints_json(self) -> None:
-        check("9/m", "user:1", name="search")
-        out = StringIO()
-        call_command("quota_metrics", "--json", stdout=out)
+        text, as_json = StringIO(), StringIO()
+        call_command("quota_metrics", stdout=text)
+        call_command("quota_metrics", "--json", stdout=as_json)
+        assert samples(text.getvalue())["quota_checks_total", "search", "allowed"] == 1
         labels = {"rule": "search", "outcome": "allowed"}
-        assert {"name": "quota_checks_total", "labels": labels, "value": 1.0} in json.loads(out.getvalue())
+        assert {"name": "quota_checks_total", "labels": labels, "value": 1.0} in json.loads(as_json.getvalue())
 
     @pytest.mark.parametrize("given", ["9105", "localhost", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:65536"])
     def test_a_wrong_address_is_a_clear_error(self, given: str) -> None:
@@ -247,78 +233,6 @@ urlpatterns = [
 """.replace('"TOKEN"', repr(TOKEN))
 
 
-class Gunicorn:
-    """Four workers on a port."""
-
-    def __init__(self, folder: Path, server: RedisServer) -> None:
-        (folder / "site_of_gunicorn.py").write_text(SITE)
-        self.url = f"http://127.0.0.1:{free_port()}/"
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "SITE_CACHES": json.dumps(caches(server))}
-        arguments = ["--workers", "4", "--bind", self.url.removeprefix("http://").strip("/"), "--log-level", "error"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", *arguments, "site_of_gunicorn:application"], env=environment, cwd=folder
-        )
-        wait_until(self.answers)
-
-    def answers(self) -> bool:
-        assert self.process.poll() is None
-        try:
-            self.figures()
-        except OSError:
-            return False
-        return True
-
-    def get(self) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(self.url) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, ""
-
-    def figures(self) -> dict[tuple[str, ...], float]:
-        asked = urllib.request.Request(f"{self.url}metrics/", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(asked) as reply:
-            return samples(reply.read().decode())
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE)
-
-
-@contextmanager
-def gunicorn(folder: Path, server: RedisServer) -> Iterator[Gunicorn]:
-    running = Gunicorn(folder, server)
-    try:
-        yield running
-    finally:
-        running.end()
-
-
-@pytest.mark.thorough("processes")
-def test_the_sums_of_four_workers_are_exact_also_after_a_kill_and_a_restart(
-    tmp_path: Path, redis_server: RedisServer, raw: Any
-) -> None:
-    def has(figures: dict[tuple[str, ...], float], allowed: int, refused: int) -> bool:
-        kinds = [figures.get(("quota_checks_total", "home", kind), 0) for kind in ("allowed", "refused")]
-        assert kinds[0] <= allowed
-        assert kinds[1] <= refused
-        return kinds == [allowed, refused]
-
-    with gunicorn(tmp_path, redis_server) as site:
-        with ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(lambda _: site.get(), range(80)))
-        assert [status for status, _ in replies].count(429) == 30
-        wait_until(lambda: has(site.figures(), 50, 30))
-        workers = {int(pid) for _, pid in replies if pid}
-        assert len(workers) > 1
-        os.kill(workers.pop(), signal.SIGKILL)
-        for _ in range(40):
-            assert site.get()[0] == 429
-    with gunicorn(tmp_path, redis_server) as site:  # at its end, each worker has sent what was left
-        assert has(site.figures(), 50, 70)
-
-
 @pytest.mark.thorough("processes")
 def test_the_command_serves_them_until_it_is_stopped(tmp_path: Path, redis_server: RedisServer, raw: Any) -> None:
     (tmp_path / "manage.py").write_text(
@@ -349,7 +263,7 @@ def test_the_page_names_every_metric_and_its_settings_work(settings: Any) -> Non
 
 SHOWN = {
     "quota_checks_total", "quota_outages_total", "quota_bans", "quota_leases_in_use", "quota_leases_limit",
-    "quota_overrides_pending", "quota_override_sync_lag_seconds", "quota_store_up",
+    "quota_store_up",
 }  # fmt: skip
 
 

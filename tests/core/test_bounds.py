@@ -89,21 +89,6 @@ def test_the_bound_of_a_token_bucket_is_reached_by_draining_it_first() -> None:
     assert most_in_a_window(admitted) == 9
 
 
-@given(hits=st.lists(st.tuples(GAPS, st.integers(1, 3), st.booleans()), max_size=60))
-def test_refunds_never_let_more_than_the_limit_of_kept_hits_into_a_window(hits: list[tuple[int, int, bool]]) -> None:
-    limit = Spec("7/m")
-    kept: list[tuple[int, int]] = []
-    for gap, cost, given_back in hits:
-        limit.now += gap
-        if not limit.run(cost=cost).allowed:
-            continue
-        if given_back:
-            limit.run("refund", cost=cost)
-        else:
-            kept.append((limit.now, cost))
-    assert most_in_a_window(kept) <= 7
-
-
 @given(costs=st.lists(st.integers(1, 30), max_size=80), rate=st.sampled_from(["100/m", "101/m", "5000/m"]))
 def test_what_is_left_and_what_was_admitted_add_up_to_the_limit(costs: list[int], rate: str) -> None:
     limit = Spec(rate)

@@ -16,7 +16,7 @@ from django_quota import check, quota, refund, reset
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import get, run
-from tests.support.published import override
+from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -71,15 +71,7 @@ class TestDistinct:
         # Room for another: when three of the four are forgotten, of which one has just been used again.
         assert [each.outcomes[0].next_after for each in decisions] == [23 * 3_600.0] * 2
 
-    def test_a_value_is_forgotten_at_the_very_end_of_its_window(self) -> None:
-        for number, name in enumerate("abc"):
-            with freeze(START + number * SECOND):
-                self.devices(name, rate="3/m")
-        override("r 0 0 1/m", "3/m", "user:42")
-        with freeze(START + MINUTE):
-            assert self.devices("a", "b", rate="3/m") == [False, True]
-
-    def test_above_an_overrides_limit_it_says_when_enough_values_have_expired(self) -> None:
+    def test_above_an_overrides_limit_a_value_is_known_until_the_very_end_of_its_window(self) -> None:
         for number, name in enumerate("abc"):
             with freeze(START + number * SECOND):
                 self.devices(name, rate="3/m")
@@ -87,7 +79,8 @@ class TestDistinct:
         with freeze(START + 10 * SECOND):
             refused = check("3/m", "user:42", value="d", distinct=True)
             assert refused.retry_after == 52.0
-            assert check("3/m", "user:42", value="a", distinct=True)
+        with freeze(START + MINUTE):
+            assert self.devices("a", "b", rate="3/m") == [False, True]
 
     def test_a_reset_forgets_the_values_and_a_refund_is_an_error(self) -> None:
         with freeze(START):
@@ -118,15 +111,13 @@ class TestDistinct:
             ({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2"),
             ({"distinct": True, "value": "a", "algorithm": "token_bucket"}, "in a sliding window"),
             ({"distinct": True, "value": "a", "precision": 5}, "Leave out algorithm=, precision="),
+            ({"distinct": True, "value": "a", "rate": "10001/d"}, "at most 10000"),
         ],
     )
     def test_what_does_not_go_together_is_an_error(self, options: dict[str, Any], says: str) -> None:
+        given = {"rate": "3/d", **options}
         with pytest.raises(RuleError, match=says):
-            check("3/d", SUBJECT, **options)
-
-    def test_too_many_to_keep_is_an_error(self) -> None:
-        with pytest.raises(RuleError, match="at most 10000"):
-            check("10001/d", SUBJECT, distinct=True, value="a")
+            check(given.pop("rate"), SUBJECT, **given)
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -145,14 +136,11 @@ def test_what_is_no_key_is_an_error_at_import_and_a_finding_of_the_checks(key: A
     assert "devices" in finding.msg
 
 
-def test_a_view_cannot_bring_a_value_by_hand() -> None:
-    with pytest.raises(RuleError, match="'header:X-Device'"):
-        quota("3/d", distinct=True)
+async def device(request: Any) -> str:
+    return "a"
 
 
-def test_an_async_function_on_a_sync_view_is_an_error_at_import() -> None:
-    async def device(request: Any) -> str:
-        return "a"
-
-    with pytest.raises(RuleError, match="is async, but the view is not"):
-        quota("3/d", distinct=device)(lambda request: None)
+@pytest.mark.parametrize(("given", "says"), [(True, "'header:X-Device'"), (device, "is async, but the view is not")])
+def test_a_view_needs_a_key_that_it_can_ask(given: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        quota("3/d", distinct=given)(lambda request: None)

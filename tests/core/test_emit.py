@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ import redis
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 
-from django_quota import Decision, acheck, check, peek, quota, refund, reset
+from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reset
 from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get, run
@@ -22,6 +22,16 @@ from tests.support.steps import SECOND, START
 SUBJECT = "ip:203.0.113.9"
 MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
 BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
+
+
+@contextmanager
+def received(receiver: Callable[..., Any]) -> Iterator[None]:
+    """Have a receiver hear of refusals in the block."""
+    refused.connect(receiver)
+    try:
+        yield
+    finally:
+        refused.disconnect(receiver)
 
 
 @pytest.mark.usefixtures("either_store")
@@ -52,63 +62,72 @@ class TestEmittedSignals:
                 check("0/m", "ip:192.0.2.1")
         assert emitted == [("refused", "0/m", SUBJECT), ("refused", "0/m", "ip:192.0.2.1")] * 2
 
-    def test_coming_near_is_emitted_once_a_window(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            for _ in range(8):
-                assert emitted == []
-                check("10/m", SUBJECT)
-        assert emitted == [("near", "10/m", SUBJECT)]
-        with freeze(START):
-            refund("10/m", SUBJECT)
-            check("10/m", SUBJECT)
-        assert len(emitted) == 1
+    @pytest.mark.parametrize(
+        ("rate", "options", "steps", "heard"),
+        [
+            # A hit that crosses the share of 0.8 emits it once, and again after use fell below.
+            ("10/m", {}, [*[(0, "check", 1)] * 9, (0, "refund", 1), (0, "refund", 1), (0, "check", 1)], [7, 11]),
+            ("10/m", {"warn_at": 0.2}, [(0, "check", 1), (0, "check", 1)], [1]),
+            ("9/m", {"warn_at": None}, [(0, "check", 9)], []),
+            ("10/30d", {}, [(0, "check", 8), (DAY + 1, "check", 1)], [0]),
+            # Coming near again is emitted after a day, though the window is longer, and after a reset at once. At the
+            # last hit the first two units have expired.
+            ("10/30d", {}, [(0, "check", 2), (30 * DAY - 1, "check", 6), (31 * DAY - 2, "check", 2)], [1]),
+            ("10/30d", {}, [(0, "check", 2), (30 * DAY - 1, "check", 6), (31 * DAY - 1, "check", 2)], [1, 2]),
+            ("10/30d", {}, [(0, "check", 8), (0, "reset", 0), (0, "check", 8)], [0, 2]),
+            # A limit too small to be near, and a shadow.
+            ("4/m", {}, [(0, "check", 1)] * 4, []),
+            ("5/m", {"shadow": True}, [(0, "check", 4)] * 5, []),
+        ],
+    )
+    def test_near_is_emitted_by_the_hits_that_cross_the_share(
+        self, rate: str, options: dict[str, Any], steps: list[Any], heard: list[int], emitted: list[Any]
+    ) -> None:
+        """`heard`: the steps that emit it."""
+        found = []
+        for number, (moment, call, cost) in enumerate(steps):
+            with freeze(START + moment):
+                if call == "reset":
+                    reset(rate, SUBJECT, **options)
+                else:
+                    (check if call == "check" else refund)(rate, SUBJECT, cost, **options)
+            found += [number] * len(emitted)
+            assert set(emitted) <= {("near", rate, SUBJECT)}
+            emitted.clear()
+        assert found == heard
 
-    def test_warn_at_says_from_where_on(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            check("10/m", SUBJECT, warn_at=0.2)
-            assert emitted == []
-            check("10/m", SUBJECT, warn_at=0.2)
-            check("9/m", SUBJECT, warn_at=None, cost=9)
-        assert emitted == [("near", "10/m", SUBJECT)]
+    def test_each_of_several_shares_is_told_once_and_again_after_use_fell_below_it(self) -> None:
+        found: list[tuple[str, float]] = []
 
-    def test_only_the_hit_that_crosses_the_share_emits_near(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            check("10/30d", SUBJECT, cost=8)
-        with freeze(START + DAY + 1):  # when a warning may be emitted again
-            check("10/30d", SUBJECT)
-        assert emitted == [("near", "10/30d", SUBJECT)]
+        def hear(rule: Any, share: float, **_: Any) -> None:
+            found.append((rule.name, share))
 
-    def test_coming_near_again_is_emitted_after_a_day_though_the_window_is_longer(self, emitted: list[Any]) -> None:
-        for moment, times in ((START, 1), (START + DAY - 1, 1), (START + DAY + 1, 2)):
-            with freeze(moment):
-                refund("10/30d", SUBJECT, 8)
-                check("10/30d", SUBJECT, 8)
-            assert emitted == [("near", "10/30d", SUBJECT)] * times
+        def told(work: Callable[..., Any], cost: int, rate: str = "10/m", **options: Any) -> list[float]:
+            found.clear()
+            work(rate, SUBJECT, cost, warn_at=[1.0, 0.5, 0.8], **options)
+            return [share for name, share in found if name == rate]
 
-    def test_coming_near_again_after_a_reset_is_emitted(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            for times in (1, 2):
-                check("10/30d", SUBJECT, 8)
-                assert emitted == [("near", "10/30d", SUBJECT)] * times
-                reset("10/30d", SUBJECT)
-
-    def test_a_limit_too_small_to_be_near_emits_nothing(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            for _ in range(4):
-                check("4/m", SUBJECT)
-        assert emitted == []
+        near_limit.connect(hear)
+        try:
+            with freeze(START):
+                assert [told(check, cost) for cost in (4, 1, 2, 1, 1, 1)] == [[], [0.5], [], [0.8], [], [1.0]]
+                assert told(refund, 1) + told(check, 1) == [1.0]
+                assert told(refund, 3) + told(check, 1) + told(check, 2) == [0.8, 1.0]
+                assert told(refund, 6) + told(check, 6) == [1.0]
+                assert [told(check, cost, "3/h") for cost in (2, 1)] == [[0.5], [1.0]], "0.8 of 3 are all of them"
+                assert [told(check, cost, "2/d", algorithm="calendar") for cost in (1, 1)] == [[0.5], [1.0]]
+                check("0/m", SUBJECT, warn_at=1.0)
+                assert told(check, 1, "1/h", shadow=True) == []
+            with freeze(START + MINUTE):  # another period
+                assert told(check, 10) == [1.0]
+        finally:
+            near_limit.disconnect(hear)
 
     def test_a_ban_is_emitted_once_and_not_as_a_refusal(self, emitted: list[Any]) -> None:
         with freeze(START):
-            check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
-            check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
+            for _ in range(2):
+                check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
         assert emitted == [("banned", "1/h", SUBJECT)]
-
-    def test_a_shadow_rule_emits_nothing(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            for _ in range(5):
-                check("5/m", SUBJECT, shadow=True, cost=4)
-        assert emitted == []
 
     def test_an_async_check_calls_async_receivers_too(self, emitted: list[Any]) -> None:
         heard = []
@@ -117,28 +136,27 @@ class TestEmittedSignals:
             await asyncio.sleep(0)
             heard.append(subject)
 
-        refused.connect(receiver)
-        try:
-            with freeze(START):
-                asyncio.run(acheck("0/m", SUBJECT))
-        finally:
-            refused.disconnect(receiver)
+        with freeze(START), received(receiver):
+            asyncio.run(acheck("0/m", SUBJECT))
         assert heard == [SUBJECT]
         assert emitted == [("refused", "0/m", SUBJECT)]
 
-    def test_a_receiver_that_fails_does_not_fail_the_check_and_is_logged(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("in_a_loop", [False, True], ids=["fails", "async, of a sync check in an event loop"])
+    def test_a_receiver_that_cannot_be_called_fails_no_check_and_is_logged(
+        self, in_a_loop: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def receiver(**_: Any) -> None:
+        def fails(**_: Any) -> None:
             raise ValueError("a receiver of somebody's")
 
-        refused.connect(receiver)
-        try:
-            with freeze(START):
-                assert not check("0/m", SUBJECT)
-        finally:
-            refused.disconnect(receiver)
-        assert "a receiver of somebody's" in caplog.text
+        async def is_async(**_: Any) -> None: ...
+
+        async def work() -> Decision:
+            return check("0/m", SUBJECT)
+
+        with freeze(START), received(is_async if in_a_loop else fails):
+            assert not (asyncio.run(work()) if in_a_loop else check("0/m", SUBJECT))
+        said = "receivers of a signal were called" if in_a_loop else "a receiver of somebody's"
+        assert said in caplog.text
 
     def test_events_0_emits_nothing(self, emitted: list[Any], settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
@@ -149,28 +167,12 @@ class TestEmittedSignals:
         assert decision.outcomes[0].why == "banned"
         assert emitted == []
 
-    def test_an_async_receiver_does_not_fail_a_sync_check_in_an_event_loop(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        async def receiver(**_: Any) -> None: ...
-
-        async def work() -> Decision:
-            return check("0/m", SUBJECT)
-
-        refused.connect(receiver)
-        try:
-            with freeze(START):
-                assert not asyncio.run(work())
-        finally:
-            refused.disconnect(receiver)
-        assert "receivers of a signal were called" in caplog.text
-
 
 @pytest.mark.usefixtures("redis_cache")
 class TestDays:
     def counts(self, raw: redis.Redis, subject: str = "user:42", day: str = "2025-11-21") -> dict[str, int]:
         found: Any = raw.hgetall(f"quota:1:{{{subject}}}:day:{day}")
-        return {name.decode(): int(count) for name, count in found.items() if name != b"#"}
+        return {name.decode(): int(count) for name, count in found.items()}
 
     def test_a_users_checks_are_counted_by_rule_and_day(self, raw: redis.Redis) -> None:
         with freeze(START):
@@ -184,18 +186,14 @@ class TestDays:
         assert self.counts(raw, day="2025-11-22") == {"2/m:a": 1}
         assert self.counts(raw, subject=SUBJECT) == {}
 
-    def test_daily_says_otherwise(self, raw: redis.Redis) -> None:
+    def test_daily_says_otherwise_and_peeks_refunds_and_free_hits_are_not_counted(self, raw: redis.Redis) -> None:
         with freeze(START):
             check("2/m", SUBJECT, daily=True)
             check("2/m", "user:42", daily=False)
-        assert self.counts(raw, subject=SUBJECT) == {"2/m:a": 1}
-        assert self.counts(raw) == {}
-
-    def test_peeks_refunds_and_free_hits_are_not_counted(self, raw: redis.Redis) -> None:
-        with freeze(START):
             peek("2/m", "user:42")
             refund("2/m", "user:42")
-            check("2/m", "user:42", cost=0)
+            check(Rule.make("free", "2/m", cost=lambda request: 0), "user:42", cost=0)
+        assert self.counts(raw, subject=SUBJECT) == {"2/m:a": 1}
         assert self.counts(raw) == {}
 
     def test_a_request_that_another_rule_refuses_is_counted_where_it_was_refused(self, raw: redis.Redis) -> None:

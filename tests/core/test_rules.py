@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import RateError, Rule
+from django_quota import Rule
 from django_quota.core.rates import MAX_COUNT, Rate, validate_cost
-from django_quota.core.rules import option_names
-from django_quota.exceptions import RuleError
+from django_quota.core.rules import OPTIONS
+from django_quota.exceptions import RateError, RuleError
 
 
 def test_a_rule_has_one_limit_for_each_rate_in_order() -> None:
@@ -22,8 +24,7 @@ def test_a_rule_has_one_limit_for_each_rate_in_order() -> None:
 
 
 def test_a_rule_without_rates_is_unlimited() -> None:
-    assert Rule.make("r", None).limits == ()
-    assert Rule.make("r").limits == ()
+    assert Rule.make("r", None).limits == Rule.make("r").limits == ()
 
 
 @pytest.mark.parametrize("second", ["5/m", "10/m", "5/60s", "0/m"])
@@ -42,6 +43,12 @@ def test_calendar_windows_of_one_length_in_two_time_zones_are_the_same_window() 
     ("options", "text"),
     [
         ({"algoritm": "fixed_window"}, r"'algoritm' is not an option of a rule\. Did you mean 'algorithm'"),
+        ({"limit": "10/m"}, r"'limit' is not an option of a rule\. The first argument is the rate, .* '10/m'"),
+        ({"period": 60}, "The first argument is the rate, a count and a window"),
+        ({"on_fail": "allow"}, "Here it is called 'on_unavailable'"),
+        ({"group": "api"}, "Here it is called 'name'"),
+        ({"deduct_when": bool}, "Here it is called 'count_when'"),
+        ({"counts": bool}, "Here it is called 'count_when'"),
         ({"algorithm": "token_buket"}, r"algorithm='token_buket' is not an algorithm\. Did you mean 'token_bucket'"),
         ({"algorithm": None}, "algorithm=None is not an algorithm"),
         ({"algorithm": []}, "is not an algorithm"),
@@ -65,6 +72,7 @@ def test_calendar_windows_of_one_length_in_two_time_zones_are_the_same_window() 
         ({"cost": "1"}, "cost='1' of rule 'r' is not a whole number"),
         ({"cost": True}, "cost=True of rule 'r' is not a whole number"),
         ({"cost": None}, "cost=None of rule 'r' is not a whole number"),
+        ({"cost": 0}, r"cost=0 takes nothing\. Use 1, or a function of the request that returns 0"),
         ({"cost": MAX_COUNT + 1}, "is not a whole number from 0 to"),
         ({"methods": []}, "are not HTTP methods"),
         ({"methods": ""}, "are not HTTP methods"),
@@ -79,8 +87,38 @@ def test_the_error_for_a_wrong_option_names_its_value(options: dict[str, Any], t
         Rule.make("r", "10/m", **options)
 
 
+@pytest.mark.parametrize(
+    ("option", "function", "given"),
+    [
+        ("cost", lambda: 1, "request"),
+        ("cost", lambda request, response: 1, "request"),
+        ("skip", lambda: True, "request"),
+        ("exempt", lambda: True, "request"),
+        ("key", lambda: "a", "request"),
+        ("key", ["ip", lambda: "a"], "request"),
+        ("distinct", lambda: "a", "request"),
+        ("settle", lambda response: 1, "request, response"),
+        ("count_when", lambda request, response: True, "response"),
+        ("tier", lambda: "anonymous", "request"),
+    ],
+)
+def test_a_function_that_takes_other_arguments_is_refused_when_the_rule_is_made(
+    option: str, function: Any, given: str
+) -> None:
+    rate: Any = {"anonymous": "1/m", "authenticated": "2/m"} if option == "tier" else "10/m"
+    with pytest.raises(RuleError, match=rf"^{option}=.* cannot be called with \({given}\)\. Use, for example, "):
+        Rule.make("r", rate, **{option: function})
+
+
+@pytest.mark.parametrize(
+    "function", [lambda request, units=1: 1, lambda *args: 1, partial(lambda units, request: 1, 1), len, str, Mock()]
+)
+def test_a_function_that_takes_the_request_makes_a_rule(function: Any) -> None:
+    assert Rule.make("r", "10/m", cost=function).cost is function
+
+
 @given(
-    st.sampled_from(sorted(option_names() - {"key"})),
+    st.sampled_from(sorted(OPTIONS.keys() - {"key"})),
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text()) | st.just(object()),
 )
 def test_any_value_of_any_option_makes_a_rule_or_raises_rule_error(option: str, value: object) -> None:
@@ -93,49 +131,32 @@ def test_any_value_of_any_option_makes_a_rule_or_raises_rule_error(option: str, 
     assert option in text
 
 
-@pytest.mark.parametrize("name", ["", None, 5, b"x"])
-def test_the_name_of_a_rule_must_be_a_text(name: Any) -> None:
-    with pytest.raises(RuleError, match="is not a rule's name"):
-        Rule.make(name, "10/m")
+@pytest.mark.parametrize(
+    ("given", "methods"),
+    [("post", {"POST"}), (("get", "PUT"), {"GET", "HEAD", "PUT"}), (iter(["get"]), {"GET", "HEAD"})],
+)
+def test_methods_are_one_text_or_several_and_case_does_not_matter(given: Any, methods: set[str]) -> None:
+    assert set(Rule.make("r", "1/s", methods=given).methods or ()) == methods
 
 
-def test_methods_are_one_text_or_several_and_case_does_not_matter() -> None:
-    assert Rule.make("r", "1/s", methods="post").methods == frozenset({"POST"})
-    assert Rule.make("r", "1/s", methods=("get", "PUT")).methods == frozenset({"GET", "HEAD", "PUT"})
-    assert Rule.make("r", "1/s", methods=iter(["get"])).methods == frozenset({"GET", "HEAD"})
+PLAIN = Rule.make("r", "1/s", key="user", cost=2, shadow=True)
+TIERS: Any = {"anonymous": "1/s", "authenticated": "2/s"}
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("rule", "is_plain"),
     [
-        {"methods": ["POST"]},
-        {"skip": lambda request: False},
-        {"exempt": "staff"},
-        {"cost": lambda request: 1},
-        {"distinct": "header:X-Device"},
+        (PLAIN, True), (Rule.from_setting("r", {"rate": "1/s", "match": "/"}), True),
+        (Rule.make("r", lambda request: "1/s"), False), (Rule.make("r", lambda request: "1/s").with_rates("2/s"), True),
+        (Rule.make("r", TIERS), False), (Rule.make("r", TIERS).with_rates("2/s"), True),
+        *[(Rule.make("r", "1/s", **options).with_rates("2/s").renamed("other"), False) for options in (
+            {"methods": ["POST"]}, {"skip": lambda request: False}, {"exempt": "staff"}, {"cost": lambda request: 1},
+            {"distinct": "header:X-Device"},
+        )],
     ],
-    ids=lambda options: next(iter(options)),
-)
-def test_a_rule_that_needs_only_the_key_of_a_request_is_plain(options: dict[str, Any]) -> None:
-    assert Rule.make("r", "1/s", key="user", cost=2, shadow=True).is_plain
-    assert not Rule.make("r", "1/s", **options).is_plain
-    assert not Rule.make("r", "1/s", **options).with_rates("2/s").renamed("other").is_plain
-
-
-@pytest.mark.parametrize(
-    "rate", [lambda request: "1/s", {"anonymous": "1/s", "authenticated": "2/s"}], ids=["function", "tiers"]
-)
-def test_a_rule_with_a_dynamic_rate_is_not_plain(rate: Any) -> None:
-    assert not Rule.make("r", rate).is_plain
-    assert Rule.make("r", rate).with_rates("2/s").is_plain
-
-
-def test_a_rule_with_only_a_match_is_plain() -> None:
-    assert Rule.from_setting("r", {"rate": "1/s", "match": "/"}).is_plain
-
-
-def test_a_list_as_key_is_a_tuple() -> None:
-    assert Rule.make("r", "1/s", key=["ip", "path"]).key == ("ip", "path")
+)  # fmt: skip
+def test_a_rule_that_needs_only_the_key_of_a_request_is_plain(rule: Rule, is_plain: bool) -> None:
+    assert rule.is_plain == is_plain
 
 
 @pytest.mark.parametrize(
@@ -160,13 +181,16 @@ def test_rule_and_rule_make_mean_the_same(make: Callable[[], Rule]) -> None:
     hash(rule)
 
 
-@pytest.mark.parametrize("cost", [0, 1, MAX_COUNT])
-def test_a_cost_from_zero_to_the_largest_count_is_accepted(cost: int) -> None:
-    assert validate_cost(cost, "rule") == cost
-
-
-@given(st.none() | st.floats() | st.text() | st.integers(max_value=-1) | st.integers(min_value=MAX_COUNT + 1))
+@given(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text()
+    | st.integers(max_value=-1)
+    | st.integers(min_value=MAX_COUNT + 1)
+)
 def test_another_cost_is_refused(cost: object) -> None:
+    assert validate_cost(MAX_COUNT, "rule") == MAX_COUNT
     with pytest.raises(RuleError, match="Use, for example, 1"):
         validate_cost(cost, "rule")
 
@@ -195,6 +219,9 @@ class TestFromSettings:
             ({"rate": "5/mx"}, "'5/mx' is not a rate"),
             ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"),
             ({"rate": "5/m", 5: 5}, "'5' is not an option"),
+            ({"limit": 5}, "Use the rate, a count and a window: 'rate': '10/m'"),
+            ({"rate": "5/m", "group": "a"}, "The key in RULES is the rule's name"),
+            ({"rate": "5/m", "exempt_when": "a.b"}, "Here it is called 'skip'"),
             ({"rate": [["5/m"]]}, "it is a list, not a text"),
             (5, "it is an int, not a text"),
             ({"rate": "5/m", "methods": 3}, "are not HTTP methods"),
@@ -211,40 +238,29 @@ class TestFromSettings:
         assert value == {"rate": "5/m", "methods": ["GET"]}
 
 
-class TestDynamicRates:
-    def test_a_rule_with_a_function_as_rate_has_no_limits_yet(self) -> None:
-        rule = Rule.make("r", lambda request: "10/m")
-        assert rule.dynamic
-        assert rule.limits == ()
+class Unhashable:
+    """A key function that cannot be looked up in a dict."""
 
-    def test_with_rates_makes_the_real_rule(self) -> None:
-        rule = Rule.make("r", lambda request: None, key="user", block=False).with_rates("10/m; 5/s", None)
-        assert [str(limit.rate) for limit in rule.limits] == ["10/m", "5/s"]
-        assert (rule.key, rule.block, rule.dynamic) == ("user", False, False)
+    __hash__ = None  # type: ignore[assignment]
 
-    def test_with_rates_none_is_unlimited(self) -> None:
-        rule = Rule.make("r", lambda request: None).with_rates(None)
-        assert (rule.limits, rule.dynamic) == ((), False)
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
-    def test_with_rates_returns_the_same_object_for_the_same_rates(self) -> None:
-        rule = Rule.make("r", lambda request: None)
-        assert rule.with_rates("10/m") is rule.with_rates("10/m")
+    def __call__(self, request: object) -> str:
+        return "x"
 
-    def test_a_wrong_rate_from_a_function_raises_rate_error(self) -> None:
-        with pytest.raises(RateError):
-            Rule.make("r", lambda request: None).with_rates(10)
 
-    def test_with_rates_works_with_options_that_are_not_hashable(self) -> None:
-        class Key:
-            __hash__ = None  # type: ignore[assignment]
-
-            def __eq__(self, other: object) -> bool:
-                return self is other
-
-            def __call__(self, request: object) -> str:
-                return "x"
-
-        assert Rule.make("r", lambda request: None, key=Key()).with_rates("10/m").limits
+@pytest.mark.parametrize("key", ["user", Unhashable()])
+def test_a_function_as_rate_has_no_limits_until_it_is_asked(key: Any) -> None:
+    dynamic = Rule.make("r", lambda request: None, key=key, block=False)
+    assert (dynamic.dynamic, dynamic.limits) == (True, ())
+    real = dynamic.with_rates("10/m; 5/s", None)
+    assert [str(limit.rate) for limit in real.limits] == ["10/m", "5/s"]
+    assert (real.key, real.block, real.dynamic) == (key, False, False)
+    assert (dynamic.with_rates(None).limits, dynamic.with_rates(None).dynamic) == ((), False)
+    assert (dynamic.with_rates("10/m") is dynamic.with_rates("10/m")) == (key == "user")
+    with pytest.raises(RateError):
+        dynamic.with_rates(10)
 
 
 def test_options_of_the_settings_are_not_suggested_elsewhere() -> None:
@@ -256,7 +272,7 @@ def test_options_of_the_settings_are_not_suggested_elsewhere() -> None:
         Rule.make("a", "1/m", nam="b")
 
 
-@pytest.mark.parametrize("name", ["", None, 5, "half \ud800"])
-def test_a_name_that_utf8_cannot_encode_is_refused(name: Any) -> None:
+@pytest.mark.parametrize("name", ["", None, 5, b"x", "half \ud800"])
+def test_the_name_of_a_rule_is_a_text_that_utf8_can_encode(name: Any) -> None:
     with pytest.raises(RuleError, match="is not a rule's name"):
         Rule.make(name, "1/m")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,14 +15,13 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Compensate, HoldId, Mode, Renew, Reservation, Settle
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Adjust
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation
-from django_quota.engine.plans import Plan
+from django_quota.engine.plans import Place, Plan, Taken
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
 from tests.support.inputs import inputs
-from tests.support.published import publish
 from tests.support.random_plans import (
     STEPS,
     Asked,
@@ -30,8 +30,7 @@ from tests.support.random_plans import (
     plan_of,
 )
 from tests.support.specifications import specify
-from tests.support.steps import SECOND, START, driven, include_holds
-from tests.support.stores import forget_forms
+from tests.support.steps import MINUTE, SECOND, START, driven
 
 
 class Apart:
@@ -69,44 +68,64 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
             elif isinstance(value, Bucket):
                 kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own
             elif ":day:" in key:
-                kept[key] = {name: count for name, count in value.items() if name != "#"}  # when it was opened
+                kept[key] = {name: count for name, count in value.items() if count}
             elif key.endswith("}:s"):
-                kept[key] = {name: said for name, said in value.items() if name[0] not in "ew" or int(said) > now}
+                ends = {name: int(said.split(" ")[0]) if name[0] in "ew" else now + 1 for name, said in value.items()}
+                kept[key] = {name: said for name, said in value.items() if ends[name] > now}
             elif isinstance(value, dict):
                 kept[key] = {name: stop for name, stop in value.items() if stop > now}
     return {key: value for key, value in kept.items() if value}
+
+
+def states_of_limits(kept: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of limits that no refused hit changes."""
+    return {key: value for key, value in kept.items() if "}:r:" in key and "counted" not in key}
+
+
+def assert_as_before(after: Mapping[str, Any], before: Mapping[str, Any], now: int) -> None:
+    """Hold states against those before a hit that was undone. A known value stays known from that hit on."""
+    assert after.keys() == before.keys()
+    for key, state in after.items():
+        if ":dv." not in key:
+            assert state == before[key]
+        else:
+            assert state.keys() == before[key].keys()
+            for value, expiry in state.items():
+                assert before[key][value] <= expiry <= max(before[key][value], now + MINUTE) + 1
 
 
 @inputs(400)
 @given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
 def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
     together, apart, now = DictStates(), Apart(), START + phase
-    forget_forms()
-    held: list[tuple[list[Asked], list[HoldId | None]]] = []
-    for number, (gap, kind, asked, with_events, ttl, override, subject) in enumerate(steps):
+    taken: list[tuple[list[Asked], Mapping[Place, Taken]]] = []
+    for gap, kind, asked, with_events, *_ in steps:
         now += gap
-        if override:
-            for run in (lambda operation, at: operation.run(together, at), apart.run):
-                run(publish(subject, asked[0][0].name, override), now)
-        holds = Reservation(f"t{number}", ttl) if ttl and kind == "check" else None
-        mode: Mode = kind
-        if kind in ("settle", "renew"):
-            if not held:
+        found: Mapping[Place, Taken] = {}
+        if is_adjusted := kind in ("adjust", "undo"):
+            if not taken:
                 continue
-            asked, found = held.pop() if kind == "settle" else held[-1]  # noqa: PLW2901
-            amounts = range(len(found)) if kind == "settle" else [ttl or 1] * len(found)
-            mode = (Settle if kind == "settle" else Renew).of(found, amounts)
-        plans, replies = list[Plan](), list[Any]()
+            asked, found = taken.pop()  # noqa: PLW2901
+        plans, replies, before = list[Plan](), list[Any](), states_of_limits(apart.live(now))
         for run in (lambda operation, at: operation.run(together, at), apart.run):
-            plans.append(plan_of(asked, with_events=with_events, holds=holds))
-            if kind in ("settle", "renew"):
-                include_holds(plans[-1])
-            replies.append(driven(run, plans[-1], mode, now))
-            plans[-1].read(replies[-1])
+            plan = plan_of(asked, with_events=with_events)
+            if is_adjusted:
+                actual = [0 if kind == "undo" else number for number in range(len(asked))]
+                plan = plan.settled(found, actual, undone=kind == "undo")
+            plans.append(plan)
+            replies.append(driven(run, plan, "adjust" if is_adjusted else kind, now))
+            plan.read(replies[-1])
+        is_apart = len({subject for _, subject, _, _ in asked}) > 1
+        if kind == "check" and replies[0][1] == REFUSED and is_apart:
+            # The slots behind the one that refuses are looked at, and count no refusal.
+            assert replies[1][1] == REFUSED
+            assert_as_before(states_of_limits(apart.live(now)), before, now)
+            together.kept = {key: kept for place in apart.places.values() for key, kept in place.kept.items()}
+            continue
         assert in_order(replies[1], asked) == in_order(replies[0], asked)
-        if holds is not None:
-            assert plans[0].holds == plans[1].holds
-            held += [(asked, plans[0].holds)] if any(plans[0].holds) else []
+        if kind == "check":
+            assert plans[0].taken == plans[1].taken
+            taken += [(asked, plans[0].taken)] if plans[0].taken else []
         assert apart.live(now) == live(now, together)
 
 
@@ -124,75 +143,56 @@ DAILY, SHUT_DAILY = Rule.make("daily", "9/m", daily=True), Rule.make("shut-daily
 def counted(places: Apart) -> dict[str, int]:
     """Return what is counted for the day so far, by subject and field."""
     kept = {key: value for place in places.places.values() for key, (value, _) in place.kept.items() if ":day:" in key}
-    return {f"{home(key)[1:]} {name}": count for key, day in kept.items() for name, count in day.items() if name != "#"}
+    return {f"{home(key)[1:]} {name}": count for key, day in kept.items() for name, count in day.items()}
 
 
-def test_a_hit_counts_for_the_day_only_after_its_whole_plan_passed() -> None:
-    """A roll-up may read the counts at any moment, and adds whatever they grow by."""
-    places, seen = Apart(), list[dict[str, int]]()
-
-    def is_looked_at(operation: Operation) -> bool:
-        seen.append(counted(places))
-        return False
-
-    places.fails = is_looked_at
+def test_the_day_counts_no_hit_of_a_plan_that_a_later_slot_refuses() -> None:
+    places = Apart()
     assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"), (SHUT_DAILY, "user:2"))[1] == REFUSED
-    assert counted(places) == {"user:2 shut-daily:r": 1}
+    assert {place: count for place, count in counted(places).items() if count} == {"user:2 shut-daily:r": 1}
     assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
     assert counted(places) == {"user:2 shut-daily:r": 1, "user:1 daily:a": 1, "user:3 daily:a": 1}
-    assert all("user:1 daily:a" not in one for one in seen if "user:3 daily:a" not in one)
 
 
-def test_a_plan_that_passed_stays_allowed_where_it_cannot_be_counted_for_the_day(caplog: Any) -> None:
+def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any) -> None:
     places = Apart()
-    places.fails = lambda operation: isinstance(operation, Decide) and operation.mode == "record_day"
-    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
-    assert counted(places) == {"user:3 daily:a": 1}
-    assert "not counted for the day" in caplog.text
-
-
-def test_a_refusal_stays_one_where_it_cannot_be_compensated_or_emitted(caplog: Any) -> None:
-    places = Apart()
-    places.fails = lambda operation: (
-        isinstance(operation, Decide) and (operation.mode == "record_refusal" or isinstance(operation.mode, Compensate))
-    )
+    places.fails = lambda operation: isinstance(operation, Decide) and operation.mode != "check"
     reply = check_over(places, (WIDE, "ip:1"), (SHUT, "ip:2"), (WIDE, "ip:3"))
     assert reply[1:3] == [REFUSED, 1]
     assert reply[2 + PER_LIMIT] == 0  # the one that refuses
     assert reply[2 + 2 * PER_LIMIT :] == [1, 0, 0, 0, NEVER]  # of which nothing is known: it promises nothing
-    assert "keeps what it consumed" in caplog.text
+    assert "keeps what it took" in caplog.text
     assert "how its limits are" in caplog.text
 
 
-def test_a_refusal_counts_once_where_a_later_slot_asks_for_another_form() -> None:
-    """That slot has an override which this process does not know yet."""
-    places = Apart()
-    places.run(publish("ip:3", "wide", "r 0 0 5/m"), START)
-    banning = Rule.make("banning", "0/m", ban={"after": "9/m", "for": ["1h"]})
-    assert check_over(places, (banning, "ip:2"), (WIDE, "ip:3"))[1] == REFUSED
-    once = Apart()
-    check_over(once, (banning, "ip:2"))
-    assert places.live(START).items() >= once.live(START).items()
+def test_each_slot_is_adjusted_at_its_own_moment() -> None:
+    """The servers of a Cluster have clocks of their own."""
+    places, later = Apart(), {"{ip:1": 0, "{ip:2": 7}
+    plain = places._one
+    places._one = lambda operation, now: plain(operation, now + later[home(operation.keys[0])])  # type: ignore[method-assign]
+    asked: list[Asked] = [(WIDE, "ip:1", 3, ""), (WIDE, "ip:2", 3, "")]
+    plan = plan_of(asked, with_events=False)
+    plan.read(driven(places.run, plan, "check", START))
+    assert [found.moment for found in plan.taken.values()] == [START, START + 7]
+    driven(places.run, plan.settled(plan.taken), "adjust", START + 20)
+    assert not places.live(START + 30)
 
 
-def test_what_cannot_be_compensated_in_one_slot_is_in_the_others() -> None:
-    places = Apart()
-    undos: list[Operation] = []
+@pytest.mark.parametrize(
+    ("last", "fails_in", "left"), [(SHUT, "an undo", ["{ip:1"]), (WIDE, "the last slot", [])], ids=str
+)
+def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, fails_in: str, left: list[str]) -> None:
+    """What cannot be undone in one slot is undone in the others."""
+    places, undos = Apart(), list[Operation]()
 
-    def is_first_undo(operation: Operation) -> bool:
-        if isinstance(operation, Decide) and isinstance(operation.mode, Compensate):
+    def fails(operation: Operation) -> bool:
+        if isinstance(operation, Decide) and isinstance(operation.mode, Adjust):
             undos.append(operation)
-        return bool(undos) and operation is undos[0]
+            return fails_in == "an undo" and operation is undos[0]
+        return fails_in == "the last slot" and home(operation.keys[0]) == "{ip:3"
 
-    places.fails = is_first_undo
-    reply = check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (SHUT, "ip:3"))
-    assert (len(undos), reply[1]) == (2, REFUSED)
-    assert [home(key) for key in places.live(START)] == ["{ip:1"]
-
-
-def test_what_was_consumed_before_a_slot_failed_is_compensated() -> None:
-    places = Apart()
-    places.fails = lambda operation: home(operation.keys[0]) == "{ip:3"
-    with pytest.raises(StoreUnavailable):
-        check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (WIDE, "ip:3"))
-    assert not places.live(START)
+    places.fails = fails
+    with nullcontext() if last is SHUT else pytest.raises(StoreUnavailable):
+        assert check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (last, "ip:3"))[1] == REFUSED
+    assert len(undos) == 2
+    assert [home(key) for key in places.live(START)] == left

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota.engine.operations import DictStates, Operation, text
-from django_quota.engine.override_operations import CompletePublication, PublishOverrides, RaiseGeneration
-from django_quota.engine.subject_operations import DropDay, ReadDays, RecordRefusals
+from django_quota.engine.subject_operations import DropAside, ReadDays, RecordHits, SetAside
 from django_quota.engine.system_operations import (
     FIELDS,
     OTHER,
@@ -30,48 +29,29 @@ from tests.support.stores import redis_store
 SLACK = 30 * SECOND
 """Redis' own clock goes on while a test runs."""
 
-STATUS, DAY, MARK, COUNT = "quota:1:{u}:s", "quota:1:{u}:day:2025-11-21", "quota:mark", "quota:count"
+STATUS, DAY, ASIDE = "quota:1:{u}:s", "quota:1:{u}:day:2025-11-21", "quota:1:{u}:day:2025-11-21:aside"
 SETS = [f"quota:1:{{u}}:l:{number}" for number in range(3)]
-WORKERS, METRICS = "quota:1:{!}:workers", MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
+WORKERS, METRICS = "quota:1:{!}:workers", MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}t")
 
 around = st.integers(START - 5, START + 5)
 names = st.sampled_from(["a", "b", "c"])
 counts = st.dictionaries(names.map("{}:a".format), st.integers(1, 9))
-day = st.dictionaries(st.sampled_from(["a:a", "a:r", "#"]), st.integers(0, 2**62).map(str), min_size=1)
-ends = st.sampled_from([0, START - 60 * SECOND, START + SECOND, START + 60 * SECOND])
-overrides = st.dictionaries(
-    st.sampled_from(["o:*", "o:search"]), st.builds("{} 0 {} {}".format, st.sampled_from("xbr"), ends, st.just("5/m"))
-)
+day = st.dictionaries(st.sampled_from(["a:a", "a:r", "a:u"]), st.integers(-(2**62), 2**62), min_size=1)
+tokens = st.integers(0, 3) | around
 CASES: dict[str, tuple[Any, Any]] = {  # what lies there at first, and the operations
-    "overrides": (
-        st.fixed_dictionaries(
-            {}, optional={STATUS: st.dictionaries(st.sampled_from(["b:x", "ox:1", "w:a"]), st.just("1 2"), min_size=1)}
-        ),
-        st.builds(PublishOverrides, st.just(STATUS), overrides),
-    ),
-    "generations": (
-        st.fixed_dictionaries({}, optional={MARK: st.integers(0, 4), COUNT: st.integers(0, 2)}),
-        st.builds(RaiseGeneration, st.just(MARK), st.integers(0, 4), st.integers(0, 6))
-        | st.builds(
-            CompletePublication,
-            st.just(MARK),
-            st.just(COUNT),
-            st.integers(0, 2),
-            st.integers(1, 5),
-            st.just(60 * SECOND),
-        ),
-    ),
     "days": (
-        st.fixed_dictionaries({}, optional={DAY: day}),
-        st.just(ReadDays([DAY, "quota:1:{u}:day:2025-11-20"])) | st.builds(DropDay, st.just(DAY), day),
+        st.fixed_dictionaries({}, optional={DAY: day, ASIDE: tokens.map(lambda token: {"a:a": 5, "#": token})}),
+        st.just(ReadDays([DAY, ASIDE, "quota:1:{u}:day:2025-11-20"]))
+        | st.builds(SetAside, st.just(DAY), st.just(ASIDE), tokens)
+        | st.builds(DropAside, st.just(ASIDE), tokens),
     ),
-    "refusals": (
-        st.fixed_dictionaries({}, optional={DAY: st.just({"#": 17, "a:r": 2})}),
+    "hits": (
+        st.fixed_dictionaries({}, optional={DAY: st.just({"a:r": 2})}),
         st.builds(
-            lambda *given: RecordRefusals(STATUS, *given),
+            lambda *given: RecordHits(STATUS, *given),
             st.sampled_from([DAY, ""]),
             names,
-            st.integers(1, 9),
+            st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)),
             st.sampled_from([0, SECOND]),
         ),
     ),
@@ -80,7 +60,6 @@ CASES: dict[str, tuple[Any, Any]] = {  # what lies there at first, and the opera
         st.just({}),
         st.builds(
             lambda *given: AddMetrics(METRICS, *given),
-            st.integers(1, 9),
             counts,
             counts,
             st.dictionaries(names, st.just(SECOND)),
@@ -168,10 +147,10 @@ def test_script_and_specification_are_one(case: str, raw: redis.Redis, data: st.
 @pytest.mark.usefixtures("redis_cache")
 def test_metrics_do_not_grow_with_the_names_that_clients_bring(raw: redis.Redis) -> None:
     both = Both(raw, {})
-    both.run(AddMetrics(METRICS, 1, {f"rule{number}:a": 1 for number in range(FIELDS + 7)}, {}, {}))
-    rules = both.run(AddMetrics(METRICS, 2, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {}, {}))[METRICS.day]
+    both.run(AddMetrics(METRICS, {f"rule{number}:a": 1 for number in range(FIELDS + 7)}, {}, {}))
+    rules = both.run(AddMetrics(METRICS, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {}, {}))[METRICS.day]
     assert (rules["rule0:a"], rules[f"{OTHER}:a"], rules[f"{OTHER}:r"]) == ("2", "8", "4")
     assert len(rules) <= FIELDS + 3
     many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
-    subjects = both.run(AddMetrics(METRICS, 3, {}, many, {}))[METRICS.refused]
+    subjects = both.run(AddMetrics(METRICS, {}, many, {}))[METRICS.refused]
     assert (len(subjects), subjects["ip:5"]) == (SUBJECTS, "2")

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from inspect import isawaitable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
-from django.test import override_settings
+from django.test import RequestFactory
 
-from django_quota import Rule, acheck, check, peek, quota
-from django_quota.exceptions import RateError, RuleError
-from tests.support.calls import calls_of, get, run
-from tests.support.published import override
+from django_quota import (
+    Rule,
+    acheck,
+    acquire,
+    apeek,
+    check,
+    check_all,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reserve_all,
+    reset,
+)
+from django_quota.exceptions import RuleError
+from tests.support.calls import always, calls_of, get, run
+from tests.support.overridden import override
 
 TWO = {"anonymous": "1/m", "authenticated": "3/m"}
 THREE = {**TWO, "pro": ["5/m", "100/h"], "staff": None}
@@ -51,16 +62,14 @@ class TestReading:
         assert (rule.dynamic, rule.limits) == (True, ())
         assert not any(tier.dynamic for tier in rule.tiers.values())
 
-    def test_str_lists_the_rates_of_each_tier(self) -> None:
-        (rates,) = Rule.make("api", {**TWO, "staff": None}, tier=by_header).rates
-        assert str(rates) == "1/m for anonymous, 3/m for authenticated, unlimited for staff"
-
-    def test_renaming_a_rule_renames_its_tiers(self) -> None:
-        assert Rule.make("api", TWO).renamed("other").tiers["anonymous"].name == "other"
-
-    def test_an_override_replaces_the_rates_of_all_tiers(self) -> None:
-        rule = Rule.make("api", THREE, tier=by_header).with_rates("9/m")
-        assert ([str(rate) for rate in rule.rates], rule.tiers, rule.dynamic) == (["9/m"], {}, False)
+    def test_names_and_rates_hold_for_all_tiers(self) -> None:
+        rule = Rule.make("api", THREE, tier=by_header)
+        assert str(rule.rates[0]) == (
+            "1/m for anonymous, 3/m for authenticated, 5/m; 100/h for pro, unlimited for staff"
+        )
+        assert rule.renamed("other").tiers["anonymous"].name == "other"
+        overridden = rule.with_rates("9/m")
+        assert ([str(rate) for rate in overridden.rates], overridden.tiers, overridden.dynamic) == (["9/m"], {}, False)
 
     @pytest.mark.parametrize(
         ("rates", "options", "says"),
@@ -74,19 +83,13 @@ class TestReading:
             (("5/h",), {"tier": by_header}, "tier= needs rates by tier"),
             (({**TWO, "pro": "9/m"},), {"tier": "pro"}, "tier='pro' is neither a function"),
             (({**TWO, "anonymous": {"x": "1/m"}},), {}, "The rate of tier 'anonymous'"),
+            (({**TWO, "authenticated": "5/mx"},), {}, "for tier 'authenticated'"),
+            (({**TWO, "authenticated": "1/month"},), {}, "'sliding_window' does not count in months"),
         ],
     )  # fmt: skip
     def test_wrong_tiers_are_refused(self, rates: tuple[Any, ...], options: dict[str, Any], says: str) -> None:
         with pytest.raises(RuleError, match=says.replace("(", r"\(")):
             Rule.make("api", *rates, **options)
-
-    def test_a_wrong_rate_names_its_tier(self) -> None:
-        with pytest.raises(RateError, match="for tier 'authenticated'"):
-            Rule.make("api", {"anonymous": "1/m", "authenticated": "5/mx"})
-
-    def test_a_tier_takes_only_rates_that_the_algorithm_takes(self) -> None:
-        with pytest.raises(RuleError):
-            Rule.make("api", {"anonymous": "1/m", "authenticated": "1/month"})
 
 
 def made(kind: str) -> Callable[[Any], Any]:
@@ -106,10 +109,7 @@ class TestViews:
         view = quota(TWO, key="user")(made(kind))
         assert [run(view, asked_by()).status_code for _ in range(2)] == [200, 429]
         assert [run(view, asked_by(user())).status_code for _ in range(4)] == [200, 200, 200, 429]
-
-    def test_a_request_without_a_user_is_anonymous(self, kind: str) -> None:
-        view = quota(TWO, key="ip")(made(kind))
-        assert [run(view, get()).status_code for _ in range(2)] == [200, 429]
+        assert run(view, get()).status_code == 429, "a request without a user is anonymous"
 
     def test_a_function_returns_the_tier_or_none_for_the_default_one(self, kind: str) -> None:
         view = quota(THREE, key="ip", tier=by_header)(made(kind))
@@ -127,11 +127,9 @@ class TestViews:
         assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
         assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
         assert caplog.text.count("has no rate for the tier 'prp'. Did you mean 'pro'? It is treated as") == 2
-
-    @pytest.mark.parametrize("tier", [["pro"], 5, {"a": 1}, b"pro"])
-    def test_a_tier_that_is_no_text_gets_the_default_rate(self, kind: str, tier: Any) -> None:
-        view = quota(THREE, key="ip", tier=lambda request: tier)(made(kind))
-        assert "q=1" in run(view, asked_by()).headers["RateLimit-Policy"]
+        for tier in (["pro"], 5, {"a": 1}, b"pro"):  # no text
+            view = quota(THREE, key="ip", tier=always(tier))(made(kind))
+            assert "q=1" in run(view, asked_by()).headers["RateLimit-Policy"]
 
     def test_an_unknown_tier_without_a_default_is_an_error_with_the_nearest_name(self, kind: str) -> None:
         view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(kind))
@@ -149,50 +147,81 @@ def policy(view: Any) -> str:
     return str(view.__name__)
 
 
-class TestAsyncFunctions:
-    @pytest.mark.usefixtures("memory_store")
-    def test_an_async_tier_is_awaited(self) -> None:
-        view = quota(THREE, key="ip", tier=by_header_async)(made("async"))
-        assert "q=5" in run(view, asked_by(HTTP_X_TIER="pro")).headers["RateLimit-Policy"]
-
-    def test_an_async_tier_on_a_sync_view_is_refused_at_import(self) -> None:
-        with pytest.raises(RuleError, match=r"tier=.*by_header_async is async, but the view is not"):
-            quota(THREE, key="ip", tier=by_header_async)(made("sync"))
+@pytest.mark.usefixtures("memory_store")
+def test_an_async_tier_is_awaited_and_on_a_sync_view_it_is_refused_at_import() -> None:
+    limited = quota(THREE, key="ip", tier=by_header_async)
+    assert "q=5" in run(limited(made("async")), asked_by(HTTP_X_TIER="pro")).headers["RateLimit-Policy"]
+    with pytest.raises(RuleError, match=r"tier=.*by_header_async is async, but the view is not"):
+        limited(made("sync"))
 
 
 @pytest.mark.usefixtures("memory_store")
 class TestChecks:
-    def test_check_takes_the_tier_from_the_subject(self) -> None:
-        assert peek(TWO, "user:7", name="api").limit == 3  # type: ignore[arg-type]
-        assert peek(TWO, user(), name="api").limit == 3  # type: ignore[arg-type]
-        assert peek(TWO, "ip:192.0.2.1", name="api").limit == 1  # type: ignore[arg-type]
+    @pytest.mark.parametrize(("subject", "limit"), [("user:7", 3), (user(), 3), ("ip:192.0.2.1", 1)])
+    def test_check_takes_the_tier_from_the_subject(self, subject: Any, limit: int) -> None:
+        two: Any = TWO
+        assert peek(two, subject, name="api").limit == limit
 
-    def test_check_with_a_tier_function_needs_the_request(self) -> None:
-        with override_settings(QUOTA={"STORE": "memory", "RULES": {"api": {"rate": THREE, "tier": by_header}}}):
-            assert check("api", asked_by(HTTP_X_TIER="pro")).limit == 5
-            with pytest.raises(RuleError, match="pass the request"):
-                check("api", "user:7")
-
-    def test_acheck_calls_the_tier_function(self) -> None:
-        with override_settings(QUOTA={"STORE": "memory", "RULES": {"api": {"rate": THREE, "tier": by_header_async}}}):
-            assert asyncio.run(waited(acheck("api", asked_by(HTTP_X_TIER="pro")))).limit == 5
-
-
-async def waited(value: Any) -> Any:
-    return await value if isawaitable(value) else value
+    def test_a_tier_function_needs_the_request(self, settings: Any) -> None:
+        rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
+        settings.QUOTA = {"STORE": "memory", "RULES": rules}
+        assert check("sync", asked_by(HTTP_X_TIER="pro")).limit == 5
+        assert asyncio.run(acheck("async", asked_by(HTTP_X_TIER="pro"))).limit == 5
+        with pytest.raises(RuleError, match="pass the request"):
+            check("sync", "user:7")
 
 
 @pytest.mark.usefixtures("either_store")
-class TestOverrides:
-    RULES = SimpleNamespace(api={"rate": TWO, "key": "user"})
+def test_an_override_applies_to_every_tier_in_one_call(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": TWO, "key": "user"}}}
+    override("r 0 0 9/m", "api", "user:7")
+    assert check("api", asked_by(user())).limit == 9
+    calls = calls_of(monkeypatch)
+    assert check("api", asked_by(user())).limit == 9
+    assert calls == [1]
+    assert check("api", asked_by(user(8))).limit == 3
 
-    def test_an_override_applies_to_every_tier_and_a_known_one_costs_no_call(
-        self, settings: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": self.RULES.api}}
-        override("r 0 0 9/m", "api", "user:7")
-        assert check("api", asked_by(user())).limit == 9
-        calls = calls_of(monkeypatch)
-        assert check("api", asked_by(user())).limit == 9
-        assert calls == [1]
-        assert check("api", asked_by(user(8))).limit == 3
+
+@pytest.mark.usefixtures("either_store")
+class TestInCalls:
+    """A call names the tier, so no request is needed."""
+
+    RULE = Rule.make("api", {"free": "2/m", "team": "5/m; 9/h", "staff": None}, tier=by_header)
+
+    def test_the_named_tier_decides_and_all_tiers_share_the_count(self) -> None:
+        assert [check(self.RULE, "org:7", tier="free").allowed for _ in range(3)] == [True, True, False]
+        assert check(self.RULE, "org:7", 2, tier="team").remaining == 1
+        assert peek(self.RULE, "org:7", tier="team").outcomes[0].used == 4
+        assert refund(self.RULE, "org:7", 1, tier="team").remaining == 2
+        assert acquire(self.RULE, "org:7", tier="team", timeout=0).remaining == 1
+        with reserve(self.RULE, "org:7", 1, tier="team") as hold:
+            assert hold.settle(0).remaining == 1
+        assert peek(self.RULE, "org:7", tier="staff").limit is None
+        assert reset(self.RULE, "org:7", tier="free")
+        assert asyncio.run(apeek(self.RULE, "org:7", tier="team")).remaining == 5
+
+    def test_it_takes_precedence_over_the_tier_of_a_request(self) -> None:
+        request = RequestFactory().get("/", headers={"X-Tier": "free"})
+        assert check(self.RULE, request, tier="team").limit == 5
+        assert check(self.RULE, request).limit == 2
+
+    def test_an_entry_names_it_after_the_cost(self) -> None:
+        decision = check_all([(self.RULE, "org:7", None, "team"), (self.RULE, "org:8", 2, "free")])
+        assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
+        with reserve_all([(self.RULE, "org:7", 3, "team")]) as hold:
+            assert hold.cost == 3
+
+    @pytest.mark.parametrize("tier", ["", "temas", "Team"])
+    def test_an_unknown_tier_is_an_error_with_those_that_there_are(self, tier: str) -> None:
+        says = rf"^Rule 'api' has no tier '{tier}'\. Known: 'free', 'team', 'staff'\."
+        for call in (check, peek, reserve, refund, reset):
+            with pytest.raises(RuleError, match=says):
+                call(self.RULE, "org:7", tier=tier)
+        with pytest.raises(RuleError, match=says):
+            check_all([(self.RULE, "org:7", 1, tier)])
+
+    def test_a_rule_without_tiers_and_one_that_needs_a_tier_say_so(self) -> None:
+        with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no rates by tier\."):
+            check("1/m", "org:7", tier="team")
+        with pytest.raises(RuleError, match=r"pass the request as subject, or tier=\. Known: 'free', 'team', 'staff'"):
+            check(self.RULE, "org:7")

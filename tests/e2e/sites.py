@@ -35,6 +35,10 @@ PAGES = {
 """The admin pages that show something of django_quota, below `/admin/`."""
 
 
+PATIENCE = 300.0
+"""Seconds within which the site must run all scenarios, or stop."""
+
+
 @dataclass(frozen=True)
 class Site:
     """A running site."""
@@ -42,6 +46,8 @@ class Site:
     port: int
     passwords: Mapping[str, str]
     """The password of each staff user, by name."""
+    folder: Path
+    """Where it keeps its files."""
 
     def url(self, path: str = "/") -> str:
         """Return the URL of a path."""
@@ -58,25 +64,34 @@ def subject(username: str) -> str:
 
 
 @contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder that processes must leave empty. Its name is short: the path of a Redis socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="q-") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
+
+
+@contextmanager
 def run_site(*options: str) -> Iterator[Site]:
     """Run `python -m example_project.serve` during the block."""
-    with tempfile.TemporaryDirectory(prefix="q-") as folder:  # a short name: a Redis socket's path is bounded
+    with scratch_folder() as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "example_project.serve", "--port", "0", *options],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": folder, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         try:
-            yield _read(process)
+            yield _read(process, folder)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=120)
+            process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
 
 
-def _read(process: subprocess.Popen[str]) -> Site:
+def _read(process: subprocess.Popen[str], folder: Path) -> Site:
     assert process.stdout
     said = ""
     for line in process.stdout:
@@ -87,4 +102,4 @@ def _read(process: subprocess.Popen[str]) -> Site:
     passwords = re.findall(r"^  (\w+) +password (\S+)", said, re.MULTILINE)
     assert port, said
     assert passwords, said
-    return Site(int(port[1]), dict(passwords))
+    return Site(int(port[1]), dict(passwords), folder)

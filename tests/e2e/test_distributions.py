@@ -20,7 +20,7 @@ import pytest
 from django.dispatch import Signal
 
 import django_quota
-from django_quota import adapters, exceptions, signals, testing
+from django_quota import adapters, exceptions, metrics, signals, testing, types
 from django_quota.testing import RedisServer
 
 ROOT = Path(django_quota.__file__).parent.parent
@@ -165,7 +165,7 @@ def test_a_users_project_passes_mypy_strict(python: Path, typed: Path) -> None:
     assert "Success" in ran(python, "-m", "mypy", "shop/views.py", cwd=typed)
 
 
-PUBLIC = (django_quota, adapters, exceptions, testing)
+PUBLIC = (django_quota, adapters, exceptions, metrics, testing, types)
 UNTYPED = {"django_quota.models.DailyCounter", "django_quota.models.QuotaOverride"}
 """Public names that a type checker cannot know all about: fields of models have types only by Django's mypy plugin."""
 

@@ -17,16 +17,16 @@ from django.template import engines
 from django.test import RequestFactory
 
 import django_quota
-from django_quota import adapters, exceptions, quota, testing
+from django_quota import adapters, metrics, quota, testing, types
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.decisions import Decision
 from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.core.rates import _SPELLINGS
-from django_quota.core.rules import CallOptions, Rule, RuleOptions, option_names
-from django_quota.services import subjects
+from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
+from django_quota.requests import request_keys
 from django_quota.templatetags import quota_users
-from django_quota.web.responses import LimitShown, page_context
+from django_quota.web.refusal_page import LimitShown, page_context
 from tests.benchmarks import algorithms
 from tests.support import reference
 
@@ -57,10 +57,9 @@ def test_every_public_name_is_described_once() -> None:
     assert len(described) == len(set(described))
     under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in described]
     owners = [name.rpartition(".")[0] for name in described]
-    errors = [f"django_quota.{name}" for name in exceptions.__all__]  # those have a table
-    for module in (django_quota, adapters, testing):
+    for module in (django_quota, adapters, metrics, testing, types):
         public = {f"{module.__name__}.{name}" for name in module.__all__}
-        assert not public.difference(described, under_async, owners, errors)
+        assert not public.difference(described, under_async, owners)
 
 
 def test_every_public_attribute_of_a_decision_is_described() -> None:
@@ -86,7 +85,7 @@ def test_every_setting_shows_what_a_wrong_value_says() -> None:
 
 def test_every_option_of_a_rule_is_listed_with_its_default() -> None:
     listed = rows("rules", "| option |")
-    assert set(listed) == {*option_names(), "name"}
+    assert set(listed) == {*OPTIONS, "name"}
     assert set(listed) >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
     for option in fields(Rule):
         if option.name in listed and option.name != "name":
@@ -95,15 +94,15 @@ def test_every_option_of_a_rule_is_listed_with_its_default() -> None:
 
 def test_every_option_of_a_rule_shows_what_a_wrong_value_says() -> None:
     shown = " ".join(rows("rules", "| you write"))
-    with_message = {name for name in (*option_names(), "name") if f"{name}=" in shown}
-    assert with_message >= {*option_names(), "name"} - {"exclude"}  # which reads places as `match` does
+    with_message = {name for name in (*OPTIONS, "name") if f"{name}=" in shown}
+    assert with_message >= {*OPTIONS, "name"} - {"exclude"}  # which reads places as `match` does
 
 
 def test_every_kind_of_key_is_listed() -> None:
     listed = re.findall(
         r'`"([\w.]+)(?::[^"]*)?"`', " ".join(f"`{key}`" for key in rows("rules", "| key |")) + read("rules")
     )
-    kinds = {*subjects._PLAIN, *subjects._NAMED, *subjects._FIELDS}
+    kinds = {*request_keys._PLAIN, *request_keys._NAMED, *request_keys._FIELDS}
     assert kinds <= set(listed)
 
 

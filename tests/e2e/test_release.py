@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import django_quota
 import noxfile
@@ -15,6 +16,7 @@ from tests.support.pages import ROOT, read
 
 PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+RELEASE = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
 
 
 def versions_after(prefix: str) -> list[str]:
@@ -42,14 +44,22 @@ def test_the_changelog_begins_with_unreleased_and_this_version() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_read_alone_and_its_actions_have_a_major_version(path: Any) -> None:
+def test_a_workflow_may_read_alone_and_gives_shells_nothing_from_outside(path: Any) -> None:
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
         assert job["timeout-minutes"]
         for step in job["steps"]:
-            assert "run" in step or re.fullmatch(r"[\w/-]+@(v\d+|release/v\d+)", step["uses"]), step
             assert "${{" not in step.get("run", ""), "a value from outside is given to a shell as a variable"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_an_action_is_named_by_its_commit_and_its_version(path: Any) -> None:
+    lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    assert len({line for line in lines if "checkout" in line}) <= 1
 
 
 def test_only_the_job_that_publishes_may_prove_who_it_is() -> None:
@@ -57,3 +67,28 @@ def test_only_the_job_that_publishes_may_prove_who_it_is() -> None:
     assert [(name, job["permissions"], job["environment"]) for name, job in jobs if "permissions" in job] == [
         ("publish", {"id-token": "write"}, "release")
     ]
+
+
+def test_the_job_that_publishes_only_downloads_what_was_built_and_checked() -> None:
+    publish = RELEASE["publish"]
+    assert publish["needs"] == ["build", "check"]
+    assert [step.get("uses", "").partition("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact", "pypa/gh-action-pypi-publish"
+    ]  # fmt: skip
+    for job in ("check", "publish"):
+        (download,) = (step for step in RELEASE[job]["steps"] if "download" in step.get("uses", ""))
+        assert download["with"] == {"artifact-ids": "${{ needs.build.outputs.dist }}", "path": "dist"}
+
+
+def test_a_release_is_built_by_packages_that_are_named_by_hash() -> None:
+    runs = [step["run"] for step in RELEASE["build"]["steps"] if "run" in step]
+    assert [run.split(" --")[0] for run in runs] == ["grep", "pip install", "python -m build"]
+    assert "--require-hashes" in runs[1]
+    assert "--no-isolation" in runs[2]
+    lines = [line for line in read(".github/build-requirements.txt").splitlines() if not line.startswith("#")]
+    for line in lines:
+        assert re.fullmatch(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}", line), line
+    needed = tomllib.loads(read("pyproject.toml"))["build-system"]["requires"]
+    pinned = dict(line.split(" ")[0].split("==") for line in lines)
+    for requirement in map(Requirement, [*needed, "build"]):
+        assert requirement.specifier.contains(pinned[requirement.name])

@@ -1,4 +1,4 @@
-"""The pages of the example site in a browser: the front page, the refusal page and the login."""
+"""The pages of the example site in a browser: the front page and the refusal page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ pytestmark = pytest.mark.thorough("browser")
 
 def test_a_scenario_counts_allowed_and_refused_requests(browser: Browser) -> None:
     browser.open("/")
+    assert accessibility_errors(browser) == []
     scenario = browser.find("#download")
     scenario.find_element("css selector", "button.send").click()
     totals = browser.until(lambda: browser.visible("#download .totals", "5 admitted, 2 refused"), "seven answers")
     assert totals
     browser.until(lambda: browser.visible("#download .wait", "Room again in"), "until when")
+    set_screen(browser.chrome, PHONE)
+    assert overflow(browser, PHONE) == []
 
 
 def test_every_scenario_shows_who_is_signed_in(browser: Browser) -> None:
@@ -40,18 +43,3 @@ def test_the_refusal_page_says_until_when(browser: Browser) -> None:
     assert accessibility_errors(browser) == []
     set_screen(browser.chrome, PHONE)
     assert overflow(browser, PHONE) == []
-
-
-@pytest.mark.parametrize("path", ["/"])
-def test_the_front_page_is_accessible_and_fits_a_phone(browser: Browser, path: str) -> None:
-    browser.open(path)
-    assert accessibility_errors(browser) == []
-    set_screen(browser.chrome, PHONE)
-    assert overflow(browser, PHONE) == []
-
-
-def test_signing_in_to_the_admin(browser: Browser) -> None:
-    browser.sign_in_by_form("admin", "not it")
-    assert browser.visible(".errornote", "Please enter the correct username and password")
-    browser.sign_in_by_form("admin")
-    assert browser.visible("#user-tools strong", "admin")

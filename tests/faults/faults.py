@@ -29,11 +29,6 @@ class Fault(NamedTuple):
     """Whether it needs a client without a password."""
     timeout: float = 5.0
     """Seconds that calls wait for a reply."""
-    since: int = 0
-    """The first major version of Redis that has the fault."""
-
-    def applies_to(self, server: FaultyServer) -> bool:
-        return int(server.client.info("server")["redis_version"].split(".")[0]) >= self.since
 
 
 class FaultyServer:
@@ -226,7 +221,7 @@ def _busy(server: FaultyServer) -> Iterator[None]:
 FAULTS = (
     Fault("refused", "refused|Connect call failed", _refused),
     Fault("hung", "(?i)time-?d? ?out", _hung, timeout=0.05),
-    Fault("loading", "(?i)loading", _loading, since=7),  # before, one cannot say how often it looks up
+    Fault("loading", "(?i)loading", _loading),
     Fault("read-only", "READONLY|read only", _read_only),
     Fault("no-master", "MASTERDOWN|MASTER", _without_its_master),
     Fault("cannot-save", "MISCONF", _cannot_save),

@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from django_quota import Decision, Hold, StoreUnavailable, acheck, check
+from django_quota import Decision, acheck, check
 from django_quota.engine.operations import Operation, Script, States
+from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
+from django_quota.types import Hold
 from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_problem
 from tests.support.commands import wait_until
 from tests.support.outages import PAUSE, new_breaker

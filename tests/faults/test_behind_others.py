@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import check
+from django_quota import Rule, check
 from django_quota.testing import RedisServer, running_redis
 from tests.faults.sockets import SocketServer
 from tests.support.calls import both
@@ -33,7 +33,7 @@ from tests.support.outages import (
 from tests.support.processes import forks, in_child
 from tests.support.sentinels import behind, times_called
 from tests.support.steps import Clock
-from tests.support.stores import PATIENT, caches, current_store, redis_store
+from tests.support.stores import PATIENT, caches, current_store
 
 
 class NothingBehind:
@@ -72,12 +72,12 @@ def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behin
 
 @both
 def test_a_cut_idle_connection_does_not_count_as_a_failure(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
-    store, breaker = redis_store(), due_breaker(clock)
+    breaker = due_breaker(clock)
     assert not ask(kind)[0].degraded
-    store.server._note(redis.ConnectionError("Connection closed by server."), 0)
+    breaker.tell(redis.ConnectionError("Connection closed by server."), 0)
     assert not breaker.is_open
     fail(breaker)
-    store.server._note(redis.ConnectionError("Connection closed by server."), 0)
+    breaker.tell(redis.ConnectionError("Connection closed by server."), 0)
     assert breaker.is_open
 
 
@@ -99,7 +99,7 @@ def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute
 
 
 def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisServer, settings: Any) -> None:
-    clock = Clock()
+    clock, free = Clock(), Rule.make("9/m", "9/m", cost=lambda request: 0)
     with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as reported:
         settings.CACHES = caches(server)
         assert check("9/m", "ip:192.0.2.1")
@@ -108,7 +108,7 @@ def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisS
         for number in range(5):
             assert check("9/m", f"ip:192.0.2.{number + 2}").degraded
             clock.now += 2 * SETTLE_TIME
-            assert not check("9/m", "ip:192.0.2.1", 0).degraded
+            assert not check(free, "ip:192.0.2.1", 0).degraded
     assert [what for what, _ in reported] == ["lost"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -19,25 +20,24 @@ from django_quota.testing import server_programs
 from tests.faults.faults import FAULTS, USER, FaultyServer, fault_named, faulty_server
 from tests.faults.harness import caches_at
 from tests.support.commands import managing, wait_until
+from tests.support.selection import thorough
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": ("quota_sweep",),
     "rollup": ("quota_rollup",),
-    "sync": ("quota_sync",),
     "status": ("quota_status", "user:7"),
     "reset": ("quota_reset", "user:7"),
-    "override": ("quota_override", "set", "user:7", "5/m"),
     "events": ("quota_events",),
-    "dead letters": ("quota_events", "--dead"),
-    "drain": ("quota_events", "--drain", "--since", "beginning", "--exec", "true"),
 }
+OVERRIDE = ("quota_override", "set", "ip:203.0.113.9", "5/m")
+"""It asks no Redis."""
 EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 141, 130
 """128 and the number of the signal, as a shell has them."""
 WATCHERS: dict[str, tuple[str, ...]] = {
     "follow": ("quota_events", "--follow"),
-    "exec": ("quota_events", "--since", "beginning", "--exec", "true"),
+    "group": ("quota_events", "--follow", "--json", "--group", "g"),
 }
 
 
@@ -74,44 +74,32 @@ CONNECTING = ("refused", "max-clients", "wrong-password")
 def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], fault: Any, used: FaultyServer) -> None:
     with fault.inject(used):
         printed = said(*words)
-        assert "Redis did not take it" in printed or 'It is the Redis of CACHES["default"].' in printed
+        assert 'It is the Redis of CACHES["default"].' in printed
 
 
-PLAIN = {
-    "sweep": "scan", "rollup": "scan", "sync": "scan", "status": "evalsha", "reset": "evalsha",
-    "override": "evalsha", "events": "xrevrange", "dead letters": "xrevrange", "drain": "xreadgroup",
-}  # fmt: skip
-"""A Redis command that each needs."""
+NEEDED = {"sweep": "scan", "rollup": "scan", "status": "evalsha", "reset": "evalsha", "events": "xrevrange"}
+GROUP = ("quota_events", "--follow", "--group", "g")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_missing_permission_is_named(name: str, used: FaultyServer) -> None:
-    used.client.execute_command("ACL", "SETUSER", USER, f"-{PLAIN[name]}")
-    try:
-        printed = said(*COMMANDS[name])
-        if name == "override":  # saved, and published by quota_sync, which says why it could not be
-            assert "Redis did not take it" in printed
-        else:
-            assert f"'{PLAIN[name]}" in printed
-            assert "permission" in printed
-    finally:
-        used.permit()
-
-
-@pytest.mark.parametrize("command", ["xreadgroup", "xgroup", "xack", "xclaim", "xpending", "xinfo"])
-def test_a_consumer_without_a_permission_ends(command: str, used: FaultyServer) -> None:
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        *((COMMANDS[name], command) for name, command in NEEDED.items()),
+        (("quota_events", "--follow"), "xrevrange"),
+        *((GROUP, command) for command in ("xgroup", "xautoclaim", "xinfo", "xreadgroup", "xack")),
+    ],
+)
+def test_a_missing_permission_ends_a_command_and_is_named(
+    words: tuple[str, ...], command: str, used: FaultyServer
+) -> None:
+    (key,) = used.client.keys("*:events")
+    if command == "xack":
+        used.client.xgroup_create(key, "g", "0")
     used.client.execute_command("ACL", "SETUSER", USER, f"-{command}")
     try:
-        printed = said("quota_events", "--since", "beginning", "--exec", "true")
-        assert "permission" in printed or "can't run this command" in printed  # Redis up to 7.0, of what a script calls
-    finally:
-        used.permit()
-
-
-def test_a_follower_without_a_permission_ends(used: FaultyServer) -> None:
-    used.client.execute_command("ACL", "SETUSER", USER, "-xread")
-    try:
-        assert "permission" in said("quota_events", "--follow")
+        printed = said(*words)
+        assert "permission" in printed
+        assert f"'{command}" in printed
     finally:
         used.permit()
 
@@ -124,7 +112,8 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url)) as manage:
         process = manage.start(*words, stderr=stderr)
-        wait_until(lambda: any(client["cmd"].startswith("xread") for client in used.client.client_list()))
+        seen = ("xautoclaim", "xreadgroup", "xrange", "xrevrange", "xgroup")
+        wait_until(lambda: any(client["cmd"].startswith(seen) for client in used.client.client_list()))
         with fault_named("refused").inject(used):
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
@@ -139,48 +128,45 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
 @pytest.mark.thorough("processes")
 @pytest.mark.parametrize(
     ("name", "unbuffered"),
-    [*((name, "") for name in COMMANDS), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
+    [*((name, "") for name in (*COMMANDS, "override")), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
 )
 def test_a_command_ends_quietly_if_its_reader_has_left(
     name: str, unbuffered: str, used: FaultyServer, tmp_path: Path
 ) -> None:
-    words = COMMANDS.get(name, ("quota_status", "--help"))
+    words = (COMMANDS | {"override": OVERRIDE}).get(name, ("quota_status", "--help"))
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "database")}
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
-        if words[0] in ("quota_override", "quota_rollup", "quota_sync"):
+        if words[0] in ("quota_override", "quota_rollup"):
             assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
         manage.environment["PYTHONUNBUFFERED"] = unbuffered
         process = manage.start(*words, stderr=stderr)
         assert process.stdout is not None
         process.stdout.close()
-        prints = words[0] != "quota_events" or ("--exec" not in words and "--dead" not in words)
         status = process.wait(60)
         if words[-1] != "--help":  # of which Python itself may have thrown the rest away
-            assert status == (EXIT_BROKEN_PIPE if prints else 0)
-    assert "Traceback" not in stderr.read_text()
-    assert "Exception" not in stderr.read_text()
-    assert "BrokenPipe" not in stderr.read_text()
+            assert status == EXIT_BROKEN_PIPE
+    assert not re.search("Traceback|Exception|BrokenPipe", stderr.read_text())
 
 
 def test_the_faults_meet_every_command() -> None:
     ours = {name for name, app in get_commands().items() if app == "django_quota"}
-    assert {words[0] for words in COMMANDS.values()} == ours - {"quota_replay"}  # which reads a file, and no Redis
+    assert {words[0] for words in COMMANDS.values()} == ours - {"quota_replay", "quota_override"}  # which ask no Redis
 
 
-@pytest.mark.thorough("processes")
-def test_other_errors_are_printed_though_nobody_reads_stdout(used: FaultyServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("name", ["events", *(thorough("processes", name) for name in ("status", "reset", "sweep"))])
+def test_a_command_whose_output_does_not_fit_says_so_in_one_line(
+    name: str, unbuffered: str, used: FaultyServer, tmp_path: Path
+) -> None:
     stderr = tmp_path / "said"
-    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
-        process = manage.start("quota_status", "user:7", stderr=stderr)
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.wait(60) == 1
-    assert "CommandError: The quota store is unavailable" in stderr.read_text()
     with managing(tmp_path, caches_at(used.url)) as manage, Path("/dev/full").open("w") as full:
-        process = manage.start("quota_status", "user:7", stdout=full, stderr=stderr)
-        assert process.wait(60) not in (0, EXIT_BROKEN_PIPE)
-    assert "No space left on device" in stderr.read_text()
+        manage.environment["PYTHONUNBUFFERED"] = unbuffered
+        process = manage.start(*COMMANDS[name], stdout=full, stderr=stderr)
+        assert process.wait(60) == 1
+    assert stderr.read_text().splitlines()[-1] == "The output could not be written: No space left on device."
+    assert "Traceback" not in stderr.read_text()
+    assert "Exception" not in stderr.read_text()
 
 
 @pytest.mark.parametrize(("word", "status"), [("--nonsense", 2), ("user:7", 1), ("--help", 0)])
@@ -191,6 +177,7 @@ def test_a_command_started_with_stdout_closed_ends_as_usual(word: str, status: i
         ended = subprocess.run(command, env=manage.environment, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == status
     assert "Traceback" not in ended.stderr
+    assert status != 1 or "CommandError: The quota store is unavailable" in ended.stderr
 
 
 def test_a_broken_pipe_of_call_command_is_raised() -> None:
@@ -200,6 +187,33 @@ def test_a_broken_pipe_of_call_command_is_raised() -> None:
 
     with pytest.raises(BrokenPipeError):
         call_command("quota_override", "list", stdout=Broken())
+
+
+@pytest.mark.parametrize(
+    ("words", "prints"),
+    [
+        (COMMANDS["sweep"], False),
+        (COMMANDS["rollup"], False),
+        (OVERRIDE, False),
+        (COMMANDS["status"], True),
+        (COMMANDS["events"], True),
+        (("quota_override", "list"), True),
+    ],
+)
+def test_at_verbosity_0_a_command_prints_only_what_it_was_asked_for(
+    words: tuple[str, ...], prints: bool, used: FaultyServer
+) -> None:
+    printed = io.StringIO()
+    call_command(*words, stdout=printed, stderr=io.StringIO(), verbosity=0)
+    assert bool(printed.getvalue()) == prints
+
+
+def test_an_override_is_saved_while_redis_is_gone(used: FaultyServer) -> None:
+    with fault_named("refused").inject(used):
+        call_command(*OVERRIDE, stdout=io.StringIO())
+        assert check("1/m", "ip:203.0.113.9").degraded
+        call_command(*OVERRIDE[:-1], "blocked", stdout=io.StringIO())
+        assert not check("1/m", "ip:203.0.113.9").degraded
 
 
 @pytest.mark.thorough("processes")

@@ -44,10 +44,8 @@ CASES = [
 
 @pytest.mark.parametrize(("fault", "mode"), CASES)
 def test_each_call_keeps_its_promise_during_a_fault_and_recovers(
-    fault: Fault, mode: str, server: FaultyServer, settings: Any, request: pytest.FixtureRequest
+    fault: Fault, mode: str, server: FaultyServer, settings: Any
 ) -> None:
-    if not fault.applies_to(server):
-        pytest.skip(f"{request.node.callspec.id}: this version cannot be brought into the state, see faults.py")
     server.client.flushall()
     settings.CACHES = caches_at(server.anonymous_url if fault.is_anonymous else server.url, fault.timeout)
     use_site_rules(settings)

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, PlainMode, Reservation, Settle
-from django_quota.engine.plans import Plan
+from django_quota.engine.codec import PER_LIMIT
+from django_quota.engine.plans import Plan, PlanMode
 from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.inputs import inputs
-from tests.support.steps import SECOND, START, include_holds
+from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store, named, programs
 
 SUBJECT = "ip:192.0.2.1"
@@ -27,7 +27,7 @@ ALGORITHMS = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
 
 
 STEPS = 40
-KINDS = ["check", "check", "check", "peek", "refund", "reserve", "settle"]
+KINDS: list[PlanMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
 
 
 def rules_of(chance: Random) -> list[Rule]:
@@ -49,63 +49,46 @@ def its_own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
         yield server
 
 
-_PLAIN: dict[str, PlainMode] = {"check": "check", "peek": "peek", "refund": "refund"}
+def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
+    """Return what a store says of the limits of a plan."""
+    reply: list[int] = store.run(plan.operation(now, mode), now)
+    assert plan.read(reply) is not None
+    return reply[: 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan.hits)]
 
 
-def decided(
-    store: Store, rules: list[Rule], cost: int, mode: Mode, now: int, reservation: Reservation | None = None
-) -> tuple[Plan, list[int]]:
-    """Return a plan of these rules as the store has decided it, and what was said of its limits."""
-    plan = Plan("quota")
-    for rule in rules:
-        plan.add(rule, SUBJECT, cost)
-    if isinstance(mode, Settle):
-        include_holds(plan)
-    if reservation is not None:
-        plan.reserve(reservation)
-    while True:
-        reply = store.run(plan.operation(now, mode), now)
-        if plan.read(reply) is not None:
-            return plan, reply[: 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan.hits)]
-        plan.revise(reply)
-
-
-@given(st.randoms(use_true_random=True))  # what Hypothesis would rather try is too seldom a hold that is due
+@given(st.randoms(use_true_random=True))  # what Hypothesis would rather try is too seldom adjusted
 @inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
     settings.CACHES = caches(its_own)
     rules = rules_of(chance)
     store, model, now = current_store(), MemoryStore(sweep_interval=3_600), START
-    held: list[tuple[Rule, HoldId]] = []
+    taken: list[Plan] = []
     with redis.Redis.from_url(its_own.url) as client:
         client.flushall()
         try:
-            for number in range(STEPS):
+            for _ in range(STEPS):
                 now += chance.choice([0, SECOND // 2, SECOND, 5 * SECOND, 20 * SECOND])
-                kind, cost, ttl = chance.choice(KINDS), chance.choice([0, 1, 1, 2, 3]), chance.choice([2, 6]) * SECOND
-                asked, settled, reservation = [chance.choice(rules)], None, None
-                mode: Mode = _PLAIN.get(kind, "check")
-                if kind in ("check", "peek"):
-                    asked = rules
-                elif kind == "reserve":
-                    cost, reservation = max(1, cost), Reservation(str(number), ttl)
-                elif kind == "settle":
-                    if not held:
+                mode, cost = chance.choice(KINDS), chance.choice([0, 1, 1, 2, 3])
+                asked = rules if mode in ("check", "peek") else [chance.choice(rules)]
+                plans = [Plan("quota", asked=[(rule, SUBJECT, cost, "") for rule in asked]) for _ in range(2)]
+                if mode == "adjust":
+                    if not taken:
                         continue
-                    settled = chance.choice(held)
-                    asked, cost, mode = [settled[0]], 1, Settle.of([settled[1]], [chance.choice([0, 1, 5])])
+                    settled = chance.choice(taken)
+                    actual = [chance.choice([0, 1, 5])] * len(settled.asked)
+                    plans = [settled.settled(settled.taken, actual) for _ in range(2)]
                 is_full = chance.random() < 0.5
                 client.config_set("maxmemory", int(is_full))
                 try:
-                    plan, said = decided(store, asked, cost, mode, now, reservation)
+                    said = decided(store, plans[0], mode, now)
                 except StoreUnavailable:
                     assert is_full
                     continue
-                assert said == decided(model, asked, cost, mode, now, reservation)[1]
-                if settled is not None:
-                    held.remove(settled)
-                if kind == "reserve" and (name := plan.holds[0]):
-                    held.append((asked[0], name))
+                assert said == decided(model, plans[1], mode, now)
+                if mode == "adjust":
+                    taken.remove(settled)
+                elif mode == "check" and plans[0].taken:
+                    taken.append(plans[0])
         finally:
             client.config_set("maxmemory", 0)
             model.close()

@@ -7,16 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-import redis
 
-from django_quota import Decision, Rule, check, check_all, peek, refund, reserve
-from django_quota.testing import RedisServer, freeze
-from tests.faults.faults import FAULTS, Fault, FaultyServer, fault_named
+from django_quota import Decision, check, refund
+from django_quota.testing import freeze
+from tests.faults.faults import FAULTS, Fault, FaultyServer
 from tests.faults.harness import caches_at
 from tests.support.outages import SETTLE_TIME, new_outages
-from tests.support.published import override
+from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START, Clock
-from tests.support.stores import caches
 
 TAKES_NO_WRITES = [fault for fault in FAULTS if fault.name in ("read-only", "cannot-save", "full", "no-replicas")]
 
@@ -50,13 +48,6 @@ def blocked() -> Callable[[], Decision]:
     return until_refused(why="blocked")
 
 
-def over_its_limit_with_holds_that_are_due() -> Callable[[], Decision]:
-    """What they held comes back, and is not enough."""
-    check("9/h", USER, 8, name="login")
-    reserve("9/h", USER, 1, ttl=3, name="login")
-    return until_refused("9/h", cost=2)
-
-
 REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
     **{name: partial(until_refused, algorithm=name) for name in ALGORITHMS},
     "refusals counted": partial(until_refused, count_refused=True),
@@ -64,7 +55,6 @@ REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
     "refused by a rule that does not block": partial(until_refused, block=False),
     "banned": partial(until_refused, ban=BAN, why="banned"),
     "blocked": blocked,
-    "holds that are due": over_its_limit_with_holds_that_are_due,
 }
 
 
@@ -101,32 +91,3 @@ def test_an_exempt_subject_stays_exempt_and_ends_no_outage(
     clock.now += SETTLE_TIME
     assert check("9/m", "ip:192.0.2.1").allowed
     assert not outages.is_on
-
-
-@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket", "sliding_window"])
-def test_a_full_redis_refunds_a_reservation_once(algorithm: Any, server: FaultyServer, settings: Any) -> None:
-    """Of two rules: what is given back of the one takes memory, of the other it frees some. Then a script may write."""
-    server.client.flushall()
-    settings.CACHES = caches_at(server.url)
-    rules = [Rule.make(name, "10/h", algorithm=algorithm) for name in ("used", "held")]
-    with freeze(START):
-        check(rules[0], "ip:192.0.2.1", 3)
-        for rule in rules:
-            reserve(rule, "ip:192.0.2.1", 5, ttl=3)
-    with freeze(START + 5 * SECOND), fault_named("full").inject(server):
-        decision = check_all([(rule, "ip:192.0.2.1") for rule in rules])
-    assert (decision.degraded, [outcome.remaining for outcome in decision.outcomes]) == (False, [6, 9])
-    with freeze(START + 5 * SECOND):
-        assert [peek(rule, "ip:192.0.2.1").remaining for rule in rules] == [6, 9]
-
-
-def test_another_error_behind_a_refusal_is_not_hidden(
-    redis_server: RedisServer, raw: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.CACHES = caches(redis_server)
-    ask = until_refused()
-    (day,) = raw.scan_iter(match="*:day:*")
-    raw.delete(day)
-    raw.set(day, "somebody else's")
-    assert ask().degraded
-    assert "WRONGTYPE" in caplog.text

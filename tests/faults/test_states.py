@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import QuotaError, StoreUnavailable, acheck, check, counter
-from django_quota.exceptions import ConfigurationError
+from django_quota import acheck, check, counter
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.testing import RedisServer, server_programs
 from tests.faults.calls import CALLS, MODES, call_problem, do
 from tests.faults.faults import PASSWORD, FaultyServer
 from tests.faults.harness import caches_at, failed_calls, run_endless_script, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.clusters import running_server
-from tests.support.commands import wait_until
+from tests.support.commands import PATIENCE, wait_until
 from tests.support.findings import alias_problem
 from tests.support.outages import FAILURES
 from tests.support.ports import free_ports
@@ -104,12 +104,13 @@ def test_threads_without_a_free_connection_fail_in_time(
 ) -> None:
     settings.CACHES = caches_at(redis_server.url, max_connections=1, timeout=0.05)
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
-    kept = redis_store().server.connections.take()
+    permits = redis_store().server.pool._permits
+    permits.get()
     for _ in range(2 * FAILURES):
         with pytest.raises(StoreUnavailable, match="all 1 connections are in use"):
             counter("a").incr("user:7")
         assert check("9/m", "user:7").degraded
-    redis_store().server.connections.release(kept)
+    permits.put(None)
     assert not check("9/m", "user:7").degraded
 
 
@@ -120,8 +121,8 @@ def test_tasks_without_a_free_connection_fail_in_time(
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
 
     async def ask() -> None:
-        connections = await redis_store().server.async_connections.get()
-        async with connections.slots:
+        pool = await redis_store().server.async_pools.get()
+        async with pool.permits:
             for _ in range(2 * FAILURES):
                 with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):
                     await counter("a").aincr("user:7")
@@ -131,7 +132,9 @@ def test_tasks_without_a_free_connection_fail_in_time(
     asyncio.run(ask())
 
 
-def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any) -> None:
+def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Who was held up by a busy machine connects once more, since its time-out says nothing about the server.
+    monkeypatch.setattr("django_quota.stores.redis.connections.LATE", PATIENCE)
     met: list[int] = []
 
     def mute(connection: Any) -> None:
@@ -150,7 +153,7 @@ def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any) -> None:
         assert asyncio.run(ask()) == [True] * 60
     finally:
         listener.close()
-    assert len(met) <= 2 * FAILURES
+    assert len(met) < 2 * FAILURES  # each failure but the last one lets the next task try
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -257,8 +260,7 @@ def test_a_cluster_down_or_moving_slots_counts_as_unavailable(mode: str, two: li
     first.client.delete(keys[0])
     answer = do(incr, mode, None)
     assert isinstance(answer, StoreUnavailable)
-    # Redis 6.2 says ASK, newer ones TRYAGAIN: as a class of redis-py, or in its own words where that has none.
-    assert any(word in str(answer).lower() for word in ("tryagain", "ask"))
+    assert "tryagain" in str(answer).lower()
     first.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
     assert call_problem(incr, do(incr, mode, None)) == ""
 

@@ -181,7 +181,7 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
 def test_a_connection_with_a_failed_handshake_is_not_used(settings: Any) -> None:
     async def ask() -> list[bool]:
         await acheck("9/m", "user:1")
-        return [connection.is_connected for connection in (await redis_store().server.async_connections.get())._idle]
+        return [connection.is_connected for connection in (await redis_store().server.async_pools.get())._idle]
 
     with saying(b":1\r\n") as port:
         settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0")

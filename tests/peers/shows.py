@@ -87,7 +87,7 @@ FEATURES: dict[str, dict[str, str]] = {
         "throttled-py": "throttled.store.ClusterConnectionFactory",
     },
     "Redis Sentinel": {
-        "django-quota": "django_quota.stores.redis.sentinel",
+        "django-quota": "django_quota.stores.redis.sources",
         "limits": "limits.storage.RedisSentinelStorage",
         "throttled-py": "throttled.store.SentinelConnectionFactory",
     },
@@ -399,7 +399,8 @@ def ten_a_month() -> dict[str, str]:
     from django_smart_ratelimit.utils import parse_rate
     from rest_framework.throttling import SimpleRateThrottle
 
-    from django_quota import Rule, RuleError
+    from django_quota import Rule
+    from django_quota.exceptions import RuleError
 
     def read(parse: Callable[[], Any]) -> str:
         try:

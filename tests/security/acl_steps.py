@@ -9,10 +9,8 @@ import asyncio
 import io
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from django.core.management import call_command
 
 import django_quota
 from django_quota import (
-    QuotaError,
+    Rule,
     acheck,
     ban,
     check,
@@ -37,21 +35,16 @@ from django_quota import (
     unban,
 )
 from django_quota.core.clock import SECOND
-from django_quota.core.keys import key_of, subject_base, system_key
-from django_quota.engine.counter_operations import Set
-from django_quota.engine.lease_operations import Acquire, Release, SlotKeys, make_token
+from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
-from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Send, Source
+from django_quota.exceptions import QuotaError
+from django_quota.features.event_stream import BEGINNING, EventGroup, EventStream
+from django_quota.features.usage import usage
+from django_quota.limiting.flusher import flusher
 from django_quota.models import QuotaOverride
-from django_quota.services import health, override_sync, overrides
-from django_quota.services.broadcast import broadcaster_of
-from django_quota.services.counters import resume_overdue
-from django_quota.services.event_stream import BEGINNING, EventGroup, EventStream
-from django_quota.services.flusher import flusher
-from django_quota.services.usage import usage
+from django_quota.operating import health
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
-from tests.support.commands import wait_until
 from tests.support.steps import START
 from tests.support.stores import current_store, redis_store
 
@@ -98,7 +91,6 @@ def limits() -> None:
 
 def several_at_once() -> None:
     with reserve_all([("7/m", WHO), ("500/h", WHO, 50)]) as hold:
-        hold.renew()
         hold.settle([1, 20])
 
 
@@ -116,8 +108,9 @@ def a_round_of_the_flusher() -> None:
 
 
 def bans_in_code() -> None:
-    ban(WHO, "9/m", 600)
-    unban(WHO, "9/m")
+    rule = Rule.make("banning", "9/m", ban={"after": "1/m", "for": ["1m"]})
+    ban(WHO, rule, 600)
+    unban(WHO, rule)
     unban(WHO)
     reset_subject(WHO)
 
@@ -132,14 +125,14 @@ def refunds_and_resets() -> None:
 
 def reservations() -> None:
     for actual in (10, 90):
-        with reserve("500/h", WHO, 50, ttl=60, name="tokens") as hold:
+        with reserve("500/h", WHO, 50, name="tokens") as hold:
             hold.settle(actual)
-    with suppress(ZeroDivisionError), reserve("500/h", WHO, 50, ttl=60, name="tokens"):
+    with suppress(ZeroDivisionError), reserve("500/h", WHO, 50, name="tokens"):
         _ = 1 / 0
 
 
 def counters() -> None:
-    stock = counter("stock")
+    stock = counter("stock", group="shop")
     for amount in (5, -2, 7):
         stock.incr(WHO, amount)
     stock.incr("user:8", 3)
@@ -156,50 +149,23 @@ def counters() -> None:
         stock.take(WHO, 10**6)
 
 
-def transfers_between_slots() -> None:
-    source = Source(*(key_of(subject_base("quota", WHO), kind, "sent") for kind in "cm"))
-    destination = [key_of(subject_base("quota", "user:8"), kind, "sent") for kind in "cn"]
-    store = current_store()
-    for number in range(2):
-        store.run(Set([source.total], 5, SECOND), START)
-        store.run(Send(source, PendingTransfer(f"id{number}", 5, SECOND, destination[0], destination[1])), START)
-        later = START + OVERDUE + number * (LEASE + MARGIN)
-        assert list(resume_overdue(partial(store.run, now=later), source.outbox)) == [True]
-
-
 def slots() -> None:
     taken = slot("work", 1, lease=30, subject=WHO).acquire()
     with suppress(QuotaError):
         slot("work", 1, lease=30, wait=0.05, subject=WHO).acquire()
     taken.renew()
     slot("work", 1, subject=WHO).holders()
-
-    waiters = current_store().wait_queue
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(slot("work", 1, lease=30, wait=5, subject=WHO).acquire)
-        wait_until(lambda: (thread := waiters._thread) is not None and bool(thread._channel or thread._is_logged))
-        taken.release()
-        waiting.result().release()
-
-
-def waiters_that_died() -> None:
-    base = subject_base("quota", WHO)
-    keys = SlotKeys(*(key_of(base, kind, "left") for kind in "lqa"))
-    store = current_store()
-    tokens = [make_token(f"process{number}", 1, 1, 60 * SECOND) for number in range(3)]
-    for token, later, ttl in zip(tokens, (0, 0, 2), (0, SECOND, SECOND), strict=True):
-        store.run(Acquire(keys, token, ttl), START + later * SECOND)
-    store.run(Release(keys, tokens[0]), START + 2 * SECOND)
+    taken.release()
 
 
 def metrics() -> None:
-    names = ("metrics:1", "metrics:2", "refused:1", "slots", "sent:1", "totals")
+    names = ("metrics:1", "metrics:2", "refused:1", "slots", "totals")
     keys = MetricsKeys(*(system_key("quota", name) for name in names))
     rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
     subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
     slots = {"user:7 export 2": SECOND}
-    for number, counts in enumerate((rules, {"one-more:a": 1}), 1):
-        current_store().run(AddMetrics(keys, number, counts, subjects, slots))
+    for counts in (rules, {"one-more:a": 1}):
+        current_store().run(AddMetrics(keys, counts, subjects, slots))
 
 
 def seen_before() -> None:
@@ -212,16 +178,12 @@ def own_usage() -> None:
     usage(WHO)
 
 
-def overrides_that_were_lost() -> None:
-    override, _ = QuotaOverride.objects.get_or_create(subject=WHO, rule="*", mode="blocked")
-    store = redis_store()
-    for server, markers in overrides._markers(store, "quota").items():
-        with store.commands(server) as client:
-            for marker in markers:
-                client.delete(marker)
-    override_sync.catch_up("default")
-    assert overrides.is_marked(store, "quota")
-    override.delete()
+def blocked_and_exempt() -> None:
+    for mode in ("blocked", "exempt"):
+        QuotaOverride.objects.update_or_create(subject=WHO, rule="*", defaults={"mode": mode})
+        check("2/m", WHO)
+    flusher.flush()
+    QuotaOverride.objects.all().delete()
 
 
 WEB: tuple[Callable[[], None], ...] = (
@@ -232,14 +194,12 @@ WEB: tuple[Callable[[], None], ...] = (
     reservations,
     several_at_once,
     counters,
-    transfers_between_slots,
     slots,
-    waiters_that_died,
     metrics,
     a_round_of_the_flusher,
     seen_before,
     own_usage,
-    overrides_that_were_lost,
+    blocked_and_exempt,
 )
 
 
@@ -261,16 +221,8 @@ def rolling_up() -> None:
 
 
 def overriding() -> None:
-    _manage("quota_override", "set", WHO, "100/m", rule="login")
-    _manage("quota_sync")
+    _manage("quota_override", "set", WHO, "100/m", rule="login", force=True)
     _manage("quota_override", "clear", WHO, rule="login")
-
-
-def overriding_many() -> None:
-    for number in range(3):
-        QuotaOverride.objects.update_or_create(subject=f"user:{number}", rule="*", defaults={"mode": "exempt"})
-    _manage("quota_sync")
-    QuotaOverride.objects.all().delete()
 
 
 def status() -> None:
@@ -281,7 +233,6 @@ def status() -> None:
 
 def events() -> None:
     _manage("quota_events", last=5)
-    _manage("quota_events", dead=True)
 
 
 def following_events() -> None:
@@ -289,41 +240,20 @@ def following_events() -> None:
 
 
 def handling_events() -> None:
-    given: dict[str, Any] = {"drain": True, "backoff": 0.0, "retries": 0, "since": "beginning"}
-    _manage("quota_events", exec=["true"], group="good", consumer="a", **given)
-    _manage("quota_events", exec=["false"], group="bad", consumer="a", **given)
-
-
-def taking_events_over() -> None:
-    stream = EventStream(redis_store(), "quota")
-    one, other = (EventGroup(stream, "team", name, 0.001) for name in ("a", "b"))
-    one.begin(BEGINNING)
-    taken = one.take(1)
-    EventGroup(stream, "team", "c", 60.0).take(1)  # takes nothing over, so it reads a new one, however slow we are
-    if taken is not None:
-        one.keep(taken.id)
-        other.take(1)
-        other.take(1)
-        other.acknowledge(taken.id)
-
-
-def watching_events() -> None:
-    async def watch() -> None:
-        news = broadcaster_of(redis_store(), "quota").follow(BEGINNING, 0.05)
-        await anext(news)
-        await anext(news)
-        await news.aclose()
-
-    asyncio.run(watch())
+    group = EventGroup(EventStream(redis_store(), "quota"), "team")
+    group.begin(BEGINNING)
+    while entries := group.take().entries:
+        group.acknowledge(entries)
 
 
 def admin_pages() -> None:
     health._estimate.cache_clear()
     client = superuser(f"root-{id(object())}")
     QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
-    for page in ("overview/", "subject/", "quotaoverride/", "dailycounter/", "overview/events/"):
+    for page in ("overview/", "subject/", "quotaoverride/", "dailycounter/", "overview/content/"):
         client.get(f"{ADMIN}/{page}")
     client.get(f"{ADMIN}/subject/", {"subject": WHO})
+    client.get(f"{ADMIN}/dailycounter/usage/", {"subject": WHO})
     for act in ("lift", "reset", "block"):
         client.post(f"{ADMIN}/subject/action/{act}/", {"subject": WHO, "on": '["login"]', "confirmed": "yes"})
 
@@ -333,16 +263,13 @@ OFFICE: tuple[Callable[[], None], ...] = (
     sweeping,
     rolling_up,
     overriding,
-    overriding_many,
     status,
     events,
     following_events,
-    taking_events_over,
-    watching_events,
     admin_pages,
     handling_events,
 )
-"""Who serves the admin serves requests too. The last waits for as long as something is denied."""
+"""Who serves the admin serves requests too."""
 
 
 ROOT = Path(django_quota.__file__).parent

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import QuotaError, acheck, check, counter, once
+from django_quota import acheck, check, counter, once
 from django_quota.adapters import digest
+from django_quota.exceptions import QuotaError
 from django_quota.testing import RedisServer, running_redis
 from tests.security.acl_steps import OFFICE, PAGE, PASSWORD, WEB, limits_async, rules_of
 from tests.support.clusters import Cluster, running_cluster, slot_of
@@ -118,19 +119,6 @@ class TestCluster:
             found[step.__name__] = self.denied(guarded)
         assert found == {name: set() for name in found}
         assert len(found) == len(steps) + 1
-
-    def test_a_server_that_gave_no_answer_is_looked_after(self, guarded: Cluster, settings: Any) -> None:
-        self.be(guarded, settings, "quota-web", *OF_CLUSTER)
-        assert once("event", "warm")
-        store: Any = current_store()
-        router = store._router
-        for number, server in enumerate(router.primaries):
-            router._failing[server] = TimeoutError("no answer"), 0.0
-            router._next_probe = 0.0
-            assert not store.all_nodes_healthy
-            once("event", f"{number}")
-            assert store.all_nodes_healthy
-        assert self.denied(guarded) == set()
 
     def test_without_the_slots_nothing_is_found(self, guarded: Cluster, settings: Any) -> None:
         self.be(guarded, settings, "quota-web", "+asking")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from io import StringIO
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.test import AsyncClient, Client
+from django.core.management import call_command
+from django.test import Client
 
 from django_quota import check, slot
 from django_quota.models import QuotaOverride
@@ -41,10 +42,10 @@ def played(one_redis: Any) -> None:
 
 def test_the_walk_finds_what_there_is() -> None:
     found = patterns()
-    assert len(found) >= 28
+    assert len(found) >= 26
     acts = [each for each in addresses() if "/action/" in each]
     assert len(acts) >= 6
-    for part in ("overview/stream/", "overview/events/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/"):
+    for part in ("overview/content/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/"):
         assert f"django_quota/{part}" in found
 
 
@@ -55,6 +56,7 @@ def test_only_a_post_changes_anything(method: str, one_redis: Any) -> None:
     root = superuser()
     root.raise_request_exception = True
     pages = addresses()
+    call_command("quota_rollup", stdout=StringIO())  # the usage page moves counts too, and shows the same
     before = state(one_redis)
     assert len(before) > 6
     for address in pages:
@@ -130,15 +132,3 @@ def test_who_has_no_permission_of_ours_sees_and_changes_nothing(who: str, one_re
     assert state(one_redis) == before
     if who not in ("nobody", "member"):
         assert b"Quotas" not in client.get(ROOT).content
-
-
-@pytest.mark.parametrize("staff", [True, False])
-def test_the_live_stream_asks_for_its_permission_under_asgi(staff: bool) -> None:
-    user = User.objects.create_user("watcher", is_staff=staff)
-
-    async def ask() -> int:
-        client = AsyncClient()
-        await client.aforce_login(user)
-        return (await client.get(f"{ROOT}django_quota/overview/stream/")).status_code
-
-    assert asyncio.run(ask()) == (403 if staff else 302)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import unicodedata
 from collections.abc import Callable
 from io import StringIO
-from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.test import Client, RequestFactory, override_settings
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_quota import QuotaError, Rule, check, peek, quota, reset
-from django_quota.adapters import client_ip, decide
-from tests.support.calls import get, run, subject_of
+from django_quota import Rule, check, peek, reset
+from django_quota.adapters import decide
+from django_quota.exceptions import QuotaError
+from tests.support.calls import get, subject_of
 from tests.support.inputs import inputs
 from tests.support.pages import read
 from tests.support.stores import caches
@@ -29,34 +28,12 @@ MANY = inputs(1_000)
 SOME = inputs(100)
 
 ANYTHING = st.text(max_size=40) | st.binary(max_size=20).map(lambda data: data.decode("latin-1"))
-ADDRESSES = st.ip_addresses().map(str)
-HOPS = st.lists(
-    ADDRESSES | ANYTHING | st.sampled_from(["", "unknown", "10.0.0.9", "[::1]:80", "1.2.3.4:5", "127.1"]), max_size=5
-)
 DIGEST = re.compile("[0-9a-f]{32}")
-PROXIES = ["10.0.0.0/8", "2001:db8::/32"]
-
-
-def is_proxy(peer: str) -> bool:
-    """Say whether an address, or the IPv4 address in it, is one of `PROXIES`."""
-    address = ip_address(peer)
-    return any((getattr(address, "ipv4_mapped", None) or address) in ip_network(proxies) for proxies in PROXIES)
 
 
 def header(text: str) -> str:
     """Return what a server makes of a header: one line of Latin-1."""
     return text.encode("utf-8", "surrogatepass").decode("latin-1").replace("\r", " ").replace("\n", " ")
-
-
-class TestForwardedFor:
-    @MANY
-    @example(["0.0.0.0"], "::ffff:a00:0")
-    @given(HOPS, ADDRESSES)
-    def test_a_peer_that_is_no_proxy_counts_by_its_own_address(self, hops: list[str], peer: str) -> None:
-        assume(not is_proxy(peer))
-        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
-            plain = client_ip(get(REMOTE_ADDR=peer))
-            assert client_ip(get(REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=header(",".join(hops)))) == plain
 
 
 class TestSecrets:
@@ -94,19 +71,18 @@ class TestSecrets:
         return request
 
 
-class TestSubjects:
-    @SOME
-    @given(st.text(min_size=1, max_size=200))
-    def test_any_subject_is_limited_by_itself(self, subject: str) -> None:
-        with override_settings(QUOTA={"STORE": "memory"}):
-            try:
-                reset("2/m", subject)
-                decisions = [check("2/m", subject).allowed for _ in range(3)]
-            except QuotaError:  # "ip:" with what is no address
-                assert "ip:" in subject
-                return
-            assert decisions == [True, True, False]
-            assert check("2/m", "user:somebody-else", cost=0)
+@SOME
+@given(st.text(min_size=1, max_size=200))
+def test_any_subject_is_limited_by_itself(subject: str) -> None:
+    with override_settings(QUOTA={"STORE": "memory"}):
+        try:
+            reset("2/m", subject)
+            decisions = [check("2/m", subject).allowed for _ in range(3)]
+        except QuotaError:  # "ip:" with what is no address, or no value at all
+            assert "ip:" in subject or subject.partition(":")[2] == ""
+            return
+        assert decisions == [True, True, False]
+        assert peek("2/m", "user:somebody-else")
 
 
 FIELDS = [
@@ -174,18 +150,6 @@ class TestRequests:
             reply = client.generic(method, "/" + path.encode("utf-8", "surrogatepass").decode("latin-1"), **meta)
         assert reply.status_code in (400, 429)
 
-    @SOME
-    @given(st.text(min_size=1, max_size=80), st.sampled_from(["*/*", "text/html", "text/plain", "application/json"]))
-    def test_a_rule_of_any_name_breaks_no_header_and_no_page(self, name: str, accept: str) -> None:
-        def view(request: HttpRequest) -> HttpResponse:
-            raise AssertionError
-
-        with override_settings(QUOTA={"STORE": "memory", "LEGACY_HEADERS": True}):
-            reply: Any = run(quota("0/m", name=name)(view), get(HTTP_ACCEPT=accept))
-        assert reply.status_code == 429
-        assert all("\n" not in value and "\r" not in value for value in reply.headers.values())
-        reply.headers["RateLimit"].encode("ascii")
-
 
 WORDS = st.lists(
     ANYTHING
@@ -199,9 +163,7 @@ WORDS = st.lists(
 
 
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    "command", ["quota_status", "quota_reset", "quota_override", "quota_rollup", "quota_sync", "quota_sweep"]
-)
+@pytest.mark.parametrize("command", ["quota_status", "quota_reset", "quota_override", "quota_rollup", "quota_sweep"])
 def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
     command: str, redis_server: Any, settings: Any
 ) -> None:
@@ -222,16 +184,3 @@ def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
         assert said or said in (0, 1, 2)
 
     try_them()
-
-
-def test_an_async_view_answers_a_header_of_ten_thousand_characters() -> None:
-    @quota("1/m", key="header:X-Api-Key")
-    async def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    async def ask() -> list[int]:
-        request = get(HTTP_X_API_KEY="x" * 10_000)
-        return [(await view(request)).status_code for _ in range(2)]
-
-    with override_settings(QUOTA={"STORE": "memory"}):
-        assert asyncio.run(ask()) == [200, 429]

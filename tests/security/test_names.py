@@ -2,72 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
 import logging
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, RequestFactory
+from django.test import RequestFactory
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota import (
-    CounterError,
-    Decision,
-    QuotaError,
-    QuotaExceeded,
-    adapters,
-    check,
-    counter,
-    quota,
-    reserve,
-    slot,
-)
-from django_quota.exceptions import LeaseLost, RuleError, StoreUnavailable
+from django_quota import Decision, adapters, check, counter, quota, reserve, slot
+from django_quota.exceptions import CounterError, LeaseLost, QuotaError, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.models import DailyCounter, QuotaOverride
 from tests.admin.operators import superuser
 from tests.security.pages import ROOT, addresses, seen
 from tests.support.calls import always, get, run, subject_of
-from tests.support.commands import json_of
 from tests.support.counts import count_what_waits
 from tests.support.inputs import inputs
 from tests.support.selection import thorough
 
 MARKUP = "\"'><xss onxss=1 style=xss>&lt;xss&gt;{{xss}}{% xss %}</script></textarea></title><xss>"
 HOSTILE = [
-    MARKUP,
-    "javascript:xss()",
-    "a\nERROR django_quota forged line",
-    "a\r\nX-Forged: 1\r\n\r\n",
-    "\x1b[2J\x1b]0;title\x07\x9b31m",
-    "a\u202egnp.exe\u2066\u200b\ufeff",
-    "line\u2028separator\u2029\x85\x0b\x0c",
-    "\ud800\udfff half",
-    "\x00null",
-    "=cmd|'/c calc'!A1",
-    "+1",
-    "@SUM(1)",
-    "-rf",
-    "$(touch pwned) `touch pwned` ; touch pwned | touch pwned",
-    "é" * 400,
-    "~" + "0" * 64,
-    "{}}{quota:1:{!}:events",
-    "%0a%1b%2525",
-    "../../../etc/passwd",
-    "*?[a-z]\\",
-    " ",
-    "\u0430dmin",
-    "🎈",
-]
+    MARKUP, "javascript:xss()", "a\nERROR django_quota forged line", "a\r\nX-Forged: 1\r\n\r\n",
+    "\x1b[2J\x1b]0;title\x07\x9b31m", "a\u202egnp.exe\u2066\u200b\ufeff", "line\u2028separator\u2029\x85\x0b\x0c",
+    "\ud800\udfff half", "\x00null", "=cmd|'/c calc'!A1", "+1", "@SUM(1)", "-rf",
+    "$(touch pwned) `touch pwned` ; touch pwned | touch pwned", "é" * 400, "~" + "0" * 64, "{}}{quota:1:{!}:events",
+    "%0a%1b%2525", "../../../etc/passwd", "*?[a-z]\\", " ", "\u0430dmin", "🎈",
+]  # fmt: skip
 SUBJECTS = [f"{kind}:{name}" for name in HOSTILE for kind in ("user", "path")]
 NAMES_OF_RULES = [name.encode(errors="replace").decode() for name in HOSTILE]
 """Halves of characters are no names of rules."""
@@ -90,7 +57,7 @@ def played(one_redis: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(3):
             check("1/m", subject, name=f"rule {NAMES_OF_RULES[number // 2]}", ban={"after": "1/m", "for": ["1h"]})
             check("login", subject)
-        reserve("500/h", subject, 5, ttl=600, name="tokens").__enter__()
+        reserve("500/h", subject, 5, name="tokens").__enter__()
         slot(f"slot {MARKUP}", 1, subject=subject, lease=600).acquire()
         row = QuotaOverride(subject=adapters.subject_of(subject), rule="login", rate="5/m", reason=MARKUP + subject)
         row.reason = row.reason.encode(errors="replace").decode().replace("\0", "")
@@ -108,13 +75,14 @@ def root() -> Any:
 @pytest.mark.usefixtures("played")
 @pytest.mark.django_db(transaction=True)
 class TestPages:
-    def test_nothing_breaks_out_of_any_page(self, root: Any) -> None:
+    @pytest.mark.parametrize("kind", ["user", thorough("variants", "path")])
+    def test_nothing_breaks_out_of_any_page(self, kind: str, root: Any) -> None:
+        subjects = [subject for subject in SUBJECTS if subject.startswith(kind)]
         pages = addresses()
         known: set[str] = set()
         for address in pages:
-            for subject in ("", *SUBJECTS):
-                if subject and not ("/subject/" in address or "/usage/" in address):
-                    continue
+            of_subjects = "/subject/" in address or "/usage/" in address
+            for subject in ("", *(subjects if of_subjects else ())):
                 name = subject.encode("utf-8", "surrogatepass")
                 asked = {"subject": name, "who": name, "on": json.dumps([MARKUP])} if subject else {"sizes": "1"}
                 reply = root.get(address, asked)
@@ -128,12 +96,8 @@ class TestPages:
                 assert not {each for each in found.links if each.strip().lower().startswith("javascript")}, address
                 assert b"{{xss" not in reply.content or b"&lt;xss" in reply.content or b"u003Cxss" in reply.content
         assert {"table", "form", "input", "a"} <= known
-
-    def test_they_are_shown_at_all(self, root: Any) -> None:
-        page = root.get(f"{ROOT}django_quota/overview/").content.decode()
-        assert "&lt;xss onxss" in page
-        assert "&lt;xss onxss" in root.get(f"{ROOT}django_quota/quotaoverride/").content.decode()
-        assert "&lt;xss onxss" in root.get(f"{ROOT}django_quota/dailycounter/").content.decode()
+        for page in ("overview", "quotaoverride", "dailycounter"):
+            assert b"&lt;xss onxss" in root.get(f"{ROOT}django_quota/{page}/").content, "they are shown at all"
 
     @pytest.mark.thorough("search")
     def test_a_lookup_that_is_posted_and_an_error_are_escaped_too(self, root: Any) -> None:
@@ -153,32 +117,13 @@ class TestPages:
             assert {len(row) for row in rows} == {len(rows[0])}
             assert "usage" in page or any(cell.startswith("'=") for row in rows for cell in row)
 
-    def test_an_event_of_the_live_stream_stays_one_message(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.admin.live.STREAM_LIFETIME", 0.0)
-        user = User.objects.create_superuser("watcher")
-
-        async def watch() -> list[bytes]:
-            client = AsyncClient()
-            await client.aforce_login(user)
-            reply: Any = await client.get(f"{ROOT}django_quota/overview/stream/?after=0-0")
-            return [part async for part in reply.streaming_content]
-
-        messages = asyncio.run(watch())
-        assert b"&lt;xss" in messages[-1]
-        for part in messages:
-            lines = part.decode().split("\n")
-            assert all(line.startswith(("retry: ", "id: ", "data: ", ":")) or not line for line in lines)
-            data = next((line.removeprefix("data: ") for line in lines if line.startswith("data: ")), '{"html": "a"}')
-            reply = HttpResponse(data, content_type="application/json")
-            assert not {each for each in seen(reply).names if "xss" in each}
-
 
 @pytest.mark.usefixtures("played")
 @pytest.mark.django_db(transaction=True)
 class TestLines:
     @pytest.mark.parametrize(
         "words",
-        [["quota_events", "--last", "900"], ["quota_override", "list"], ["quota_sweep"], ["quota_sync"],
+        [["quota_events", "--last", "900"], ["quota_override", "list"], ["quota_sweep"],
          ["quota_rollup"], ["quota_reset"], ["quota_status"], ["quota_status", "--all"],
          ["quota_override", "clear", "--rule", "login"]],
         ids=" ".join,
@@ -203,38 +148,6 @@ class TestLines:
                 assert said.getvalue().isascii()
                 for line in said.getvalue().splitlines():
                     json.loads(line)
-
-    def test_a_program_gets_each_name_as_one_argument_and_no_shell_sees_it(self, tmp_path: Path) -> None:
-        program = tmp_path / "program.py"
-        program.write_text(
-            "import json, os, sys\n"
-            "given = [sys.argv[1:], os.environ['QUOTA_EVENT_SUBJECT'], os.environ.get('QUOTA_EVENT_RULE')]\n"
-            f"open({str(tmp_path / 'told')!r}, 'a').write(json.dumps(given) + '\\n')\n"
-        )
-        words = [sys.executable, str(program), "{subject}", "--rule={rule}", "{value}", "a {subject} b"]
-        here = set(Path().iterdir())
-        call_command(
-            "quota_events", exec=words, drain=True, since="beginning", retries=0, backoff=0.0, kind=["banned"],
-            stdout=io.StringIO(), stderr=io.StringIO(),
-        )  # fmt: skip
-        received = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-        subjects = {adapters.subject_of(subject) for subject in SUBJECTS}
-        for (subject, rule, value, around), in_environment, named in received:
-            assert subject == in_environment
-            assert subject in subjects
-            assert (rule, around) == (f"--rule={named}", f"a {subject} b")
-            assert not value.startswith(("-", "@"))
-        dead, banned = (json_of("quota_events", last=900, **which) for which in ({"dead": True}, {"kind": ["banned"]}))
-        assert {each[1] for each in received} | {each["subject"] for each in dead} == {
-            each["subject"] for each in banned
-        }
-        assert len(received) >= 30
-        for each in dead:
-            rule, subject = each["rule"], each["subject"]
-            unfit = rule and subject and {subject.partition(":")[2][0], rule[0]} & set("-@")
-            assert unfit or not rule or not subject or "\0" in rule
-        assert set(Path().iterdir()) == here
-        assert not list(tmp_path.glob("pwned*"))
 
 
 def test_no_line_of_the_log_is_forged(one_redis: Any, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -305,14 +218,15 @@ class TestSubjects:
             subject.encode()
 
     @inputs(1_000)
+    @example("")
     @example("+ip:")
     @given(NAMES)
     def test_a_subject_that_is_given_is_one_line_and_stays_what_it_is(self, name: str) -> None:
         try:
             subject = adapters.subject_of(f"a:{name}")
         except RuleError:
-            assert "+ip:" in name, "a part that is to be an address, and is none, is all that is refused"
+            assert not name or "+ip:" in name, "no value, or a part that is to be an address and is none"
             return
         assert is_one_line(subject)
         assert adapters.subject_of(subject) == subject
-        assert subject == f"a:{name}" or subject.count("%") > name.count("%")
+        assert subject == f"a:{name}" or subject.count("%") > name.count("%") or len(name) > 200

@@ -28,16 +28,16 @@ from django.test import RequestFactory, override_settings
 from django.views.debug import ExceptionReporter
 from django_redis.pool import ConnectionFactory
 
-from django_quota import QuotaError, acheck, aonce, areset, check, counter, once, peek, quota, slot
+from django_quota import acheck, aonce, areset, check, counter, once, peek, quota, slot
 from django_quota.adapters import digest
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
 from django_quota.testing import RedisServer, server_programs
 from tests.admin.operators import superuser
 from tests.security.pages import ROOT, addresses
 from tests.support.calls import get, run
 from tests.support.counts import count_what_waits
-from tests.support.stores import CLUSTER_CLIENT, caches, forget_forms
+from tests.support.stores import CLUSTER_CLIENT, caches
 
 MARK = "5ENTINEL"
 HEADER, COOKIE, FIELD, SESSION, VALUE, ONCE, VISITOR, PASSWORD = (
@@ -49,7 +49,6 @@ KEYS: dict[str, Any] = {"SECRET_KEY": f"{MARK}-secret-key", "QUOTA": {"DIGEST_KE
 @pytest.fixture
 def raw(started: Callable[[Path], RedisServer], settings: Any) -> Iterator[redis.Redis]:
     """Django's default cache on an emptied Redis that asks for a password; yields a client of it that may do all."""
-    forget_forms()
     server = started(server_programs()[0])
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
@@ -67,7 +66,7 @@ def everything(client: Any) -> str:
     read: dict[bytes, Callable[[Any], Any]] = {
         b"string": client.get, b"hash": client.hgetall, b"list": lambda key: client.lrange(key, 0, -1),
         b"set": client.smembers, b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-        b"stream": client.xrange,
+        b"stream": client.xrange, b"none": repr,  # it has expired meanwhile
     }  # fmt: skip
     found = {key: read[client.type(key)](key) for key in client.scan_iter()}
     assert len(found) > 10
@@ -180,7 +179,7 @@ def test_nor_on_any_page_nor_in_what_a_command_says(raw: Any, caplog: pytest.Log
     )
     for words in (
         ["quota_status", secret], ["quota_status", secret, "--json"], ["quota_events"], ["quota_events", "--json"],
-        ["quota_override", "set", secret, "9/m"], ["quota_override", "list"], ["quota_sync"], ["quota_sweep"],
+        ["quota_override", "set", secret, "9/m"], ["quota_override", "list"], ["quota_sweep"],
         ["quota_rollup"], ["quota_reset", secret], ["check"],
     ):  # fmt: skip
         call_command(*words, stdout=said, stderr=said)
@@ -267,10 +266,13 @@ def test_the_password_is_in_no_error_report_log_or_signal(
         f"example.org:6379?password={PASSWORD}",
         f"memcached://a:{PASSWORD}@b@example.org",
         [f"http://:{PASSWORD}@one", f"http://:{PASSWORD}@two"],
+        *(f"redis://{place}" for place in (f":{PASSWORD}@/3", f":{PASSWORD}@h/3", f"h/3?password={PASSWORD}")),
     ],
 )
 @pytest.mark.parametrize("client", ["django_redis.client.DefaultClient", CLUSTER_CLIENT])
 def test_no_check_message_shows_the_password(location: Any, client: str) -> None:
+    if client != CLUSTER_CLIENT and "/3" in location:
+        return  # these are wrong for a Cluster alone
     alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": {"CLIENT_CLASS": client}}
     with override_settings(CACHES={"default": alias}, QUOTA={}):
         found = run_checks(tags=["django_quota"])
@@ -283,18 +285,6 @@ def test_no_check_message_shows_the_password(location: Any, client: str) -> None
             assert PASSWORD not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "location", [f"redis://:{PASSWORD}@/3", f"redis://:{PASSWORD}@h/3", f"redis://h/3?password={PASSWORD}"]
-)
-def test_no_problem_of_a_cluster_shows_the_password(location: str) -> None:
-    options = {"CLIENT_CLASS": CLUSTER_CLIENT}
-    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
-    with override_settings(CACHES={"default": alias}, QUOTA={}):
-        found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E004"]
-        assert len(found) == 1
-        assert PASSWORD not in repr(found)
-
-
 def raised_instead_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> StoreUnavailable:
     """Return what a caller gets where redis-py fails to connect with this error."""
     monkeypatch.setattr("redis.connection.AbstractConnection.connect", Mock(side_effect=error))
@@ -304,18 +294,26 @@ def raised_instead_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Stor
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("kind", "reply", "said"),
     [
-        f"unknown command `AUTH`, with args beginning with: `{PASSWORD}`, ",
-        f"unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' '{PASSWORD}' ",
-        f"Error connecting to redis://user:{PASSWORD}@10.0.0.5:6379/0.",
-        f"cannot parse redis://h/0?username={PASSWORD}&password={PASSWORD}",
+        *(
+            (redis.exceptions.ResponseError, reply, "ResponseError: ")
+            for reply in (
+                f"unknown command `AUTH`, with args beginning with: `{PASSWORD}`, ",
+                f"unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' '{PASSWORD}' ",
+                f"Error connecting to redis://user:{PASSWORD}@10.0.0.5:6379/0.",
+                f"cannot parse redis://h/0?username={PASSWORD}&password={PASSWORD}",
+            )
+        ),
+        (redis.exceptions.InvalidResponse, f"b'AUTH {PASSWORD}'", "does not speak the protocol of Redis"),
     ],
 )
-def test_what_a_server_repeats_of_a_password_is_left_out(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = raised_instead_of(redis.exceptions.ResponseError(reply), monkeypatch)
-    assert PASSWORD not in error.reason + str(error) + repr(error)
-    assert error.reason.startswith("ResponseError: ")
+def test_what_a_server_repeats_of_a_password_is_left_out(
+    kind: type[Exception], reply: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = raised_instead_of(kind(reply), monkeypatch)
+    assert PASSWORD not in error.reason + repr(error) + "".join(traceback.format_exception(error))
+    assert said in str(error)
 
 
 @pytest.mark.parametrize("sign", ["&", "'", '"', " ", ")", ">", "\n", "@", "="])
@@ -331,12 +329,6 @@ def test_an_error_that_shows_a_client_is_passed_on_without_its_password(
         shown = [str(passed_on), *traceback.format_exception(passed_on), *frames_of(passed_on)]
         assert not [each for each in shown if PASSWORD in each]
         assert "No master found for 'quotas'" in str(passed_on)
-
-
-def test_what_a_server_that_is_no_redis_repeats_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = raised_instead_of(redis.exceptions.InvalidResponse(f"Protocol Error: b'AUTH {PASSWORD}'"), monkeypatch)
-    assert "does not speak the protocol of Redis" in str(error)
-    assert PASSWORD not in "".join(traceback.format_exception(error))
 
 
 @pytest.mark.parametrize("given", [PASSWORD.encode(), [PASSWORD], 5])
@@ -368,14 +360,3 @@ def test_a_value_that_is_wrong_is_not_repeated_in_the_error(wrong: Callable[[], 
     with override_settings(QUOTA={"STORE": "memory"}), pytest.raises(QuotaError) as caught:
         wrong()
     assert VALUE not in str(caught.value)
-
-
-def test_another_secret_key_makes_others_of_all_who_are_known_by_a_digest(raw: Any, settings: Any) -> None:
-    settings.QUOTA = {}
-    request = carrying()
-    options: dict[str, Any] = {"key": "header:X-Api-Key", "name": "rotated"}
-    assert [check("1/m", request, **options).allowed for _ in range(2)] == [True, False]
-    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", [KEYS["SECRET_KEY"]]
-    assert check("1/m", request, **options).allowed
-    settings.QUOTA = {"DIGEST_KEY": KEYS["SECRET_KEY"]}
-    assert not check("1/m", request, **options).allowed

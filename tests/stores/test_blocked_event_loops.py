@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import select
 import threading
 import time
@@ -19,14 +18,13 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
-from django_quota.engine.operations import pack_command
-from django_quota.stores.redis import connections as connections_module
-from django_quota.stores.redis.connections import AsyncConnections
+from django_quota.stores.redis import connections
+from django_quota.stores.redis.connections import LATE, AsyncPool
+from django_quota.stores.redis.sources import Source
 from django_quota.testing import RedisServer
-from tests.support.clusters import Cluster
 from tests.support.selection import thorough
 from tests.support.sentinels import behind
-from tests.support.stores import caches, cluster_caches, current_store
+from tests.support.stores import caches, current_store
 
 WITHIN = 1.0
 """Seconds that Redis has to answer in these tests."""
@@ -38,9 +36,16 @@ def hold_up(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def connections_to(server: RedisServer, seconds: float) -> AsyncConnections:
-    pool = aioredis.ConnectionPool.from_url(server.url, socket_timeout=60)
-    return AsyncConnections(pool, reply_timeout=seconds)
+def pool_to(server: RedisServer, seconds: float) -> AsyncPool:
+    options = {"path": server.url.removeprefix("unix://"), "socket_timeout": seconds, "socket_connect_timeout": 60}
+    return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0)
+
+
+async def connected_pool(server: RedisServer, seconds: float, count: int = 1) -> tuple[AsyncPool, list[Any]]:
+    """Return a pool with connections, so that nothing but a reply takes time."""
+    made, patient = pool_to(server, seconds), pool_to(server, 60)
+    made._idle = [await patient._connected() for _ in range(count)]
+    return made, list(made._idle)
 
 
 def its_socket(connection: Any) -> Any:
@@ -57,16 +62,16 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_read(
     raw.rpush("long", *range(100))
 
     async def read() -> Any:
-        connections = connections_to(redis_server, 0.05)
-        connection = await connections.take()
-        reading = asyncio.ensure_future(connections.exchange(connection, pack_command(command)))
-        await asyncio.sleep(0)  # its time runs
+        pool, (connection,) = await connected_pool(redis_server, 0.05)
+        reading = asyncio.ensure_future(pool.execute(command))
+        while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
+            await asyncio.sleep(0)
         assert select.select([its_socket(connection)], [], [], 60)[0]
         hold_up(0.06)
-        (reply,) = await reading
-        connections.release(connection)
-        await connections.aclose()
-        return reply
+        found = await asyncio.gather(reading, return_exceptions=True)
+        assert pool._idle == [connection]
+        await pool.aclose()
+        return found[0]
 
     reply = asyncio.run(read())
     wanted = {"PING": reply in (b"PONG", True), "LRANGE": isinstance(reply, list) and len(reply) == 100}
@@ -77,57 +82,52 @@ def test_a_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) 
     del raw
 
     async def read() -> None:
-        connections = connections_to(redis_server, 0.02)
-        connection = await connections.take()
+        pool, (connection,) = await connected_pool(redis_server, 0.02)
         with pytest.raises(RedisTimeoutError):
-            await connections.exchange(connection, pack_command(("BLPOP", "nothing", 60)))
+            await pool.execute(("BLPOP", "nothing", 60))
         assert not connection.is_connected
-        assert not connections.slots.locked()
+        assert pool._idle == []
+        assert pool.permits._value == 50
 
     asyncio.run(read())
 
 
-def test_each_reply_has_its_own_time(redis_server: RedisServer, raw: redis.Redis) -> None:
-    """One timer watches all connections."""
+def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) -> None:
+    """One timer watches all connections: those that began while it ran, and those after it had nothing to watch."""
+    del raw
 
     async def read() -> list[Any]:
-        connections = connections_to(redis_server, 60)
-        taken = [await connections.take() for _ in range(3)]
-        waiting = [
-            asyncio.ensure_future(
-                connections.exchange(connection, pack_command(("BLPOP", f"list:{n}", 60)), 1, seconds)
-            )
-            for n, (connection, seconds) in enumerate(zip(taken, (60, 0.02, 60), strict=True))
-        ]
-        with pytest.raises(RedisTimeoutError):
-            await waiting[1]
-        assert not waiting[0].done()
-        assert not waiting[2].done()
-        raw.rpush("list:0", "a")
-        raw.rpush("list:2", "c")
-        found = [(await waiting[n])[0] for n in (0, 2)]
-        await taken[0].disconnect()
-        await taken[2].disconnect()
+        pool, taken = await connected_pool(redis_server, 0.02, 3)
+        calls = []
+        for connection in reversed(taken[1:]):
+            calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
+            while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
+                await asyncio.sleep(0)
+        while pool._is_watching:  # noqa: ASYNC110 — until the timer has ended
+            await asyncio.sleep(0)
+        calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert not any(connection.is_connected for connection in taken)
         return found
 
-    assert asyncio.run(read()) == [[b"list:0", b"a"], [b"list:2", b"c"]]
+    assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 3
 
 
 def test_a_task_can_be_cancelled_after_its_time_is_over(
     redis_server: RedisServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del raw
-    monkeypatch.setattr(connections_module, "GRACE", 3_600)
+    monkeypatch.setattr(connections, "GRACE", 3_600)
 
     async def read() -> None:
-        connections = connections_to(redis_server, 0.02)
-        connection = await connections.take()
-        command = pack_command(("BLPOP", "nothing", 60))
-        reading = asyncio.ensure_future(connections.exchange(connection, command))
-        while connections._next_check == math.inf or not connections._busy:  # noqa: ASYNC110 — until the exchange begins
+        pool, (connection,) = await connected_pool(redis_server, 0.02)
+        loop, reading = asyncio.get_running_loop(), asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60)))
+        while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
             await asyncio.sleep(0)
-        while connections._next_check < math.inf:  # noqa: ASYNC110 — until its time is over
+        deadline = pool._busy[connection]
+        while loop.time() <= deadline:  # noqa: ASYNC110 — until its time is over
             await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the timer has run
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
@@ -140,15 +140,19 @@ def test_a_task_can_be_cancelled_after_its_time_is_over(
 
 
 class Connecting:
-    """A pool whose first connection fails, and may block the loop meanwhile. It is its connections, too."""
+    """Makes connections whose first try fails, and may block the loop meanwhile. It is its connections, too."""
 
-    connection_kwargs: dict[str, Any] = {}  # noqa: RUF012
+    sentinels = None
+    options = {"socket_timeout": -LATE, "socket_connect_timeout": 0.05 - LATE}  # noqa: RUF012 — 0.05 s at most
 
     def __init__(self, error: Exception, blocked: float) -> None:
         self.error, self.blocked, self.times = error, blocked, 0
 
-    def connection_class(self) -> Connecting:
+    def make(self) -> Connecting:
         return self
+
+    def leads_elsewhere(self, _: Any) -> bool:
+        return False
 
     async def connect(self) -> None:
         self.times += 1
@@ -163,8 +167,9 @@ class Connecting:
 
     async def disconnect(self, *, nowait: bool) -> None: ...
 
-    def connections(self) -> AsyncConnections:
-        return AsyncConnections(self, connect_timeout=0.05)
+    def pool(self) -> AsyncPool:
+        source: Any = self
+        return AsyncPool(source, 1, 0.05)
 
 
 TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), TimeoutError("late")]
@@ -172,61 +177,56 @@ TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), Tim
 
 @pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
 def test_connecting_is_tried_again_if_the_loop_was_blocked(error: Exception) -> None:
-    pool = Connecting(error, blocked=0.06)
-    assert asyncio.run(pool.connections().take()) is pool
+    made = Connecting(error, blocked=0.06)
+    assert asyncio.run(made.pool()._connected()) is made
 
 
 @pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
 def test_connecting_that_times_out_by_itself_is_not_tried_again(error: Exception) -> None:
-    pool = Connecting(error, blocked=0.0)
+    made = Connecting(error, blocked=0.0)
     with pytest.raises(type(error)):
-        asyncio.run(pool.connections().take())
-    assert pool.times == 1
+        asyncio.run(made.pool()._connected())
+    assert made.times == 1
 
 
 @pytest.mark.parametrize("error", [RedisConnectionError("cut"), OSError("refused")], ids=repr)
 def test_connecting_that_fails_without_a_timeout_is_not_tried_again(error: Exception) -> None:
-    pool = Connecting(error, blocked=0.06)
+    made = Connecting(error, blocked=0.06)
     with pytest.raises(type(error)):
-        asyncio.run(pool.connections().take())
-    assert pool.times == 1
+        asyncio.run(made.pool()._connected())
+    assert made.times == 1
 
 
 def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() -> None:
     """All were given back in time, but nobody could be told."""
 
-    async def run() -> bool:
-        pool = Connecting(RedisConnectionError("cut"), blocked=0.0)
-        pool.times = 1
-        connections = AsyncConnections(pool, 1, timeout=0.05)
-        taken = await connections.take()
-        waiting = asyncio.ensure_future(connections.take())
+    async def run() -> None:
+        pool = Connecting(RedisConnectionError("cut"), blocked=0.0).pool()
+        await pool.permits.acquire()
+        waiting = asyncio.ensure_future(pool._wait(bool))
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.04, connections.release, taken)
+        asyncio.get_running_loop().call_later(0.04, pool.permits.release)
         hold_up(0.2)
-        return await waiting is taken
+        await waiting
+        assert pool.permits.locked()
 
-    assert asyncio.run(run())
+    asyncio.run(run())
 
 
 # --- whole decisions --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["one", thorough("topology", "sentinel"), thorough("topology", "cluster")])
+@pytest.fixture(params=["one", thorough("topology", "sentinel")])
 def servers(request: pytest.FixtureRequest, redis_server: RedisServer, settings: Any) -> Iterator[list[redis.Redis]]:
     """Redis as the default cache, one way or another; yields clients of the servers."""
     if request.param == "one":
         settings.CACHES = caches(redis_server, **SHORT)
         clients = [redis.Redis.from_url(redis_server.url)]
-    elif request.param == "sentinel":
+    else:
         port = request.getfixturevalue("sentinel_port")
         settings.CACHES = {"default": behind(port, SOCKET_TIMEOUT=WITHIN, SOCKET_CONNECT_TIMEOUT=WITHIN)}
         with redis.Redis(port=port) as sentinel:
             clients = [redis.Redis(port=int(sentinel.sentinel_get_master_addr_by_name("quotas")[1]))]
-    else:
-        cluster: Cluster = request.getfixturevalue("cluster")
-        settings.CACHES = cluster_caches(cluster, **SHORT)
-        clients = [redis.Redis(port=node.port) for node in cluster.primaries()]
     for client in clients:
         client.flushall()
     yield clients

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_quota import aonce, check, lock, once, peek
+from django_quota import aonce, check, counter, lock, once, peek
 from django_quota.exceptions import StoreUnavailable
-from django_quota.services import overrides
-from django_quota.services.once import _operation
-from django_quota.stores.cluster.slots import slot_of
-from django_quota.stores.cluster.store_cluster import ClusterStore
-from django_quota.stores.redis.config import Address
-from tests.support.clusters import Cluster, Server, can_cluster, running_cluster, running_server
+from django_quota.features.once import _operation
+from django_quota.stores.cluster.store_cluster import slot_of
+from tests.support.clusters import Cluster, Server, running_cluster, running_server
 from tests.support.commands import wait_until
 from tests.support.ports import free_ports
+from tests.support.slots import keys_of, waiting
 from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
 from tests.support.traffic import SUBJECT, Traffic
-from tests.support.transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
 
 pytestmark = pytest.mark.thorough("topology")
 
@@ -34,9 +32,7 @@ KEY = f"quota:1:{{{SUBJECT}}}:s"
 
 @pytest.fixture(params=programs(), ids=named)
 def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
-    """A cluster of its own, in each version of Redis."""
-    if not can_cluster(request.param):
-        pytest.skip(f"{request.param} was built without Cluster")
+    """A cluster of its own, of each server."""
     with running_cluster(request.param) as cluster:
         settings.CACHES = cluster_caches(cluster)
         yield cluster
@@ -50,7 +46,7 @@ def replicated(settings: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_many(moving: Cluster) -> None:
+def test_a_slot_that_moves_under_traffic_counts_each_hit_once(moving: Cluster) -> None:
     slot = slot_of(KEY)
     with Traffic("2000/h") as traffic:
         for probe in range(6):
@@ -61,30 +57,49 @@ def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_m
             assert moving.owner(KEY) is to, probe
         wait_until(lambda: traffic.refused > 50)
     assert not traffic.errors
-    assert (traffic.admitted, traffic.degraded) == (2_000, 0)
+    assert traffic.admitted == 2_000  # beside those that on_unavailable let in
 
 
-def test_transfers_keep_the_sum_while_the_slots_of_both_totals_move(moving: Cluster) -> None:
-    filled()
-    done = threading.Event()
-    movers = Movers(threads=3, tasks=3)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(movers.run, lambda count: not done.is_set() or count < 20)
+def test_transfers_keep_the_sum_while_the_slot_of_their_group_moves(moving: Cluster) -> None:
+    coins, accounts = counter("coins", group="shop"), [f"user:{number}" for number in range(20)]
+    done, moved, key = threading.Event(), [0], "quota:1:{group!shop}:c"
+    for name in accounts:
+        coins.set(name, 100)
+
+    def asked(chance: random.Random) -> tuple[str, str, int]:
+        return chance.choice(accounts), chance.choice(accounts), chance.randint(1, 60)
+
+    def sync_mover(seed: int) -> None:
+        chance = random.Random(seed)
+        while not done.is_set():
+            with suppress(StoreUnavailable):
+                moved[0] += coins.transfer(*asked(chance))
+
+    async def async_mover(seed: int) -> None:
+        chance = random.Random(seed)
+        while not done.is_set():
+            with suppress(StoreUnavailable):
+                moved[0] += await coins.atransfer(*asked(chance))
+
+    async def async_movers() -> None:
+        await asyncio.gather(*map(async_mover, range(3)))
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(sync_mover, seed) for seed in range(3, 6)] + [pool.submit(asyncio.run, async_movers())]
         try:
-            for probe, name in enumerate(ACCOUNTS[:6]):
-                known = movers.moved
-                wait_until(lambda known=known: movers.moved > known + 10)  # type: ignore[misc]
-                key = total_of(name)
+            for probe in range(6):
+                known = moved[0]
+                wait_until(lambda known=known: moved[0] > known + 10)  # type: ignore[misc]
                 source = moving.owner(key)
                 to = next(server for server in moving.servers if server is not source)
                 moving.move(slot_of(key), to, pause=0.01)
                 assert moving.owner(key) is to, probe
         finally:
             done.set()
-        running.result()
-    assert swept().transfers_pending == 0
-    assert (sum(totals()), min(totals()) >= 0) == (20 * EACH, True)
-    print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed")
+        for each in running:
+            each.result()
+    totals = [coins.get(name) for name in accounts]
+    assert (sum(totals), min(totals) >= 0) == (20 * 100, True)
 
 
 def test_a_slot_that_has_moved_is_found_with_all_that_was_counted(moving: Cluster) -> None:
@@ -94,7 +109,7 @@ def test_a_slot_that_has_moved_is_found_with_all_that_was_counted(moving: Cluste
     to = next(server for server in moving.servers if server is not source)
     moving.move(slot_of(KEY), to)
     assert [bool(check("3/h", SUBJECT)) for _ in range(3)] == [True, True, False]
-    assert store.server_of(KEY).port == to.port
+    assert store.server_of(KEY) == f"127.0.0.1:{to.port}"
 
 
 def test_a_slot_whose_move_never_ends_is_unavailable_in_bounded_time(moving: Cluster) -> None:
@@ -131,18 +146,25 @@ def event_of(cluster: Cluster, server: Server, number: int = 0) -> str:
     return found[number]
 
 
-def test_a_moving_slot_is_reached_over_any_of_several_connections(moving: Cluster) -> None:
+def test_while_a_slot_moves_no_other_subject_of_its_servers_notices(moving: Cluster) -> None:
     """redis-py's async client sends ASKING over another connection than the command, as soon as it has two."""
     source, to, *_ = moving.servers
     name = event_of(moving, source)
+    store: Any = current_store()
 
     async def ask() -> list[bool]:
-        await asyncio.gather(*(aonce("a", event_of(moving, to, number)) for number in range(6)))
-        return [await aonce("a", name) for _ in range(4)]
+        await asyncio.gather(*(aonce("a", event_of(moving, server, n)) for server in (source, to) for n in range(1, 6)))
+        moved = []
+        for _ in range(20):
+            with suppress(StoreUnavailable):
+                moved.append(await aonce("a", name))
+        assert not await aonce("a", event_of(moving, source, 1))
+        return moved
 
     with half_moved(slot_of(_operation("a", name, 60).keys[0]), source, to):
-        assert asyncio.run(ask()) == [True, False, False, False]
-        assert not once("a", name)
+        assert [once("a", name), *asyncio.run(ask())].count(True) == 1
+        assert not once("a", event_of(moving, to, 1))
+    assert store.all_nodes_healthy
 
 
 def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path: Path) -> None:
@@ -154,9 +176,12 @@ def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path:
         nodes = "CLUSTER NODES"
         wait_until(lambda: all(new.id in str(server.client.execute_command(nodes)) for server in moving.servers))
         wait_until(lambda: new.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-        with half_moved(slot_of(_operation("a", name, 60).keys[0]), source, new):
-            assert [once("a", name), once("a", name), asyncio.run(aonce("a", name))] == [True, False, False]
-            assert new.client.execute_command("DBSIZE") == 1
+        slot = slot_of(_operation("a", name, 60).keys[0])
+        with half_moved(slot, source, new), pytest.raises(StoreUnavailable, match="a slot is moving"):
+            once("a", name)
+        moving.move(slot, new)
+        assert [once("a", name), once("a", name), asyncio.run(aonce("a", name))] == [True, False, False]
+        assert new.client.execute_command("DBSIZE") == 1
 
 
 def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: Cluster) -> None:
@@ -176,28 +201,14 @@ def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: C
     print(f"a replica took over after {promoted:.1f} s; {traffic.degraded} checks were decided without it")
 
 
-def test_who_waits_for_a_slot_is_let_in_though_its_keys_move(moving: Cluster) -> None:
-    key = f"quota:1:{{{SUBJECT}}}:q:line"
+def test_a_caller_that_waits_for_a_slot_is_let_in_though_its_keys_move(moving: Cluster) -> None:
+    key = keys_of("line", SUBJECT).leases
     held = lock("line", subject=SUBJECT).acquire()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(lock("line", wait=60, subject=SUBJECT).acquire)
-        store: Any = current_store()
-        wait_until(lambda: store.of_each(("LLEN",), [key]) == [1])
+        wait_until(lambda: waiting("line", SUBJECT) == 1)
         source = moving.owner(key)
         moving.move(slot_of(key), next(server for server in moving.servers if server is not source))
-        held.release()
-        future.result(60).release()
-
-
-def test_a_waiter_for_a_slot_is_woken_although_its_channels_server_is_gone(moving: Cluster) -> None:
-    store: Any = current_store()
-    there = next(server for server in moving.servers if server is not moving.owner("quota:1:{!}:x"))
-    subject = next(name for name in map("user:{}".format, range(1_000)) if moving.owner(f"{{{name}}}") is there)
-    held = lock("line", subject=subject).acquire()
-    with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(lock("line", wait=60, subject=subject).acquire)
-        wait_until(lambda: store.of_each(("LLEN",), [f"quota:1:{{{subject}}}:q:line"]) == [1])
-        moving.owner("quota:1:{!}:x").kill()
         held.release()
         future.result(60).release()
 
@@ -209,26 +220,3 @@ def test_without_any_server_there_is_a_clear_error(moving: Cluster) -> None:
     assert check("3/h", SUBJECT).degraded
     with pytest.raises(StoreUnavailable):
         lock("line", wait=60, subject=SUBJECT).acquire()
-
-
-def test_slots_that_move_are_no_loss_of_the_overrides_wherever_their_marks_lay(moving: Cluster) -> None:
-    marker = overrides.marker_key("quota")
-    store = ClusterStore("default")
-
-    def mark() -> None:
-        marking = overrides.Marking(store, "quota")
-        marking.begin()
-        assert marking.finish(3)
-
-    mark()
-    for number, server in enumerate(moving.servers):
-        at = Address("127.0.0.1", server.port)
-        to = moving.servers[number - 1]
-        for _ in range(3):  # the mark that it was known by, and those that it is known by then
-            moving.move(slot_of(store.node_key(marker, at)), to)
-            assert overrides.is_marked(store, "quota", 3), server.port
-    for server in moving.servers:
-        server.client.flushall()
-        assert not overrides.is_marked(store, "quota", 3)
-        mark()
-    store.close()

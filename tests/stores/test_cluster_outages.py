@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio as aioredis
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck, check, peek, quota
 from django_quota.exceptions import StoreUnavailable
-from django_quota.services.registry import get_limiter
-from django_quota.services.usage import Count, usage
+from django_quota.features.usage import Count, usage
+from django_quota.limiting.registry import get_limiter
+from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.cluster.store_cluster import ClusterStore
-from django_quota.stores.redis.breaker import FAILURES, Breaker
-from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
-from django_quota.stores.redis.server_client import ServerClient
 from tests.support.calls import both
-from tests.support.clusters import Cluster, Server, running_cluster
+from tests.support.clusters import Cluster, Server, running_cluster, slot_of
 from tests.support.commands import wait_until
 from tests.support.outages import heard
 from tests.support.steps import Clock
@@ -81,7 +84,7 @@ def go_on(*servers: Server) -> None:
 @pytest.fixture
 def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster of its own, whose other servers go on where one is gone; an answer of all ends an outage at once."""
-    monkeypatch.setattr("django_quota.services.outages.SETTLE_TIME", 0.0)
+    monkeypatch.setattr("django_quota.limiting.outages.SETTLE_TIME", 0.0)
     with running_cluster(cluster_program()) as cluster:
         for server in cluster.servers:
             server.client.config_set("cluster-require-full-coverage", "no")
@@ -94,26 +97,22 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the breakers of all servers."""
     made = Clock()
-    monkeypatch.setattr("django_quota.stores.redis.server_client.Breaker", partial(Breaker, clock=made))
+    monkeypatch.setattr("django_quota.stores.cluster.store_cluster.Breaker", partial(Breaker, clock=made))
     return made
 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where connections were taken to, sync and async."""
+    """The connections that something was sent over, sync and async."""
     found: list[int] = []
-    take, atake = SyncConnections.take, AsyncConnections.take
+    for connection_class in (redis.Connection, aioredis.Connection):
+        send = connection_class.send_packed_command
 
-    def taking(connections: SyncConnections, *options: Any, **named: Any) -> Any:
-        found.append(1)
-        return take(connections, *options, **named)
+        def sending(*arguments: Any, send: Any = send, **options: Any) -> Any:
+            found.append(1)
+            return send(*arguments, **options)
 
-    async def ataking(connections: AsyncConnections, *options: Any, **named: Any) -> Any:
-        found.append(1)
-        return await atake(connections, *options, **named)
-
-    monkeypatch.setattr(SyncConnections, "take", taking)
-    monkeypatch.setattr(AsyncConnections, "take", ataking)
+        monkeypatch.setattr(connection_class, "send_packed_command", sending)
     return found
 
 
@@ -154,8 +153,8 @@ def test_one_server_of_three_that_hangs_costs_a_few_tries(
     from_table = len(tried)
     assert from_table <= 50
     store: Any = current_store()
-    shut = [address for address, node in store._router.nodes.items() if node.breaker.is_refusing()]
-    assert [address.port for address in shut] == [gone.port]
+    shut = [name for name, breaker in store._breakers.items() if breaker.is_refusing()]
+    assert shut == [f"127.0.0.1:{gone.port}"]
 
 
 @pytest.mark.thorough("topology")
@@ -219,26 +218,100 @@ def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
     assert peek("900/m", SUBJECTS[0]).remaining is not None
 
 
+@both
+@pytest.mark.parametrize("lost", [RedisConnectionError("Connection closed by server."), RedisTimeoutError("late")])
+def test_a_hit_whose_reply_is_lost_is_not_sent_again(
+    kind: str, lost: Exception, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(kind, SUBJECTS[:1])[0].remaining == 899
+
+    with monkeypatch.context() as patch:
+        for connection_class in (redis.Connection, aioredis.Connection):
+            patch.setattr(connection_class, "read_response", losing(connection_class, lost))
+        assert ask(kind, SUBJECTS[:1])[0].degraded
+    assert peek("900/m", SUBJECTS[0]).remaining == 898
+
+
+def losing(connection_class: Any, lost: Exception) -> Any:
+    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
+    read = connection_class.read_response
+
+    def is_of_a_script(reply: Any) -> Any:
+        if isinstance(reply, bytes) and len(reply) % 8 == 0:
+            raise lost
+        return reply
+
+    async def aread(*arguments: Any, **options: Any) -> Any:
+        return is_of_a_script(await read(*arguments, **options))
+
+    return aread if asyncio.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
+
+
 @pytest.mark.thorough("topology")
-def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One trip, and the table from as many as fit into half a second: counted in timeouts, not on the clock."""
+@both
+def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(kind: str, own: Cluster) -> None:
+    slot, server = slot_of(f"{{{SUBJECTS[0]}}}"), own.owner(f"{{{SUBJECTS[0]}}}")
+    for each in own.servers:
+        each.client.execute_command("CLUSTER DELSLOTS", slot)
+
+    async def is_degraded(subject: str) -> bool:
+        if kind == "async":
+            return (await acheck("900/m", subject)).degraded
+        return (await asyncio.to_thread(check, "900/m", subject)).degraded
+
+    async def found() -> list[bool]:
+        before = [await is_degraded(subject) for subject in SUBJECTS[:2]]
+        server.client.execute_command("CLUSTER ADDSLOTS", slot)
+        return [*before, await is_degraded(SUBJECTS[0]), await is_degraded(SUBJECTS[0])]
+
+    assert asyncio.run(found()) == [True, False, True, False]  # the third has read the table again
+
+
+@pytest.mark.thorough("topology")
+@both
+def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
+    kind: str, own: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in timeouts, not on the clock: one for each request, and one for each server that is asked."""
     check("900/m", SUBJECTS[0])
-    store: Any = current_store()
-    now = [1_000.0]
-    store._router._clock = lambda: now[0]
-    trips: list[Any] = []
+    timeouts: list[str] = []
+    for connection_class in (redis.Connection, aioredis.Connection):
+        monkeypatch.setattr(connection_class, "read_response", noting(connection_class.read_response, timeouts))
 
-    def hang(node: ServerClient, commands: Any) -> Any:
-        trips.append(node)
-        now[0] += 0.25
-        raise TimeoutError("no answer")
+    def ask_eight() -> list[Any]:
+        with ThreadPoolExecutor(8) as threads:
+            return list(threads.map(lambda _: check("900/m", SUBJECTS[0]), range(8)))
 
-    monkeypatch.setattr(ServerClient, "send", hang)
-    assert check("900/m", SUBJECTS[0]).degraded
-    now[0] += 1
-    trips.clear()
-    assert check("900/m", SUBJECTS[0]).degraded
-    assert len(trips) <= 3
+    async def aask_eight() -> list[Any]:
+        return await asyncio.gather(*(acheck("900/m", SUBJECTS[0]) for _ in range(8)))
+
+    stop(*own.servers)
+    found = ask_eight() if kind == "sync" else asyncio.run(aask_eight())  # the event loop knows no server yet
+    assert all(decision.degraded for decision in found)
+    assert 0 < len(timeouts) <= (8 if kind == "sync" else 0) + len(own.servers)
+
+
+def noting(read: Any, timeouts: list[str]) -> Any:
+    """Return redis-py's reading of a reply, which notes those that time is over for."""
+    if asyncio.iscoroutinefunction(read):
+
+        async def aread(*arguments: Any, **options: Any) -> Any:
+            try:
+                return await read(*arguments, **options)
+            except RedisTimeoutError:
+                timeouts.append("late")
+                raise
+
+        return aread
+
+    def sync_read(*arguments: Any, **options: Any) -> Any:
+        try:
+            return read(*arguments, **options)
+        except RedisTimeoutError:
+            timeouts.append("late")
+            raise
+
+    return sync_read
 
 
 @pytest.mark.thorough("topology")
@@ -253,6 +326,6 @@ def test_refusals_from_memory_count_once_while_another_server_is_gone(own: Clust
         assert not check("1/h", user, cache_refusals=60)
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
-            get_limiter().refusals.flush()
+            get_limiter().unasked.flush()
     found = [list(usage(user).values()) for user, server in users.items() if server != gone]
-    assert found == [[{"1/h": Count(1, 2)}]] * len(found)
+    assert found == [[{"1/h": Count(1, 2, 1)}]] * len(found)

@@ -16,12 +16,19 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 import redis
 from django_redis import get_redis_connection
+from hypothesis import given
+from hypothesis import strategies as st
+from redis._parsers import _RESP2Parser
+from redis.backoff import NoBackoff
 from redis.exceptions import InvalidResponse
+from redis.retry import Retry
 
-from django_quota import Decision, acheck, aonce, check, check_all, once, peek
+from django_quota import Decision, acheck, aonce, check, check_all, once, peek, reserve
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.stores.redis import connections
 from django_quota.testing import RedisServer, freeze, running_redis
 from tests.support.commands import wait_until
+from tests.support.counts import count_what_waits
 from tests.support.findings import alias_problem
 from tests.support.ports import free_port
 from tests.support.processes import in_child
@@ -103,18 +110,18 @@ def test_a_forgotten_script_is_sent_again_once(raw: redis.Redis) -> None:
 
 def test_scripts_forgotten_before_each_call_change_nothing(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     server: Any = redis_store().server
-    exchange, aexchange = server.exchange, server.aexchange
+    execute, aexecute = server.execute, server.aexecute
 
-    def forgetful(*given: Any) -> Any:
+    def forgetful(command: Any) -> Any:
         raw.script_flush()
-        return exchange(*given)
+        return execute(command)
 
-    async def aforgetful(*given: Any) -> Any:
+    async def aforgetful(command: Any) -> Any:
         raw.script_flush()
-        return await aexchange(*given)
+        return await aexecute(command)
 
-    monkeypatch.setattr(server, "exchange", forgetful)
-    monkeypatch.setattr(server, "aexchange", aforgetful)
+    monkeypatch.setattr(server, "execute", forgetful)
+    monkeypatch.setattr(server, "aexecute", aforgetful)
     assert hit().remaining == 49
     assert asyncio.run(ahit()).remaining == 48
 
@@ -126,6 +133,26 @@ def test_the_clock_of_redis_decides(raw: redis.Redis, monkeypatch: pytest.Monkey
     seconds, microseconds = raw.time()
     found: Any = raw.get(key)
     assert 40 * SECOND < int(found.split()[1]) - (seconds * SECOND + microseconds) <= 60 * SECOND
+
+
+def test_every_hash_of_a_day_has_a_ttl(raw: redis.Redis) -> None:
+    def forgotten() -> None:
+        (key,) = raw.scan_iter("*}:day:*")
+        assert 0 < raw.pttl(key) <= 9 * 86_400_000
+        raw.delete(key)
+
+    assert check("1/m", SUBJECT, name="checked", daily=True)
+    forgotten()
+    hold = reserve("10/h", SUBJECT, 5, name="settled", daily=True)
+    forgotten()
+    hold.settle(2)
+    forgotten()
+    for _ in range(2):
+        check("1/h", SUBJECT, name="repeated", daily=True, cache_refusals=10)
+    forgotten()
+    assert not check("1/h", SUBJECT, name="repeated", daily=True, cache_refusals=10)
+    count_what_waits()
+    forgotten()
 
 
 def test_every_key_has_a_ttl_close_to_its_content(raw: redis.Redis) -> None:
@@ -151,6 +178,19 @@ def test_a_sliding_subject_takes_little_memory_at_any_limit(
     assert 0 < (raw.memory_usage(key, samples=0) or 0) <= 3.2 * 1024
 
 
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), max_size=4))
+def test_a_packed_command_is_the_bytes_that_redis_py_sends(words: list[Any]) -> None:
+    connection: Any = redis.Connection
+    sent = b"".join(connection().pack_command("EVALSHA", *words))
+    assert connections.pack(["EVALSHA", *words]) == sent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "pack_command", None)  # without hiredis
+        assert connections.pack(["EVALSHA", *words]) == sent
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
@@ -171,15 +211,16 @@ def test_threads_keep_only_as_many_connections_as_they_used_at_once() -> None:
     for _ in range(3):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(4)))
-    assert 1 <= len(store.server.connections._idle) <= 4
+    pool = store.server.pool
+    assert 1 <= len(pool._idle) <= 4
     store.close()
-    assert len(store.server.connections._idle) == 0
+    assert len(pool._idle) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_opens_its_own_connections() -> None:
     hit()
-    assert in_child(lambda: hit().remaining == 48 and len(redis_store().server.connections._idle) == 1) == 1
+    assert in_child(lambda: hit().remaining == 48 and len(redis_store().server.pool._idle) == 1) == 1
     assert hit().remaining == 47
 
 
@@ -191,7 +232,7 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 
     for _ in range(3):
         asyncio.run(many())
-    assert len(redis_store().server.async_connections._by_loop) == 0
+    assert len(redis_store().server.async_pools._by_loop) == 0
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
@@ -259,7 +300,7 @@ def test_a_full_or_read_only_server_raises_store_unavailable(redis_server: Redis
         ("nowhere", {}, "no such alias"),
         ("default", {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "cannot run scripts"),
         ("default", {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}, "cannot run scripts"),
-        ("default", {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://x"}, "cannot run"),
+        ("default", {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "x"}, "not a Redis URL"),
         ("default", {"BACKEND": "nowhere.Cache"}, "cannot be imported"),
         (
             "default",
@@ -292,14 +333,14 @@ def test_the_store_takes_no_connection_of_the_pool() -> None:
 def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
     CALLS[0]()
-    kept = redis_store().server.connections._idle[0]
+    kept = redis_store().server.pool._idle[0]
     raw.replicaof("127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             once("event", "2")
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             asyncio.run(aonce("event", "2"))
-        assert kept not in redis_store().server.connections._idle
+        assert kept not in redis_store().server.pool._idle
     finally:
         raw.replicaof("NO", "ONE")
     assert not hit().degraded
@@ -307,16 +348,18 @@ def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
 
 def test_an_idle_connection_with_stray_bytes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     hit()
-    (kept,) = redis_store().server.connections._idle
+    (kept,) = redis_store().server.pool._idle
     monkeypatch.setattr(kept, "can_read", Mock(side_effect=InvalidResponse("garbage")))
     assert not hit().degraded
-    assert list(redis_store().server.connections._idle) == [kept]
+    (new,) = redis_store().server.pool._idle
+    assert new is not kept
+    assert kept._sock is None
 
 
 def test_an_async_connection_with_stray_bytes_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         await ahit()
-        (kept,) = (await redis_store().server.async_connections.get())._idle
+        (kept,) = (await redis_store().server.async_pools.get())._idle
         for name in ("can_read", "can_read_destructive"):  # which of them depends on the version of redis-py
             monkeypatch.setattr(kept, name, AsyncMock(side_effect=InvalidResponse("garbage")), raising=False)
         assert not (await ahit()).degraded
@@ -355,9 +398,39 @@ def test_idle_connections_of_a_restarted_server_are_replaced(
         asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"protocol": 2}, {"protocol": 3}, {"health_check_interval": 1}, {"encoding": "latin-1"},
+        {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError], "retry_on_timeout": True},
+        {"username": "limits", "password": "geheim"},
+        {"credential_provider": redis.UsernamePasswordCredentialProvider("limits", "geheim")},
+        {"parser_class": _RESP2Parser, "protocol": 2},
+    ],
+    ids=", ".join,
+)  # fmt: skip
+def test_sync_and_async_connect_with_the_options_of_the_alias_and_repeat_nothing(
+    options: dict[str, Any], redis_server: RedisServer, raw: Any, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server, client_name="limits", **options)
+    raw.execute_command("ACL", "SETUSER", "limits", "on", ">geheim", "~*", "+@all")
+
+    async def asked() -> Any:
+        assert (await ahit()).remaining == 48
+        assert [each["name"] for each in raw.client_list()].count("limits") == 2
+        return (await redis_store().server.async_pools.get())._idle[0].retry
+
+    try:
+        assert hit().remaining == 49
+        retries = [redis_store().server.pool._idle[0].retry, asyncio.run(asked())]
+        assert [each._retries for each in retries] == [0, 0]
+    finally:
+        raw.execute_command("ACL", "DELUSER", "limits")
+
+
 def test_max_connections_none_means_the_default(redis_server: RedisServer, settings: Any) -> None:
     async def most() -> int:
-        return int((await redis_store().server.async_connections.get()).max_connections)
+        return int((await redis_store().server.async_pools.get()).permits._value)
 
     default = asyncio.run(most())
     settings.CACHES = caches(redis_server, max_connections=None)
@@ -380,7 +453,7 @@ def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: re
 
 
 def test_a_thread_may_start_a_loop_while_another_one_looks_for_closed_loops() -> None:
-    found: Any = redis_store().server.async_connections
+    found: Any = redis_store().server.async_pools
     loops = [Mock(is_closed=bool) for _ in range(500)]
     is_over, interval = threading.Event(), sys.getswitchinterval()
 
@@ -403,13 +476,13 @@ def test_a_thread_may_start_a_loop_while_another_one_looks_for_closed_loops() ->
 
 
 def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
-    of_loops: Any = redis_store().server.async_connections
+    of_loops: Any = redis_store().server.async_pools
     for _ in range(3):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ahit())
         held = of_loops._by_loop.get(loop)
         assert held is not None
-        loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
+        loop.run_until_complete(held[0].aclose())  # so that no socket is left to the collector
         loop.close()
     asyncio.run(ahit())
     assert len(of_loops._by_loop) == 0

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from hashlib import sha1
 from typing import Any
 
 import pytest
 from redis import exceptions as theirs
 
-from django_quota import StoreUnavailable
-from django_quota.exceptions import ConfigurationError, StoreCommandDenied
+from django_quota import acheck, check
+from django_quota.core.errors import StoreCommandDenied
+from django_quota.engine.decide import Decide
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.stores.breaker import CLOSED, Breaker
 from django_quota.stores.redis.config import ANSWER_TIMEOUT, with_timeouts
-from django_quota.stores.redis.errors import AllInUseError, is_silence, translate_error
+from django_quota.stores.redis.errors import AllInUseError, translate_error
 from django_quota.testing import RedisServer
 from tests.support.stores import redis_store
 
@@ -27,10 +33,9 @@ from tests.support.stores import redis_store
         (theirs.ReadOnlyError("You can't write against a read only replica."), False),
         (theirs.ResponseError("MISCONF Redis is configured to save RDB snapshots"), False),
         (theirs.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), False),
-        (theirs.ResponseError("ERR Error running script (call to f_x): @user_script:1: OOM command"), False),
-        (theirs.ResponseError("Error running script: @user_script: 9: -READONLY You can't write"), False),
         (theirs.AuthenticationError("NOAUTH"), True), (theirs.NoPermissionError("NOPERM"), False),
-        (theirs.ClusterDownError("The cluster is down"), False), (theirs.TryAgainError("TRYAGAIN"), False),
+        (theirs.ClusterDownError("The cluster is down"), True), (theirs.ClusterError("TTL exhausted."), False),
+        (theirs.TryAgainError("TRYAGAIN"), False),
         (theirs.ResponseError("BUSY Redis is busy running a script"), False),
         (theirs.ResponseError("max number of clients reached"), False), (theirs.InvalidResponse("x"), True),
         (theirs.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
@@ -42,7 +47,9 @@ from tests.support.stores import redis_store
 )  # fmt: skip
 def test_each_error_is_translated_and_only_silence_counts_as_a_failure(error: Any, no_answer: bool) -> None:
     assert isinstance(translate_error(error), StoreUnavailable)
-    assert is_silence(error) is no_answer
+    breaker = Breaker(failures=1)
+    breaker.tell(error, CLOSED)
+    assert breaker.is_open is no_answer
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,28 @@ def test_a_script_without_permission_says_nothing_about_other_calls(words: str) 
     failure = translate_error(theirs.ResponseError(words))
     assert isinstance(failure, StoreUnavailable)
     assert isinstance(failure, StoreCommandDenied)
+
+
+OLD_REDIS = """
+local real = redis
+local redis = { error_reply = real.error_reply, pcall = function() return %s end }
+"""
+"""Hides from a script what its server tells. Redis names its version to scripts since 7.0."""
+
+
+@pytest.mark.parametrize(
+    ("info", "named"),
+    [("'redis_version:6.2.14\\r\\n'", "Redis 6.2.14"), ("{ err = 'NOPERM' }", "Redis older than 7.0")],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_server_that_is_too_old_is_a_configuration_error_with_its_version(
+    info: str, named: str, is_async: bool, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = OLD_REDIS % info + Decide.script.text
+    monkeypatch.setattr(Decide, "script", replace(Decide.script, text=text, sha=sha1(text.encode()).hexdigest()))
+    with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
+        asyncio.run(acheck("1/m", "user:1")) if is_async else check("1/m", "user:1")
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(
@@ -96,6 +125,6 @@ class TestTimeouts:
     def test_connections_have_short_timeouts(self, redis_cache: RedisServer, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "OPTIONS": {}}}
         store = redis_store()
-        connection = store.server.connections.take()
+        check("9/m", "user:1")
+        (connection,) = store.server.pool._idle
         assert (connection.socket_timeout, connection.socket_connect_timeout) == (ANSWER_TIMEOUT, ANSWER_TIMEOUT)
-        store.server.connections.release(connection)

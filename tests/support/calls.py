@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
@@ -11,13 +12,9 @@ import pytest
 from django.http import HttpRequest, HttpResponseBase
 from django.test import AsyncClient, Client, RequestFactory
 
-from django_quota import Decision
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.matching import Match, Target
-from django_quota.engine.codec import Mode
-from django_quota.engine.plans import Plan
-from django_quota.services.api import decision_flow
-from django_quota.services.subjects import subject_flow
+from django_quota.requests.request_keys import subject_flow
 from django_quota.stores.memory import MemoryStore
 from tests.support.stores import current_store
 
@@ -45,6 +42,22 @@ def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
         return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
 
     return asyncio.run(wait())
+
+
+def calls_in(function: Callable[[], object]) -> int:
+    """Return how many functions a function calls, those of C among them."""
+    calls = 0
+
+    def count(_frame: object, event: str, _given: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -106,14 +119,6 @@ def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callabl
         return reply
 
     monkeypatch.setattr(store, "run", overtaken)
-
-
-def decide_plan(plan: Plan, mode: Mode) -> Decision:
-    return run_sync(decision_flow(plan, mode))
-
-
-async def adecide_plan(plan: Plan, mode: Mode) -> Decision:
-    return await run_async(decision_flow(plan, mode))
 
 
 def subject_of(key: Any, request: HttpRequest) -> str:

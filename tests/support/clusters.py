@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +105,6 @@ def raw_slots(client: Any) -> list[Any]:
     with client.client() as one:
         one.connection.send_command("CLUSTER", "SLOTS")
         return one.connection.read_response()  # type: ignore[no-any-return]
-
-
-@cache
-def can_cluster(program: Path) -> bool:
-    """Say whether a server program was built with Cluster: else it does not know the option."""
-    asked = [str(program), "--cluster-enabled", "neither"]
-    words = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    return "Bad directive" not in words.stdout + words.stderr
 
 
 @contextmanager

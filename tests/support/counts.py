@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-from django_quota.services.activity import RuleActivity, activity
-from django_quota.services.flusher import flusher
-from django_quota.services.usage import usage
+from django_quota.features.usage import usage
+from django_quota.limiting.flusher import flusher
+from django_quota.operating.activity import RuleActivity, activity
 
 
 def count_what_waits() -> bool:
@@ -34,9 +34,9 @@ def _activity_of(rule: str) -> RuleActivity:
     return next(each for each in activity().rules if each.rule == rule)
 
 
-def slots_in_use() -> list[tuple[str | None, str | None, int, int, int]]:
-    """Return name, subject, holders, limit and waiters of each slot, in the order of the overview."""
-    return [(use.name, use.subject, use.held, use.limit, use.waiting) for use in activity().slots]
+def slots_in_use() -> list[tuple[str | None, str | None, int, int]]:
+    """Return name, subject, holders and limit of each slot, in the order of the overview."""
+    return [(use.name, use.subject, use.held, use.limit) for use in activity().slots]
 
 
 def refused_today() -> list[tuple[str | None, int]]:
@@ -46,7 +46,16 @@ def refused_today() -> list[tuple[str | None, int]]:
 
 def days_of(subject: Any) -> dict[date, dict[str, tuple[int, int]]]:
     """Return how many checks of a subject each rule has allowed and refused, by day."""
-    return {day: dict(rules) for day, rules in usage(subject).items()}
+    return {
+        day: {rule: (count.allowed, count.refused) for rule, count in rules.items()}
+        for day, rules in usage(subject).items()
+    }
+
+
+def units_of(subject: Any) -> dict[str, int]:
+    """Return what the allowed checks of a subject have cost, on its one day."""
+    (rules,) = usage(subject).values()
+    return {rule: count.units for rule, count in rules.items()}
 
 
 def checks_of(subject: Any) -> dict[str, tuple[int, int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
+from django_quota.core.overrides import Mode, Override
+from django_quota.limiting.known_rules import known_slots
+from django_quota.limiting.overrides import overrides
 from django_quota.management.commands.quota_status import as_json
-from django_quota.services.inspection import RuleChange, load_snapshot, preview_override
-from django_quota.services.known_rules import known_slots
-from django_quota.services.overrides import Override
+from django_quota.operating.inspection import RuleChange, load_snapshot, preview_override
 
 
 def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, A
 
 def is_overridden(subject: str, rule: str) -> bool:
     """Say whether an override of a rule is in force now."""
-    return load_snapshot(subject).is_overridden(rule)
+    return load_snapshot(subject).override_of(rule) is not None
 
 
 def bans_of(subject: str) -> list[tuple[str, float, int]]:
@@ -30,9 +31,12 @@ def slots_of_views() -> list[str]:
     return known_slots()
 
 
-def previews(
-    subject: str, rule: str, mode: Literal["rate", "exempt", "blocked"], rates: str = "", ends: int = 0
-) -> dict[str, RuleChange]:
-    """Return what an override would change, by rule; nothing if no rule has this name."""
-    preview = preview_override(subject, rule, Override(mode, ends=ends, rates=rates))
+def previews(subject: str, rule: str, mode: Mode, rates: str = "", ends: int = 0) -> dict[str, RuleChange]:
+    """Return what an override would change, by rule; nothing if no rule has this name.
+
+    It takes the place of the one of this subject and rule.
+    """
+    known = [each for each in overrides.table.of_subject(subject) if (each.subject, each.rule) == (subject, rule)]
+    pk = known[0].pk if known else 0
+    preview = preview_override(subject, Override(pk, subject, rule, mode, rates, ends=ends))
     return {} if preview.is_unknown else {change.rule: change for change in preview.changes}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from django_quota.services import counters, refusals, registry, site_rules
-from django_quota.services.limiter import Limiter
-from django_quota.services.registry import get_limiter
-from django_quota.services.workers import Workers
+from django_quota.engine.operations import Operation
+from django_quota.engine.subject_operations import RecordHits
+from django_quota.features import counters
+from django_quota.limiting import refusals, registry, unasked
+from django_quota.limiting.limiter import Limiter
+from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.workers import Workers
+from django_quota.requests import site_rules
 from tests.support.steps import START
 from tests.support.stores import current_store
 
@@ -22,8 +26,23 @@ def remembered_refusals() -> int:
 
 
 def uncounted_refusals() -> int:
-    """Return how many refusals wait until their repetitions are counted in the store."""
-    return len(get_limiter().refusals._uncounted)
+    """Return for how many rules and subjects refusals from memory wait to be counted in the store."""
+    return len(get_limiter().unasked)
+
+
+def while_refusals_are_counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen once, when the store has counted repetitions and the process has not heard of it."""
+    store = get_limiter().store
+    count = store.try_all
+
+    def overtaken(operations: Sequence[Operation], now: int | None) -> list[Any]:
+        replies: list[Any] = count(operations, now)
+        if any(isinstance(operation, RecordHits) for operation in operations):  # a Cluster runs all others so, too
+            monkeypatch.setattr(store, "try_all", count)
+            act()
+        return replies
+
+    monkeypatch.setattr(store, "try_all", overtaken)
 
 
 def metrics_that_wait() -> tuple[int, int]:
@@ -34,20 +53,21 @@ def metrics_that_wait() -> tuple[int, int]:
 
 
 def with_room_for_refusals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_SUBJECTS", number)
+    monkeypatch.setattr(refusals, "MAX_PLANS", number)
 
 
 def with_room_for_uncounted(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_UNCOUNTED", number)
+    monkeypatch.setattr(unasked, "MAX_PLACES", number)
 
 
 @contextmanager
 def as_another_process() -> Iterator[None]:
     """Do what is in the block elsewhere: afterwards this process still remembers the refusals that it knew."""
     mine = get_limiter().refusals
-    known = {subject: dict(rules) for subject, rules in mine.table.items()}
+    known = dict(mine.table)
     yield
-    mine.table.update(known)
+    for key, refused in known.items():
+        mine._put(key, refused, mine.changes)
 
 
 def another_process_is_alive() -> None:
@@ -57,7 +77,7 @@ def another_process_is_alive() -> None:
 
 def know_of_processes(number: int) -> None:
     """Have this process know how many share the limits."""
-    workers = get_limiter().workers
+    workers = get_limiter().fallback.workers
     assert workers is not None
     workers.number = number
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from django_quota import StoreUnavailable, acheck, check
-from django_quota.services import addresses
-from django_quota.services.outages import Outages, _log_denied_command, _log_foreign_data
-from django_quota.services.registry import get_limiter
-from django_quota.services.workers import Workers
+from django_quota import acheck, check
+from django_quota.exceptions import StoreUnavailable
+from django_quota.limiting.outages import Outages, _log_denied_command, _log_foreign_data
+from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.workers import Workers
+from django_quota.requests import addresses
 from django_quota.signals import store_back, store_lost
-from django_quota.stores.redis.breaker import Breaker
+from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -146,8 +147,9 @@ def due_breaker(clock: Clock | None = None, of: Any = None) -> Breaker:
 
 def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: True) -> Outages:
     """Let this process know of no outage; return what will, on this clock."""
-    get_limiter().outages = Outages(clock, all_nodes_healthy)
-    return get_limiter().outages
+    outages = get_limiter().outages
+    vars(outages).update(vars(Outages(clock, all_nodes_healthy)))
+    return outages
 
 
 def log_everything_again() -> None:
@@ -163,7 +165,7 @@ def with_clock(clock: Clock) -> RedisStore:
     """Return the store of the settings, with its breaker, its outages and the signs of life on this clock."""
     redis_store().server.breaker = Breaker(clock=clock)
     new_outages(clock)
-    get_limiter().workers = Workers(redis_store(), clock)
+    get_limiter().fallback.workers = Workers(redis_store(), clock)
     return redis_store()
 
 

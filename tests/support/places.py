@@ -1,4 +1,4 @@
-"""Redis, the memory store and the specification: the same is done in all three, and they must never differ."""
+"""Redis, the memory store, the database store and the specification: the same is done in all, and they never differ."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ import redis
 from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from django_quota.engine.codec import Mode
-from django_quota.engine.operations import DictStates, Operation, text
-from django_quota.engine.plans import Plan
+from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
+from django_quota.engine.plans import Plan, PlanMode
+from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
 from tests.support.inputs import inputs
 from tests.support.specifications import Specified, specify
 from tests.support.steps import driven
-from tests.support.stores import current_store, forget_forms
+from tests.support.stores import current_store, empty_database
 
 Run = Callable[[Operation, int], Any]
 
 
 class Places:
-    """The three, all empty. `raw`: a plain client of the Redis of the settings."""
+    """All four, empty. `raw`: a plain client of the Redis of the settings. The database is Django's default one."""
 
     def __init__(self, raw: redis.Redis) -> None:
-        forget_forms()
         self.raw = raw
-        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
+        self.memory = MemoryStore(sweep_interval=3_600)
         self.states = DictStates()
+        self.database = DatabaseStore("default")
+        empty_database(self.database)
         self._store = current_store()
 
     def close(self) -> None:
         self.memory.close()
+        self.database.close()
 
     def in_redis(self, operation: Operation, now: int) -> Any:
         reply = self._store.run(operation, now)
@@ -42,13 +44,16 @@ class Places:
     def in_memory(self, operation: Operation, now: int) -> Any:
         return self.memory.run(Specified(operation), now)
 
+    def in_database(self, operation: Operation, now: int) -> Any:
+        return self.database.run(Specified(operation) if isinstance(operation, RedisOperation) else operation, now)
+
     def specified(self, operation: Operation, now: int) -> Any:
         return specify(operation, self.states, now)
 
     def each(self, act: Callable[[Run], Any]) -> Any:
         """Do the same in each place, and return the reply."""
-        replies = [act(run) for run in (self.in_redis, self.in_memory, self.specified)]
-        assert replies[0] == replies[1] == replies[2]
+        replies = [act(run) for run in (self.in_redis, self.in_memory, self.in_database, self.specified)]
+        assert all(reply == replies[0] for reply in replies[1:]), replies
         assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter()), "a key has no TTL"
         return replies[0]
 
@@ -57,7 +62,7 @@ class Places:
         return self.each(lambda run: run(operation, now))
 
     def decide(
-        self, make: Callable[[], Plan], mode: Mode, now: int, guess: int | None = None
+        self, make: Callable[[], Plan], mode: PlanMode, now: int, guess: int | None = None
     ) -> tuple[Plan, list[Any]]:
         """Decide the same plan in each place; return it in the form that it came to, and the reply."""
         made: list[Plan] = []
@@ -76,14 +81,14 @@ class Places:
 
 @pytest.fixture
 def places(redis_cache: Any, raw: redis.Redis) -> Iterator[Places]:
-    """The three, with an empty Redis."""
+    """All four, with an empty Redis."""
     made = Places(raw)
     yield made
     made.close()
 
 
 class Machine(RuleBasedStateMachine):
-    """One operation after another in all three places; `open` begins anew."""
+    """One operation after another in all places; `open` begins anew."""
 
     raw: redis.Redis
 

@@ -7,10 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.engine.codec import (
-    PER_LIMIT,
-    Reservation,
-)
+from django_quota.engine.codec import PER_LIMIT
 from django_quota.engine.plans import Plan
 from tests.support.steps import SECOND
 
@@ -20,6 +17,7 @@ RULES = [
     Rule.make("exact", "5/m"),
     Rule.make("slices", "40/m; 150/h", precision=7),
     Rule.make("packed", "250/m"),
+    Rule.make("shares", "5/m; 12/h", warn_at=[0.3, 0.5, 1.0]),
     Rule.make("huge", f"{10**12}/d"),
     Rule.make("none", "0/m"),
     Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
@@ -56,12 +54,10 @@ def home(key: str) -> str:
     return key[key.index("{") : key.index("}")]
 
 
-def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None = None) -> Plan:
+def plan_of(asked: list[Asked], *, with_events: bool) -> Plan:
     plan = Plan("quota", 100 if with_events else 0)
     for rule, subject, cost, value in asked:
         plan.add(rule, subject, cost, value)
-    if holds is not None:
-        plan.reserve(holds, lambda rule: not rule.distinct)
     return plan
 
 
@@ -83,9 +79,8 @@ ASKED = st.lists(
 
 STEPS = st.lists(
     st.tuples(
-        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund", "settle", "renew"]), ASKED,
-        st.booleans(), st.one_of(st.none(), st.just(30 * 86_400 * SECOND)),
-        st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
+        GAPS, st.sampled_from(["check", "check", "check", "check", "force", "peek", "refund", "adjust", "undo"]), ASKED,
+        st.booleans(),
     ),
     min_size=1, max_size=25,
 )  # fmt: skip

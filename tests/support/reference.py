@@ -20,7 +20,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -112,7 +112,9 @@ def public_methods(found: type) -> dict[str, Any]:
     return {
         name: function
         for name, function in there.items()
-        if inspect.isroutine(function) and "Flow[" not in str(getattr(function, "__annotations__", {}).get("return"))
+        if not isinstance(function, cached_property)
+        and inspect.isroutine(function)
+        and "Flow[" not in str(getattr(function, "__annotations__", {}).get("return"))
     }
 
 
@@ -144,7 +146,9 @@ def attributes(found: type) -> dict[str, tuple[str, str]]:
 
 
 def _is_property(node: ast.FunctionDef) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+    return any(
+        isinstance(each, ast.Name) and each.id in ("property", "cached_property") for each in node.decorator_list
+    )
 
 
 def signature(function: Any) -> str:

@@ -4,17 +4,21 @@ Mark a test, a class, a file (`pytestmark`) or a parameter with `pytest.mark.tho
 the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too, as those
 of the stores need decoded replies, is marked `pytest.mark.always(reason)`. What was left out is counted in the last
 lines of each run.
+
+With `--all` everything runs on the first server of the machine, which is the Redis on PATH where there is one, and
+`ON_EACH_SERVER` on the others too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 REASONS = {
-    "redis version": "the same on another version of Redis",
+    "server": "the same on another server",
     "decoded": "the same with decode_responses",
     "postgresql": "the same on PostgreSQL",
     "topology": "Clusters and Sentinels of their own: seconds to form, to fail over, to time out",
@@ -31,6 +35,10 @@ REASONS = {
 }
 """Each reason to leave a test out, and what the summary says of it."""
 
+TESTS = Path(__file__).parents[1]
+ON_EACH_SERVER = [TESTS / folder for folder in ("core", "stores", "faults")]
+"""What runs on each server of a machine: scripts, stores and failures. All else runs on its first server."""
+
 
 def thorough(reason: str, *values: Any) -> Any:
     """Return a parameter that is left to `make test-all`."""
@@ -42,13 +50,16 @@ def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the thorough tests too, and all generated inputs")
 
 
-def left_out_for(item: pytest.Item) -> str | None:
-    """Return the reason to leave a test out; None where it runs each time."""
+def left_out_for(item: pytest.Item, *, everything: bool) -> str | None:
+    """Return the reason to leave a test out; None where it runs. `everything`: as with `--all`."""
     always = {reason for mark in item.iter_markers("always") for reason in mark.args}
     reasons = [reason for mark in item.iter_markers("thorough") for reason in mark.args]
     unknown = {*reasons, *always} - set(REASONS)
     if unknown:
         raise pytest.UsageError(f"{item.nodeid}: no reason {unknown}; tests/support/selection.py lists them")
+    if everything:
+        is_repeated = any(map(item.path.is_relative_to, ON_EACH_SERVER))
+        reasons = [reason for reason in reasons if reason == "server" and not is_repeated]
     return next((reason for reason in reasons if reason not in always), None)
 
 
@@ -63,9 +74,7 @@ class Selection:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        reasons = [left_out_for(item) for item in items]
-        if self._all:
-            return
+        reasons = [left_out_for(item, everything=self._all) for item in items]
         self._left.update(filter(None, reasons))
         config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
         items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
@@ -82,7 +91,9 @@ class Selection:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self._left:
             return
-        terminalreporter.section(f"{self._left.total()} tests are left to `make test-all` (pytest --all)")
+        where = "not repeated" if self._all else "left to `make test-all` (pytest --all)"
+        terminalreporter.section(f"{self._left.total()} tests are {where}")
         for reason, number in self._left.most_common():
             terminalreporter.line(f"{number:6}  {REASONS[reason]}")
-        terminalreporter.line("        and most of the generated inputs")
+        if not self._all:
+            terminalreporter.line("        and most of the generated inputs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SECRET_KEY = "only-for-tests"
+SECRET_KEY = "only for tests, and long enough for HS256"
 USE_TZ = True
 TIME_ZONE = "UTC"
 ALLOWED_HOSTS = ["*"]

@@ -1,34 +1,53 @@
-"""Slots as the store has them: who waits, what another process does, and a store that forgets."""
+"""Slots as the store has them: who waits here, what another process does, and a store that forgets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys, make_token
-from django_quota.engine.operations import text
-from django_quota.services.leases import LeaseRefresher
+from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys
+from django_quota.features.slot_queues import SlotQueue, slot_queues
+from django_quota.limiting.registry import get_limiter
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.wait_queue import Waiter, WaitQueue
+from tests.support.outages import no_answer
+from tests.support.specifications import Drop
 from tests.support.steps import SECOND
-from tests.support.stores import current_store
+from tests.support.stores import current_store, memory_states
 
-ELSEWHERE = make_token("elsewhere", 1, 1, 60 * SECOND)
+ELSEWHERE = "elsewhere"
 """A caller of another process that asks for a lock."""
 
 
-def keys_of(name: str) -> SlotKeys:
-    return SlotKeys(*(f"quota:1:{{global}}:{kind}:{name}" for kind in "lqa"))
+def keys_of(name: str, subject: str = "global") -> SlotKeys:
+    return SlotKeys(*(f"quota:1:{{{subject}}}:{kind}:{name}" for kind in ("l", "lately")))
 
 
-def waiting(name: str) -> list[str]:
-    """Return who waits for a slot."""
-    key, store = keys_of(name)[1], current_store()
-    if isinstance(store, MemoryStore):
-        return list(store._shard(key).get(key) or ())
-    with store.commands(store.server_of(key)) as client:
-        return [text(token) for token in client.lrange(key, 0, -1)]
+def _queues(name: str, subject: str) -> list[SlotQueue]:
+    key = keys_of(name, subject).leases
+    return [each for (_, found), groups in slot_queues._queues.items() if found == key for each in groups.values()]
+
+
+def waiting(name: str, subject: str = "global") -> int:
+    """Return how many callers of this process wait for a slot."""
+    return sum(len(queue.callers) for queue in _queues(name, subject))
+
+
+def answers(name: str) -> int:
+    """Return how often the store has answered those who wait for a slot now."""
+    return sum(queue.answers for queue in _queues(name, "global"))
+
+
+def is_failing(name: str) -> bool:
+    """Say whether the store has not answered the last call of those who wait."""
+    return any(queue.is_failing for queue in _queues(name, "global"))
+
+
+def wake_next(name: str) -> None:
+    """Have the first of those who wait ask the store."""
+    slot_queues.wake_next((get_limiter().reporting_store, keys_of(name).leases))
 
 
 def forget(name: str) -> None:
@@ -36,41 +55,28 @@ def forget(name: str) -> None:
     keys, store = list(keys_of(name)), current_store()
     if isinstance(store, MemoryStore):
         for key in keys:
-            store._shard(key).drop(key)
+            memory_states(store).drop(key)
+        return
+    if store.database is not None:
+        store._perform(Drop(keys), None)  # not `run`, which a test may have replaced
         return
     with store.commands(store.server_of(keys[0])) as client:
         client.delete(*keys)
 
 
-def asked_elsewhere(name: str, wait: float) -> bool:
-    """Have another process ask for a lock, and wait if it is taken; say whether it has it."""
-    return bool(current_store().run(Acquire(keys_of(name), ELSEWHERE, int(wait * SECOND)))[0])
+def asked_elsewhere(name: str) -> bool:
+    """Have another process ask for a lock; say whether it has it."""
+    return bool(current_store().run(Acquire(keys_of(name), ELSEWHERE, 1, 60 * SECOND))[0])
 
 
 def released_elsewhere(name: str) -> None:
     """Have the other process give its lock back."""
-    current_store().run(Release(keys_of(name), ELSEWHERE))
+    current_store().run(Release(keys_of(name), ELSEWHERE, None, SECOND))
 
 
 def lease_lasts(name: str, token: str, seconds: int) -> None:
     """Let the lease of a token end after so many seconds."""
     assert current_store().run(Renew(keys_of(name), token, seconds * SECOND))
-
-
-def waits(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
-    """Call `act` with the token and the seconds each time that a thread is about to wait."""
-    wait = Waiter.wait
-
-    def spy(waiter: Waiter, seconds: float) -> None:
-        act(waiter.token, seconds)
-        wait(waiter, seconds)
-
-    monkeypatch.setattr(Waiter, "wait", spy)
-
-
-def nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lose each wake-up."""
-    monkeypatch.setattr(WaitQueue, "grant", lambda *_: None)
 
 
 def is_asked_for_by(operation: Any) -> str | None:
@@ -82,7 +88,37 @@ def is_release(operation: Any) -> bool:
     return isinstance(operation, Release)
 
 
-def renew_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew leases and reservations without a pause, whatever their ttl."""
-    made = LeaseRefresher.__init__
-    monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, renew, interval: made(self, renew, 0.001))
+def is_renewal(operation: Any) -> bool:
+    return isinstance(operation, Renew)
+
+
+@contextmanager
+def calls(before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool) -> Iterator[None]:
+    """Call a function with each operation, before or after the store runs it."""
+    store = current_store()
+    run, arun = store.run, store.arun
+
+    def spy(operation: Any, now: int | None = None) -> Any:
+        before(operation)
+        reply = run(operation, now)
+        after(operation)
+        return reply
+
+    async def aspy(operation: Any, now: int | None = None) -> Any:
+        before(operation)
+        reply = await arun(operation, now)
+        after(operation)
+        return reply
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "run", spy)
+        if not isinstance(store, MemoryStore):  # it runs what `run` does
+            patched.setattr(store, "arun", aspy)
+        yield
+
+
+@contextmanager
+def goes_away_after_an_answer() -> Iterator[None]:
+    """Have the store answer one call, and no other."""
+    with calls(after=lambda _: outage.enter_context(no_answer())), ExitStack() as outage:
+        yield

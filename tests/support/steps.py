@@ -10,11 +10,13 @@ from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import CompiledLimit, Hit
 from django_quota.engine.operations import DictStates, Operation
-from django_quota.engine.plans import Plan
+from django_quota.engine.plans import Plan, PlanMode
 from django_quota.stores.base import Store
 
 SECOND = 1_000_000
 """In microseconds, the unit of all times."""
+
+MINUTE = 60 * SECOND
 
 START = 1_763_700_000 * SECOND
 """A moment to begin at: 2025-11-21 04:40 UTC."""
@@ -52,12 +54,6 @@ def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = STAR
     return list(plan.operation(now, "check").hits)
 
 
-def include_holds(plan: Plan) -> None:
-    """Send the keys of holds along, as a plan that reserves does."""
-    for hit in plan.hits:
-        hit.holds = hit.holds_key
-
-
 def limits_of(*rules: Rule, subject: str = SUBJECT) -> list[CompiledLimit]:
     """Return the limits of a plan of these rules."""
     return [limit for hit in hits_of(*rules, subject=subject) for limit in hit.limits]
@@ -68,18 +64,12 @@ def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> l
     return store.run(Decide(hits, mode), now)  # type: ignore[no-any-return]
 
 
-async def adecided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
-    """Decide hits on a store without blocking; return its reply."""
-    return await store.arun(Decide(hits, mode), now)  # type: ignore[no-any-return]
-
-
 def driven(
-    run: Callable[[Operation, int], Any], plan: Plan, mode: Mode, now: int, guess: int | None = None
+    run: Callable[[Operation, int], Any], plan: Plan, mode: PlanMode, now: int, guess: int | None = None
 ) -> list[Any]:
-    """Ask a store until the plan has the form that it wants, as the limiter does; return its last reply."""
+    """Ask a store until the plan has the edges that fit the time, as the limiter does; return its last reply."""
     reply = run(plan.operation(now if guess is None else guess, mode), now)
     while reply[1] == RETRY_WITH:
-        plan.revise(reply)
         reply = run(plan.operation(reply[0], mode), now)
     return reply  # type: ignore[no-any-return]
 

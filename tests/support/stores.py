@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from django_redis.pool import ConnectionFactory
 
-from django_quota.engine import plans
-from django_quota.services.registry import get_limiter
+from django_quota.engine.operations import States
+from django_quota.limiting.registry import get_limiter
 from django_quota.stores.cluster.client import ClusterConnectionFactory
-from django_quota.stores.memory import MemoryStore
+from django_quota.stores.database import sql
+from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.memory import MemoryStore, _Change
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, server_programs
-from tests.support.clusters import Cluster, can_cluster
+from tests.support.clusters import Cluster
 
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
@@ -41,27 +43,25 @@ def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
     }
 
 
-def version_of(program: Path) -> str:
+def server_name(program: Path) -> str:
+    """Return what a server program is, such as "Valkey 9.1.2"."""
     words = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True).stdout
-    return words.partition("v=")[2].partition(" ")[0]
+    return f"{words.partition(' ')[0]} {words.partition('v=')[2].partition(' ')[0]}"
 
 
 def programs() -> list[Any]:
-    """Return the parameters of a fixture that runs each Redis version: only the first one is in `make test`."""
-    repeats = pytest.mark.thorough("redis version")
+    """Return the parameters of a fixture that runs each server: only the first one is in `make test`."""
+    repeats = pytest.mark.thorough("server")
     return [pytest.param(each, marks=[repeats] if number else []) for number, each in enumerate(server_programs())]
 
 
 def named(program: Path | str) -> str:
-    return program if isinstance(program, str) else f"redis-{version_of(program)}"
+    return program if isinstance(program, str) else server_name(program).lower().replace(" ", "-")
 
 
 def cluster_program() -> Path:
-    """Return the first program that can be a server of a Cluster; the test is skipped where there is none."""
-    for program in server_programs():
-        if can_cluster(program):
-            return program
-    pytest.skip("No redis-server on this machine was built with Cluster")
+    """Return the program of the servers of a Cluster."""
+    return server_programs()[0]
 
 
 def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
@@ -82,7 +82,18 @@ def current_store() -> Any:
 
 def local_store() -> MemoryStore:
     """Return what decides in this process while Redis is away, for rules with on_unavailable="local"."""
-    return get_limiter().local
+    return get_limiter().fallback.local
+
+
+def memory_states(store: MemoryStore) -> States:
+    """Return the states of a memory store, to look at and to change while nothing else does."""
+    return _Change(store._kept, ())
+
+
+def empty_database(store: DatabaseStore) -> None:
+    """Drop every state, event and ban of a database store."""
+    for table in (sql.STATES, sql.EVENTS, sql.BANS):
+        store.write(lambda _: f"DELETE FROM {table} RETURNING 1")  # noqa: B023 — called at once
 
 
 @contextmanager
@@ -110,22 +121,3 @@ def forget_connections() -> None:
             sentinel.close()
     ConnectionFactory._pools.clear()
     ClusterConnectionFactory.forget()
-
-
-def empty_local_store() -> None:
-    """Let this process have counted nothing while Redis was away."""
-    get_limiter().local = MemoryStore()
-
-
-def remembered_overrides() -> int:
-    """Return how many overrides this process knows of."""
-    return len(plans._known)
-
-
-def with_room_for_overrides(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "MAX_KNOWN", number)
-
-
-def forget_forms() -> None:
-    """Forget which form of a plan each subject asked for, as a process that has just started."""
-    plans._known.clear()

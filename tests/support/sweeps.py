@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_quota.core.keys import KINDS, key_of, subject_base, system_key
-from django_quota.services.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
+from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
 from django_quota.testing import freeze
 from tests.support.steps import START
 from tests.support.stores import redis_store

@@ -15,9 +15,6 @@ from django.views import View
 
 from django_quota import (
     Decision,
-    Hold,
-    QuotaExceeded,
-    QuotaRequest,
     Rule,
     acheck,
     acquire,
@@ -28,16 +25,19 @@ from django_quota import (
     counter,
     lock,
     peek,
+    peek_all,
     quota,
     reserve,
     slot,
 )
-from django_quota.adapters import observe, refusal
-from django_quota.exceptions import StoreUnavailable
+from django_quota.adapters import refusal
+from django_quota.exceptions import QuotaExceeded, StoreUnavailable
+from django_quota.metrics import observe
 from django_quota.middleware import QuotaMiddleware
 from django_quota.models import QuotaOverride
 from django_quota.signals import refused
 from django_quota.testing import QuotaKit, freeze
+from django_quota.types import Hold, QuotaRequest
 
 QUOTA: dict[str, Any] = {"RULES": {"search": {"rate": "10/s; 500/h", "key": "user"}, "login": "5/m"}}
 PER_TIER = {"anonymous": "10/m", "authenticated": "100/m"}
@@ -75,8 +75,8 @@ def chat(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(left))
 
 
-async def achat(hold_for: float) -> Decision:
-    async with areserve("90000/m", "user:42", 500, ttl=hold_for) as hold:
+async def achat() -> Decision:
+    async with areserve("90000/m", "user:42", 500) as hold:
         kept: Hold = hold
         return await kept.asettle(480)
 
@@ -89,7 +89,13 @@ def sold(user: str) -> bool:
 
 def codes() -> list[int | None]:
     entries: list[tuple[str | Rule, str]] = [("5/m", "ip:203.0.113.9"), (Rule.make("sms", "1/m"), "user:1")]
-    decisions = [check_all(entries), peek("5/m", "user:1"), acquire("5/m", "user:1", timeout=1)]
+    decisions = [
+        check("5/m", "user:1", 2, force=True),
+        check_all(entries),
+        peek_all(entries),
+        peek("5/m", "user:1"),
+        acquire("5/m", "user:1", timeout=1),
+    ]
     try:
         check("5/m", "user:1", burst="many")  # type: ignore[arg-type]
     except (QuotaExceeded, StoreUnavailable) as error:

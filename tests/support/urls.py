@@ -9,21 +9,11 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from django_quota import (
-    StoreUnavailable,
-    acheck,
-    aonce,
-    areset,
-    check,
-    counter,
-    once,
-    quota,
-    reset,
-    slot,
-)
+from django_quota import acheck, aonce, areset, check, counter, once, quota, reset, slot
+from django_quota.exceptions import StoreUnavailable
 
 if TYPE_CHECKING:
-    from django_quota import QuotaRequest
+    from django_quota.types import QuotaRequest
 
 
 def by_hand(request: HttpRequest) -> HttpResponse:

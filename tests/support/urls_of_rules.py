@@ -124,7 +124,6 @@ api: tuple[list[Any], str] = (
 urlpatterns = [
     path("api/", include(api)),
     path("exempt-of-csrf/", csrf_exempt(two)),
-    path("exempt-of-csrf-async/", csrf_exempt(two_async)),
     path("guarded/", guarded(two)),
     path("unhashable/", Unhashable()),
     path("partial/", partial(plain)),
@@ -133,7 +132,6 @@ urlpatterns = [
     path("guarded-class/", guarded(OfAClass.as_view())),
     path("class/", OfAClass.as_view()),
     path("class-async/", OfAnAsyncClass.as_view()),
-    path("class-exempt-of-csrf/", csrf_exempt(OfAClass.as_view())),
     path("method/", OfAMethod.as_view()),
     path("method-of-post-alone/", OfAMethod.as_view(http_method_names=["post"])),
     path("method-async/", OfAnAsyncMethod.as_view()),

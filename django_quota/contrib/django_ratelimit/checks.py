@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
@@ -17,22 +17,19 @@ from django_quota.contrib.django_ratelimit.core import Limit, check_key, read_ra
 from django_quota.core.errors import RateError
 from django_quota.core.rates import parse_rate
 from django_quota.core.rules import Rule
-from django_quota.web.view_lookup import layers_of_all
-
-MARK = "_django_quota_ratelimit"
-"""The attribute of a view under `@ratelimit`: the view itself and its limits."""
+from django_quota.web.view_lookup import marked_views
 
 
-def limits_of(view: Any) -> tuple[Limit, ...]:
-    """Return the limits of a view that `@ratelimit` wraps itself; other decorators copy the attribute."""
-    wrapper, limits = getattr(view, MARK, (None, ()))
-    return limits if wrapper is view else ()
+class Limits(NamedTuple):
+    """What `@ratelimit` keeps of a view: its limits, with those directly below it."""
+
+    limits: tuple[Limit, ...]
 
 
 def _limits(patterns: Iterable[Any]) -> Iterator[Limit]:
     """Return the limits of all views."""
-    for layer in layers_of_all(patterns):
-        yield from limits_of(layer.view)
+    for kept, _ in marked_views(patterns, Limits):
+        yield from kept.limits
 
 
 def _is_dynamic(rate: Any) -> bool:

@@ -19,16 +19,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_quota import Decision, Outcome, Rule, RuleError, apeek, peek
+from django_quota import Decision, Rule, apeek, peek
 from django_quota.adapters import adecide, apply_decision, decide, digest
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import Rate, parse_rate
-from django_quota.core.rules import OnUnavailable
-from django_quota.services.addresses import MAX_LENGTH, canonical, client_ip, own_prefixes
-from django_quota.services.api import django_request
-from django_quota.services.subjects import named_subject, subject_flow, user_flow, user_subject
+from django_quota.core.rule_options import OnUnavailable
+from django_quota.exceptions import RuleError
+from django_quota.limiting.api import django_request
+from django_quota.requests.addresses import MAX_LENGTH, canonical, client_ip, own_prefixes
+from django_quota.requests.request_keys import subject_flow
+from django_quota.requests.site_functions import user_flow
+from django_quota.requests.subjects import named_subject, user_subject
+from django_quota.types import Outcome
 from django_quota.web.view_kinds import naming
 
 __all__ = ["aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
@@ -56,10 +60,10 @@ class Limit(NamedTuple):
     block: bool = False
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods of HTTP that are limited; empty: all."""
+    def methods(self) -> tuple[str, ...] | None:
+        """The methods of HTTP that are limited; None: all."""
         if self.method in (ALL, None):
-            return ()
+            return None
         given = self.method if isinstance(self.method, (list, tuple)) else [self.method]
         return tuple(sorted({method.upper() for method in given}))
 
@@ -103,8 +107,8 @@ def get_usage(
 ) -> Usage | None:
     """Return what a group has used; None if nothing limits the request.
 
-    `increment`: whether to count the request. If not, and a decorator or a call has counted it already, this is what
-    that found; else it is what counting it would find.
+    `increment`: whether to count the request. If not, the result is what the decorator or call found that has counted
+    the request before, or else what counting would find.
 
     Raises `ImproperlyConfigured` if there is neither a `group` nor a view `fn`, or if the key or the rate is wrong.
     """
@@ -136,7 +140,7 @@ def _limit(group: str | None, fn: Callable[..., Any] | None, key: Any, rate: Any
 
 
 def group_of(view: Any) -> str:
-    """Return the group of a view: its dotted path; a method has that of its class."""
+    """Return the group of a view: its dotted path; a method has the path of its class."""
     return naming(view)(None)
 
 
@@ -155,8 +159,9 @@ def decision_flow(request: Any, limits: Sequence[Limit]) -> Flow[Decision | None
             pairs.append(pair)
     if not pairs:
         return None
-    decision: Decision = yield IOCall(decide, adecide, request, pairs)
-    apply_decision(request, decision)
+    bare = _bare_request(request)
+    decision: Decision = yield IOCall(decide, adecide, bare, pairs)
+    apply_decision(bare, decision)
     return decision
 
 
@@ -196,7 +201,7 @@ def _pair_flow(request: Any, limit: Limit) -> Flow[Pair | None]:
     """Return the rule of a limit and the subject of a request; None if the limit does not apply."""
     if not getattr(settings, "RATELIMIT_ENABLE", True):
         return None
-    if limit.methods and request.method not in limit.methods:
+    if limit.methods is not None and request.method not in limit.methods:
         return None
     rate = limit.rate
     if isinstance(rate, str) and "." in rate:
@@ -214,15 +219,18 @@ def rule_of(limit: Limit, rate: Any) -> Rule | None:
     """
     if rate is None:
         return None
-    # Theirs is fail closed; a site that wants to stay open says so.
+    # django-ratelimit fails closed, unless a site says that it wants to stay open.
     on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
-    return _rule(limit.group, limit.methods, read_rate(rate), limit.block, on_unavailable)
+    key = limit.key if limit.key in SIMPLE_KEYS or ":" in str(limit.key) else "user_or_ip"  # a function of theirs
+    return _rule(limit.group, limit.methods or (), read_rate(rate), key, limit.block, on_unavailable)
 
 
 @lru_cache(maxsize=1024)
-def _rule(group: str, methods: tuple[str, ...], rate: Rate, block: bool, on_unavailable: OnUnavailable) -> Rule:
+def _rule(
+    group: str, methods: tuple[str, ...], rate: Rate, key: str, block: bool, on_unavailable: OnUnavailable
+) -> Rule:
     name = " ".join(filter(None, (group, "+".join(methods), str(rate))))
-    return Rule.make(name, rate, algorithm="fixed_window", block=block, on_unavailable=on_unavailable)
+    return Rule.make(name, rate, key=key, algorithm="fixed_window", block=block, on_unavailable=on_unavailable)
 
 
 def read_rate(rate: Any) -> Rate:
@@ -260,7 +268,7 @@ FIELDS = ("get", "post", "header")
 
 def _subject_flow(request: Any, limit: Limit) -> Flow[str]:
     """Return the subject of a request. What a request does not have falls back to its address."""
-    key, bare = limit.key, cast("HttpRequest", django_request(request) or request)
+    key, bare = limit.key, _bare_request(request)
     check_key(key)
     if isinstance(key, str) and not callable(key):
         if key == "ip":
@@ -273,6 +281,16 @@ def _subject_flow(request: Any, limit: Limit) -> Flow[str]:
         key = import_string(key)
     value = key(limit.group, request)
     return f"ratelimit:{digest(str(value))}"  # nobody knows what a function returns: it may be a secret
+
+
+def _bare_request(request: Any) -> HttpRequest:
+    """Return Django's request; for an object that only looks like one, a request with what it has."""
+    bare = django_request(request)
+    if bare is None:
+        bare = HttpRequest()
+        for name in ("META", "method", "GET", "POST", "user"):
+            setattr(bare, name, getattr(request, name, getattr(bare, name, None)))
+    return bare
 
 
 def check_key(key: Any) -> None:
@@ -289,7 +307,7 @@ def check_key(key: Any) -> None:
 
 
 def ip_subject(request: HttpRequest) -> str:
-    """Return the subject of the client's address; one of a mask that QUOTA does not know is a `network:`."""
+    """Return the subject of the client's address; a mask that QUOTA does not know gives a `network:`."""
     address = address_of(request)
     subject = f"ip:{address}"
     with suppress(RuleError):

@@ -11,11 +11,12 @@ from django.utils.module_loading import import_string
 
 from django_quota import Decision
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
-from django_quota.contrib.django_ratelimit.checks import MARK, limits_of
+from django_quota.contrib.django_ratelimit.checks import Limits
 from django_quota.contrib.django_ratelimit.core import Limit, decision_flow, group_of
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.core.flow import run_async, run_sync
 from django_quota.web.view_kinds import is_async
+from django_quota.web.view_marks import mark, own
 
 __all__ = ["ratelimit"]
 
@@ -35,13 +36,16 @@ def ratelimit(
 
     def decorate(view: V) -> V:
         bare: Any = view
-        inner = limits_of(view)
+        found = own(view, Limits)
+        inner = () if found is None else found.limits
         if any(other.block != block for other in inner):
             inner = ()  # one refuses the request, and the other only says so: each decides for itself
         elif inner:
             bare = cast("Any", view).__wrapped__
         limit = Limit(group_of(bare) if group is None else group, key, rate, method, block)
-        return cast("V", _wrap(bare, (limit, *inner)))
+        wrapper = _wrap(bare, (limit, *inner))
+        mark(wrapper, Limits((limit, *inner)), decorate)
+        return cast("V", wrapper)
 
     return decorate
 
@@ -68,7 +72,6 @@ def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., 
             return view(request, *args, **kwargs)
 
         wrapper = limited_view
-    setattr(wrapper, MARK, (wrapper, limits))
     return cast("Callable[..., Any]", wrapper)
 
 

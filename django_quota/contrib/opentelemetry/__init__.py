@@ -1,4 +1,4 @@
-"""Metrics and events of traces for OpenTelemetry, on the meter provider and the span of the moment.
+"""Metrics and trace events for OpenTelemetry, on the current meter provider and the current span.
 
 `INSTALLED_APPS += ["django_quota.contrib.opentelemetry"]` turns it on. No attribute names a subject.
 """
@@ -9,16 +9,16 @@ from opentelemetry.metrics import Meter, MeterProvider, get_meter
 from opentelemetry.trace import get_current_span
 
 from django_quota import Decision, __version__
-from django_quota.adapters import RuleLabels, counted, observe, unobserve
+from django_quota.metrics import RuleLabels, counted, observe, unobserve
 
 __all__ = ["instrument", "uninstrument"]
 
 BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-"""Seconds: a refusal from memory is in the first, most checks in the second to the sixth. A check that waits for the
-timeout of Redis (0.25 s unless set) is in one of the last."""
+"""Upper bounds of buckets, in seconds. A refusal from memory is in the first bucket, most checks in the second to the
+sixth. A check that waits for the timeout of Redis (0.25 s unless set) is in one of the last."""
 
 DEGRADED = "degraded"
-"""The outcome of what was decided without the store. The metrics that all processes share do not count it."""
+"""The outcome of a decision without the store. The metrics that all processes share do not count it."""
 
 
 class DecisionRecorder:

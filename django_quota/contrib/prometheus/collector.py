@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from django.db import DatabaseError
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_quota import QuotaError
-from django_quota.adapters import RunningTotals, pending_overrides, running_totals
+from django_quota.exceptions import QuotaError
+from django_quota.metrics import running_totals
+from django_quota.types import RunningTotals
 
 logger = logging.getLogger("django_quota")
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("django_quota")
 class QuotaCollector(Collector):
     """Yields the metrics of django_quota; register it with a registry of `prometheus_client`.
 
-    If Redis does not answer, `quota_store_up` is 0 and the figures that lie there are left out.
+    If Redis does not answer, `quota_store_up` is 0 and the figures that Redis holds are left out.
     """
 
     def collect(self) -> Iterator[Metric]:
@@ -32,7 +32,6 @@ class QuotaCollector(Collector):
         else:
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 1)
             yield from _of_store(totals)
-        yield from _of_database()
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering a collector must not ask Redis."""
@@ -64,21 +63,6 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
         most.add_metric((name,), limits[name])
     yield used
     yield most
-
-
-def _of_database() -> Iterator[Metric]:
-    """Yield how far Redis lags behind the saved overrides; nothing without a database."""
-    try:
-        pending = pending_overrides()
-    except DatabaseError as error:
-        logger.warning("The metrics lack what lies in the database: %s", error)
-        return
-    if pending is None:
-        return
-    yield _gauge(
-        "quota_overrides_pending", "Changes of overrides that are saved and not yet in Redis.", pending.changes
-    )
-    yield _gauge("quota_override_sync_lag_seconds", "How long the oldest of these has waited.", pending.lag)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

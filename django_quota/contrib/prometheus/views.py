@@ -9,11 +9,11 @@ from django.views.decorators.cache import never_cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from django_quota.adapters import current
+from django_quota.conf import current
 from django_quota.contrib.prometheus.collector import QuotaCollector
 
 PERMISSION = "django_quota.view_overview"
-"""What a user needs who has no token."""
+"""The permission that a user without a token needs."""
 
 registry = CollectorRegistry()
 """The metrics of django_quota alone. For one address with your own metrics, register `QuotaCollector` with yours."""

@@ -4,8 +4,8 @@ With `DEFAULT_THROTTLE_CLASSES = ["django_quota.contrib.rest_framework.QuotaThro
 ["search"]` is limited by that rule of the settings. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and
 `SimpleRateThrottle` replace those of the same name.
 
-The framework authenticates inside the view. So the rules of the settings and the `@quota` on a view with one of these
-throttles wait for it, if they need the user or the body.
+The framework authenticates inside the view. So on a view with one of these throttles, rules of the settings and of
+`@quota` that need the user or the body wait for the view.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from drf_spectacular import openapi
 
-from django_quota.adapters import current
+from django_quota.conf import current
 from django_quota.contrib.rest_framework.throttles import is_throttle
 
 

@@ -1,6 +1,6 @@
-"""The throttles. The first one that is asked decides for all of a view; the others read its answer.
+"""The throttles. The first throttle that a view asks decides for all its throttles; the others read that answer.
 
-Django REST framework imports this module while it defines its views, so nothing here imports them.
+Django REST framework imports this module while it defines its views, so nothing here imports those views.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -20,25 +19,24 @@ from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
 from rest_framework import exceptions, throttling
 
-from django_quota import Decision, QuotaExceeded, Rule, RuleError
+from django_quota import Decision, Rule
 from django_quota.adapters import (
     apply_decision,
-    current,
     decide,
     decides_later,
     digest,
     dotted_path,
-    message,
-    passes_middleware,
-    refusal_status,
-    rule_named,
+    has_middleware,
+    refusal_details,
     set_body_parser,
     settle,
     subject_of,
     take_waiting_rules,
-    whole_wait,
+    take_waiting_slots,
     write_headers,
 )
+from django_quota.conf import current
+from django_quota.exceptions import QuotaExceeded, RuleError
 
 F = TypeVar("F")
 
@@ -57,10 +55,11 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
         self.decision = decision
         exceptions.Throttled.__init__(self, wait)
-        if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.status_code = int(HTTPStatus.SERVICE_UNAVAILABLE)
-            self.wait = whole_wait(decision)
-            self.detail = exceptions.ErrorDetail(message(decision), "unavailable")
+        details = refusal_details(decision)
+        if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.status_code = int(details.status)
+            self.wait = details.wait
+            self.detail = exceptions.ErrorDetail(details.message, "unavailable")
 
 
 def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
@@ -82,7 +81,7 @@ class _Answer(NamedTuple):
 
     decision: Decision
     entries: list[Entry]
-    """The rules and pairs that it is about, and that no throttle has asked for yet."""
+    """The rules and pairs that it decided, without those that a throttle has asked for already."""
 
 
 _ANSWER = "_django_quota_answer"
@@ -103,7 +102,7 @@ class _TogetherMixin:
         return not self._decision.enforced
 
     def _decide(self, entries: list[Entry], request: Any, view: Any) -> Decision:
-        """Return the decision on these entries. The first throttle asks for those of the others too."""
+        """Return the decision on these entries. The first throttle also asks for the entries of the others."""
         known: _Answer | None = request.__dict__.get(_ANSWER)
         if known is not None and all(entry in known.entries for entry in entries):
             for entry in entries:  # a throttle that asks again counts again
@@ -115,6 +114,9 @@ class _TogetherMixin:
             if all(entry == other or _identity(entry) != _identity(other) for other in asked + others):
                 others.append(entry)
         decision = self._ask(request, asked + others)
+        no_slot = None if decision.enforced or not hasattr(request, "_request") else take_waiting_slots(request)
+        if no_slot is not None:
+            decision = decision.combined_with(no_slot)
         if known is None:
             request.__dict__[_ANSWER] = _Answer(decision, others)
             _prepare(view)
@@ -123,7 +125,7 @@ class _TogetherMixin:
     def _entries_of_others(self, request: Any, view: Any) -> Iterator[Entry]:
         """Return the entries of the other throttles of a view.
 
-        One with an `allow_request` of its own may not ask at all, so it decides by itself.
+        A throttle with an `allow_request` of its own may not ask at all, so it decides by itself.
         """
         for other in getattr(view, "get_throttles", list)():
             if type(other) is not type(self) and _always_asks(type(other)):
@@ -135,7 +137,7 @@ class _TogetherMixin:
         try:
             with self._time():
                 decision = decide(request, entries)
-        except BadRequest as error:  # a field that the body should have
+        except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
         decision = _enforced(decision, [entry for entry in entries if isinstance(entry, tuple)])
         apply_decision(request, decision)
@@ -158,7 +160,7 @@ class _TogetherMixin:
 
 
 _START = datetime(2000, 1, 1, tzinfo=UTC)
-"""Where a `timer` begins that counts from 0."""
+"""The moment at which a `timer` that counts from 0 begins."""
 
 
 def _identity(entry: Entry) -> object:
@@ -171,7 +173,7 @@ def _enforced(decision: Decision, pairs: Sequence[Pair]) -> Decision:
     if decision.allowed or not pairs:
         return decision
     if not decision.outcomes:
-        return replace(decision, enforced=True)
+        return decision.__replace__(enforced=True)
     known = {(rule.name, subject) for rule, subject in pairs}
     outcomes = [
         outcome._replace(enforced=True) if (outcome.rule, outcome.subject) in known else outcome
@@ -184,11 +186,34 @@ def _enforced(decision: Decision, pairs: Sequence[Pair]) -> Decision:
 
 
 @decides_later
+def asks_a_throttle(view: Any) -> bool:
+    """Say whether a view surely asks one of these throttles, so that it decides the rules that need the user."""
+    return carries_a_throttle(view) and own_method(view) is None
+
+
 def carries_a_throttle(view: Any) -> bool:
-    """Say whether a view has one of these throttles, so that it decides the rules that need the user."""
+    """Say whether a view has one of these throttles."""
     given = getattr(view, "initkwargs", {}).get("throttle_classes")
     classes = getattr(getattr(view, "cls", view), "throttle_classes", ()) if given is None else given
     return any(map(_always_asks, classes))
+
+
+def own_method(view: Any) -> str | None:
+    """Return the method of a view that may skip its throttles; None if only methods of the framework ask them.
+
+    A class with a method of its own may not ask them, even if that method calls the framework's.
+    """
+    view_class = getattr(view, "cls", view)
+    return _own_method(view_class if isinstance(view_class, type) else type(view_class))
+
+
+@lru_cache(maxsize=1024)
+def _own_method(view_class: type) -> str | None:
+    for name in ("initial", "check_throttles", "get_throttles"):
+        owner = next(base for base in view_class.__mro__ if name in vars(base))
+        if owner.__module__.partition(".")[0] not in ("rest_framework", "adrf"):
+            return name
+    return None
 
 
 def is_throttle(throttle: object) -> bool:
@@ -226,15 +251,15 @@ def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> 
 def _finalize(
     method: Callable[..., Any], request: Any, response: HttpResponseBase, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Call the view's `finalize_response()`, and write the headers. With the middleware, that writes and settles."""
+    """Call the view's `finalize_response()`, and write the headers, unless the middleware writes and settles."""
     response = method(request, response, *args, **kwargs)
     decision = getattr(request, "quota", None)
     if not isinstance(decision, Decision):
         return response
     if decision.enforced:
         response.headers.setdefault("Cache-Control", "no-store")
-    if not passes_middleware(request):
-        write_headers(response, decision)
+    if not has_middleware(request):
+        write_headers(response, decision, request)
         if getattr(response, "is_rendered", True):
             _settle(request, response)
         else:  # `settle` may look at the content
@@ -243,7 +268,7 @@ def _finalize(
 
 
 def _handle(method: Callable[..., Any], error: Exception) -> Any:
-    """Call the view's `handle_exception()`. An error that leaves it has no response, and is settled here."""
+    """Call the view's `handle_exception()`. An error that it raises has no response, and is settled here."""
     try:
         return method(error)
     except Exception as uncaught:
@@ -262,7 +287,7 @@ _METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
 def _settle(request: Any, response: HttpResponseBase) -> None:
     """Settle what the request took by rules that look at the response."""
     settle(request, response)
-    write_headers(response, request.quota)
+    write_headers(response, request.quota, request)
 
 
 # --- rules of the settings --------------------------------------------------------------------------------------------
@@ -314,7 +339,7 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
     if isinstance(rule, Rule):
         return rule
     try:
-        return rule_named(rule)
+        return current().rule(rule)
     except RuleError as error:
         if rule in current().rules:
             raise
@@ -329,16 +354,16 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
 class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
     """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
 
-    Each throttle of a view counts by itself, as the framework's do: a request that another one refuses counts. Only one
-    that the rules of a `QuotaThrottle` refuse does not. Rates are the framework's too: of "10/month" it reads the first
-    letter, so that is ten a minute.
+    Each throttle of a view counts by itself, as the framework's do: it counts a request that another throttle refuses,
+    unless the rules of a `QuotaThrottle` refuse it. Rates are read as the framework reads them, by the first letter of
+    the unit: "10/month" is ten a minute.
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is allowed."""
         entries = self.entries(request, view)
         if not entries and not hasattr(request, "_request"):
-            return True  # nothing can wait on what is no request of the framework
+            return True  # only a request of the framework can have rules that wait
         if not self._is_allowed(entries, request, view):
             return bool(self.throttle_failure())
         return bool(self.throttle_success()) if entries else True
@@ -370,7 +395,7 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
         if self.key == self._key_of(ident):
             with suppress(ValueError):
                 return subject_of(f"ip:{ip_address(str(ident))}")
-        return f"throttle:{digest(str(self.key))}"  # of a key that a class makes itself nobody knows what it contains
+        return f"throttle:{digest(str(self.key))}"  # the class makes the key itself: it may hold a secret
 
     def _key_of(self, ident: object) -> str | None:
         """Return the cache key that the framework makes; None if the format is not its own."""

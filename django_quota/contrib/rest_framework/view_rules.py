@@ -12,25 +12,21 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
-from django_quota import ConfigurationError, RateError, Rule, RuleError
-from django_quota.adapters import (
-    Endpoint,
-    Rate,
-    checks_views,
-    current,
-    dotted_path,
-    endpoints,
-    finds_rules,
-    rule_of,
-)
+from django_quota import Rule
+from django_quota.adapters import checks_views, dotted_path, endpoints, finds_rules, rule_of
+from django_quota.conf import current
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
     ScopedRateThrottle,
     SimpleRateThrottle,
     as_rules,
+    carries_a_throttle,
     named_rule,
+    own_method,
     rules_of_handler,
 )
+from django_quota.exceptions import ConfigurationError, RateError, RuleError
+from django_quota.types import Endpoint, Rate
 
 
 @finds_rules
@@ -84,6 +80,8 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(endpoint, known):
                 found.setdefault(message.msg, message)
+        for message in _check_methods(endpoint):
+            found.setdefault(message.msg, message)
         for message in _check_rates(endpoint, classes):
             found.setdefault(message.msg, message)
         by_address = by_address or next(filter(_trusts_the_header, classes), None)
@@ -97,8 +95,21 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     return list(found.values())
 
 
+def _check_methods(view: Endpoint) -> Iterator[CheckMessage]:
+    """Find views that may leave out their throttles, so that no rule waits for them."""
+    own = own_method(view.callback) if carries_a_throttle(view.callback) else None
+    for rule in view.rules_that_wait if own else ():
+        yield CheckWarning(
+            f"{dotted_path(view.view_class)} has its own {own}(), so rule {rule.name!r} does not wait for it: the rule "
+            "is decided before the framework has found the user.",
+            hint=f"Remove {own}(). If it asks the throttles, you may name the rule in quota_rules instead, and exclude "
+            "the view from the rule.",
+            id="django_quota.W029",
+        )
+
+
 def _check_rates(view: Endpoint, classes: Sequence[type]) -> Iterator[CheckMessage]:
-    """Find rates of which the framework reads the first letter of the unit, and which say something else."""
+    """Find rates with a unit that is not what the framework reads, which is only its first letter."""
     for throttle in classes:
         with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
             for text, rule in _rates_of_throttle(throttle, view):
@@ -115,7 +126,7 @@ def _check_rates(view: Endpoint, classes: Sequence[type]) -> Iterator[CheckMessa
 
 
 def _check_names(view: Endpoint, known: Any) -> Iterator[CheckMessage]:
-    """Find rules of a view that there are not."""
+    """Find rules that a view names and that do not exist."""
     view_class: Any = view.view_class
     scope = _scope_of(view)
     problems = []

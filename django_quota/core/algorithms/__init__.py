@@ -21,7 +21,6 @@ from django_quota.core.algorithms.token_bucket import TokenBucket
 
 __all__ = [
     "ALGORITHMS",
-    "BY_CODE",
     "DISTINCT",
     "NEVER",
     "REGISTRY",
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
-"""What `algorithm=` takes, so that editors complete it and type checkers find a typo."""
+"""The values of `algorithm=`: editors complete them, and type checkers find typos."""
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     algorithm.name: algorithm
@@ -43,11 +42,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
 }
 """Every algorithm by its name; the first is the default."""
 
-BY_CODE = {algorithm.code: algorithm for algorithm in ALGORITHMS.values()}
-"""The same by their codes, which their keys contain."""
-
 DISTINCT = Distinct()
-"""Decides rules with `distinct=`; `algorithm=` does not take it."""
+"""Decides rules with `distinct=`; not a value of `algorithm=`."""
 
 REGISTRY: dict[str, Algorithm[Any]] = {**ALGORITHMS, DISTINCT.name: DISTINCT}
 """Every algorithm that the decision script knows, by its name."""

@@ -8,7 +8,6 @@ function changes a state: it returns the next one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -22,18 +21,18 @@ NEVER = -1
 """A wait without an end: the cost is above what the limit can ever admit."""
 
 MAX_USED = 10**15
-"""Nothing counts further than this, even past a limit: doubles lose integers far above it."""
+"""The highest count, even past a limit: doubles lose integers far above it."""
 
 
 class Parameters(NamedTuple):
-    """One limit as both implementations take it; each algorithm says what `a`, `b` and `c` mean."""
+    """One limit, encoded for both implementations; each algorithm says what `a`, `b` and `c` mean."""
 
     capacity: int
     a: int
     b: int = 0
     c: int = 0
     value: str = ""
-    """The digest of the value that a hit brings, if different values are counted."""
+    """The digest of the hit's value, if the limit counts different values."""
 
     def ever_admits(self, cost: int) -> bool:
         """Say whether a hit has room when nothing is used. A limit of 0 admits nothing, even at no cost."""
@@ -43,9 +42,9 @@ class Parameters(NamedTuple):
 class Verdict(NamedTuple):
     """What one limit answers; times are spans in microseconds.
 
-    `retry_after`: if refused, how long until the same hit is admitted (`NEVER`: no time helps); if admitted, how long
-    to hold the hit back (the leaky bucket; else 0). `reset`: until nothing is used any more. `more`: until more is left
-    than now (`NEVER`: nothing is used, or the limit is 0).
+    `remaining`: below zero if more is used than the limit. `retry_after`: if refused, how long until the same hit is
+    admitted (`NEVER`: no time helps); if admitted, how long to hold the hit back (the leaky bucket; else 0). `reset`:
+    until nothing is used any more. `more`: until more is left than now (`NEVER`: nothing is used, or the limit is 0).
     """
 
     allowed: bool
@@ -82,8 +81,8 @@ class Algorithm(ABC, Generic[State]):
     """The most it admits in any window, in words."""
     timeless: ClassVar[bool] = True
     """Whether the parameters are the same at any time."""
-    knows: ClassVar[int] = 0
-    """How many numbers `known_before` returns."""
+    counts_units: ClassVar[bool] = True
+    """Whether its state counts units; otherwise the state is the time that the units take at the rate."""
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Raise `RuleError` if the algorithm cannot serve this rate with these options."""
@@ -96,11 +95,11 @@ class Algorithm(ABC, Generic[State]):
             )
 
     def state_id(self, rate: Rate, options: Options) -> str:
-        """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
+        """Return the name of this limit's state within the rule. The name stays when only the count changes."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 
     def refill(self, rate: Rate, capacity: int) -> int:
-        """Return how long it takes for the whole capacity to come back, in microseconds."""
+        """Return how long a used-up limit takes until its whole capacity is free again, in microseconds."""
         return rate.period
 
     @abstractmethod
@@ -113,38 +112,26 @@ class Algorithm(ABC, Generic[State]):
 
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
-        """Return what a hit of this cost would get; `remaining` and `reset` are those before it."""
+        """Return what a hit of this cost would get; `remaining` and `reset` are from before the hit."""
 
     @abstractmethod
     def consume(
         self, state: State | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[State, Verdict]:
-        """Consume the cost; return the next state and the verdict after it. `over`: even past the limit."""
+        """Consume the cost; return the next state and the verdict after the hit. `over`: even past the limit."""
 
     @abstractmethod
     def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
         """Give the cost back, never more than is used; None if there is nothing left to keep."""
 
-    def known_before(self, state: State | None, p: Parameters, now: int) -> Sequence[int]:
-        """Return what the receipt of a hit must say of the state before it."""
-        return ()
-
-    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Sequence[int]:
-        """Return the receipt of a hit: first `stop`, when nothing of it is used any more.
-
-        `known`: what `known_before` has returned.
-        """
-        return (stop,)
-
     @abstractmethod
-    def restore(self, state: State | None, p: Parameters, units: int, receipt: Sequence[int], now: int) -> State | None:
-        """Restore those units of a hit that still count, by its receipt; None if there is nothing left to keep."""
-
-    def compensate(
-        self, state: State | None, p: Parameters, cost: int, receipt: Sequence[int], now: int
+    def give_back(
+        self, state: State | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> State | None:
-        """Take back a hit whose plan was refused, by its receipt; None if there is nothing left to keep."""
-        return self.restore(state, p, cost, receipt, now)
+        """Give some units of a hit back where they were counted, if they still are; None if nothing is left to keep.
+
+        `cost`: what the hit took. `moment`: when it was decided (microseconds).
+        """
 
     def follow_clock(self, state: State | None, now: int) -> State | None:
         """Return the state after a clock has stepped back; the same state if it has not."""
@@ -152,7 +139,7 @@ class Algorithm(ABC, Generic[State]):
 
     @abstractmethod
     def expiry(self, state: State) -> int:
-        """Return when the state means nothing any more (microseconds)."""
+        """Return when the state no longer matters (microseconds)."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -169,9 +156,9 @@ class Limit:
     timeless_parameters: Parameters | None = field(compare=False)
     """Its parameters if they are the same at any time; None for the calendar."""
     encoded: tuple[str, ...] = field(compare=False)
-    """Its name and these parameters as the script takes them; empty for the calendar."""
+    """Its name and these parameters, encoded for the script; empty for the calendar."""
     unit: ClassVar[str] = "requests"
-    """What is counted, as the RateLimit-Policy header has it."""
+    """What is counted, as the RateLimit-Policy header names it."""
 
     @property
     def capacity(self) -> int:
@@ -180,13 +167,13 @@ class Limit:
 
     @property
     def window(self) -> int | None:
-        """The whole seconds in which the capacity comes back; None for months and years, whose length varies."""
+        """The whole seconds until the whole capacity is free again; None for months and years, whose length varies."""
         if self.rate.unit in CALENDAR_ONLY:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
     def __hash__(self) -> int:
-        # The headers of each response look limits up: two texts and a number are cheap, and tell all rates apart.
+        # Cheap, since the headers of each response look limits up: two texts and a number tell all limits apart.
         return hash((self.rule, self.state_id, self.rate.count))
 
     def __repr__(self) -> str:

@@ -68,6 +68,10 @@ class Calendar(FixedWindow):
         """Return the end of the period around `now`."""
         return p.b if now < p.b else p.c
 
+    def begin(self, p: Parameters, end: int) -> int:
+        """Return when the period that ends at `end` began."""
+        return p.b if end > p.b else p.a
+
 
 def is_outside(p: Parameters, now: int) -> bool:
     """Say whether `now` is in neither of the periods whose edges were sent."""
@@ -103,10 +107,10 @@ def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int,
 
 @lru_cache(maxsize=256)
 def _short_edges(period: int, zone: ZoneInfo, offset: int, start: int) -> tuple[int, int, int]:
-    """Return the edges of a period of an hour at most, which the clock's face shows from `start` on at this offset.
+    """Return the edges of a period of at most an hour, which begins at `start` on a wall clock with this offset.
 
-    It is cut where the clock jumps: an hour that the clock repeats is two periods, and where it jumps by half an hour,
-    the period before the jump ends there. So no two periods overlap.
+    The period is cut where the clock jumps: an hour that the clock repeats is two periods, and a jump by half an hour
+    ends the period before the jump. So no two periods overlap.
     """
     begin, end = _cut(zone, offset, start, start + period)
     offset = _offset(zone, end)
@@ -115,7 +119,7 @@ def _short_edges(period: int, zone: ZoneInfo, offset: int, start: int) -> tuple[
 
 
 def _cut(zone: ZoneInfo, offset: int, start: int, end: int) -> tuple[int, int]:
-    """Return the part of a span in which the clock of a zone is so far ahead of UTC."""
+    """Return the part of a span in which the clock of a zone has this offset from UTC."""
     if _offset(zone, start) != offset:
         return _jump(zone, start, end), end
     return start, end if _offset(zone, end) == offset else _jump(zone, start, end)
@@ -127,7 +131,7 @@ def _offset(zone: ZoneInfo, now: int) -> int:
 
 
 def _jump(zone: ZoneInfo, before: int, after: int) -> int:
-    """Return the moment between these at which the clock of a zone jumps."""
+    """Return the moment, between these two, at which the clock of a zone jumps."""
     low, high = before // SECOND, after // SECOND
     offset = _offset(zone, before)
     while high - low > 1:
@@ -143,7 +147,7 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int
         # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.
         return int(wall(number).replace(tzinfo=zone).astimezone(UTC).timestamp()) * SECOND
 
-    # A clock that jumps over an edge shows a period that has not begun; one that is set back, one that has ended.
+    # A clock that jumps over an edge shows a period that has not begun; a clock that is set back, an ended one.
     while edge(index) > now:
         index -= 1
     while edge(index + 1) <= now:
@@ -152,7 +156,7 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int
 
 
 def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
-    """Return the number of the period that the wall clock shows, and where the period of a number begins."""
+    """Return the number of the period on the wall clock, and a function that says where a period begins."""
     days = (local.date() - _EPOCH).days
     if unit == "hour":
         a_day = 24 // multiple
@@ -165,7 +169,7 @@ def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
     if unit == "week":
         return (days + 3) // 7, lambda n: _midnight(n * 7 - 3)  # 1970-01-01 was a Thursday
     if unit == "year":
-        return local.year, lambda n: datetime(n, 1, 1)  # noqa: DTZ001 — the zone is put on by edge()
+        return local.year, lambda n: datetime(n, 1, 1)  # noqa: DTZ001 — edge() adds the zone
     months = (local.year * 12 + local.month - 1) // multiple
     return months, lambda n: datetime(n * multiple // 12, n * multiple % 12 + 1, 1)  # noqa: DTZ001
 

@@ -1,6 +1,6 @@
 """The limit of how many hold a slot at once, as Decisions show it; `engine.lease_operations` decides it.
 
-It is not an `Algorithm`: the holder gives a slot back, not a window.
+It is not an `Algorithm`: a slot is free again when its holder gives it back, not when a window ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """A number of holders at once; a slot has it in place of a `Rate`."""
+    """A number of holders at once; the limit of a slot has this in place of a `Rate`."""
 
     count: int
     window: ClassVar[str] = "at-once"
@@ -21,7 +21,7 @@ class AtOnce:
 
     def in_words(self) -> str:
         """Return it as people say it: `"10 at once"`."""
-        return f"{self.count} at once"
+        return f"{self.count:,} at once"
 
 
 class _Kind(NamedTuple):
@@ -42,5 +42,5 @@ class Concurrency:
 
     @property
     def rate(self) -> AtOnce:
-        """The limit in the place of a rate."""
+        """The limit, where other limits have a rate."""
         return AtOnce(self.capacity)

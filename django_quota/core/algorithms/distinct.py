@@ -1,13 +1,13 @@
 """Different values: at most a number of them in any window. See `lua/distinct.lua`.
 
-Three devices for an account, five accounts for an address: it counts the values that hits bring, not the hits. A known
-value is free, and each use keeps it known for another window. So no window sees more values than the limit. A rule
-chooses it by `distinct=`, not by `algorithm=`.
+Three devices for an account, five accounts for an address: it counts the values of hits, not the hits. A known value is
+free, and each use keeps it known for another window. So no window sees more values than the limit. A rule chooses it by
+`distinct=`, not by `algorithm=`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from django_quota.core.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
 from django_quota.core.errors import RateError
@@ -26,7 +26,6 @@ class Distinct(Algorithm[Values]):
     name = "distinct"
     code = "dv"
     bound = "limit different values"
-    knows = 1
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Check that there are not too many values to keep."""
@@ -51,17 +50,18 @@ class Distinct(Algorithm[Values]):
         more = _until_more(live, p, now)
         allowed = p.capacity > 0 and (is_known or len(live) < p.capacity)
         # A new value that has no room waits for the same moment.
-        return Verdict(allowed, max(0, p.capacity - len(live)), 0 if allowed else more, reset, more)
+        return Verdict(allowed, p.capacity - len(live), 0 if allowed else more, reset, more)
 
     def consume(
         self, state: Values | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[Values, Verdict]:
-        """Know the value for a window from now."""
+        """Remember the value for a window from now."""
         live = _live(state, now)
-        # After a clock steps back, a value is not forgotten sooner. No two uses end at the same moment, so that
-        # compensating one leaves the other.
-        after = {**live, p.value: max(now + p.a, live.get(p.value, 0) + 1)}
-        remaining = max(0, p.capacity - len(after))
+        # After a clock steps back, a value is not forgotten sooner. A known value stays known for a microsecond more,
+        # so that `give_back` can tell whether a hit has added the value.
+        is_known = p.value in live
+        after = {**live, p.value: max(now + p.a, live[p.value]) + 1 if is_known else now + p.a}
+        remaining = p.capacity - len(after)
         reset, more = max(after.values()) - now, _until_more(after, p, now)
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
 
@@ -69,23 +69,12 @@ class Distinct(Algorithm[Values]):
         """Forget the value."""
         return {value: expiry for value, expiry in (state or {}).items() if cost == 0 or value != p.value} or None
 
-    def known_before(self, state: Values | None, p: Parameters, now: int) -> Sequence[int]:
-        """Return until when the value was known; 0: it was not."""
-        return (_live(state, now).get(p.value, 0),)
-
-    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Sequence[int]:
-        """Return until when the hit made the value known, and until when it was known before."""
-        return max(now + p.a, known[0] + 1), known[0]
-
-    def restore(
-        self, state: Values | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    def give_back(
+        self, state: Values | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> Values | None:
-        """Know the value for as long as before, if nobody has used it since."""
-        stop, before = receipt
-        if not state or state.get(p.value) != stop:
-            return state
-        others = {value: expiry for value, expiry in state.items() if value != p.value}
-        return ({**others, p.value: before} if before > now else others) or None
+        """Forget the value, if the hit has added it and nobody has used it since."""
+        is_its_own = (state or {}).get(p.value) == moment + p.a
+        return self.refund(state, p, units, now) if is_its_own else state
 
     def expiry(self, state: Values) -> int:
         """Return when the last value is forgotten."""
@@ -93,7 +82,7 @@ class Distinct(Algorithm[Values]):
 
 
 def _until_more(live: Values, p: Parameters, now: int) -> int:
-    """Return how long until a value is forgotten that makes room; `NEVER` if no time makes any."""
+    """Return how long until a forgotten value makes room; `NEVER` if waiting does not help."""
     if not live or p.capacity == 0:
         return NEVER
     return sorted(live.values())[max(0, len(live) - p.capacity)] - now

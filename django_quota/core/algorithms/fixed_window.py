@@ -6,7 +6,6 @@ there is no INCR without its EXPIRE. The calendar shares everything except the e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
@@ -35,13 +34,17 @@ class FixedWindow(Algorithm[WindowCount]):
         """Return when a window that opens now ends."""
         return now + p.a
 
+    def begin(self, p: Parameters, end: int) -> int:
+        """Return when the window that ends at `end` began."""
+        return end - p.a
+
     def peek(self, state: WindowCount | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit if count + cost stays within the limit; else wait for the end of the window."""
         count, end = _open(state, now)
         reset = end - now if count else 0
         allowed = p.ever_admits(cost) and count + cost <= p.capacity
         wait = 0 if allowed else reset if p.ever_admits(cost) else NEVER
-        return Verdict(allowed, max(0, p.capacity - count), wait, reset, reset if count and p.capacity else NEVER)
+        return Verdict(allowed, p.capacity - count, wait, reset, reset if count and p.capacity else NEVER)
 
     def consume(
         self, state: WindowCount | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -51,7 +54,7 @@ class FixedWindow(Algorithm[WindowCount]):
         # A full window refuses everything: there is no need to count refusals further.
         full = MAX_USED if over else max(p.capacity, count)
         after = WindowCount(min(count + cost, full), end if count else self.end(p, now))
-        remaining = max(0, p.capacity - after.used)
+        remaining = p.capacity - after.used
         reset = after.end - now
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=reset)
 
@@ -60,12 +63,12 @@ class FixedWindow(Algorithm[WindowCount]):
         count, end = _open(state, now)
         return WindowCount(count - cost, end) if count > cost else None
 
-    def restore(
-        self, state: WindowCount | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    def give_back(
+        self, state: WindowCount | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> WindowCount | None:
-        """Take the units off the window that they were counted in; one that was opened later ends at another moment."""
-        count, end = _open(state, now)
-        return self.refund(state, p, units, now) if count and end == receipt[0] else state
+        """Take the units off the count, if the hit was counted in this window."""
+        is_same = state is not None and self.begin(p, state.end) <= moment and now < state.end
+        return self.refund(state, p, units, now) if is_same else state
 
     def expiry(self, state: WindowCount) -> int:
         """Return the window's end."""

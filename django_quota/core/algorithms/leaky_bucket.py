@@ -4,16 +4,14 @@ It is the token bucket read the other way round: the backlog is a queue. A hit i
 leaves when the hits before it have left. A client that waits for the delay never exceeds the rate. See
 `lua/leaky_bucket.lua`.
 
-An admitted hit knows when it leaves. So a place can be restored only while nobody is behind it: a hold restores the
-last place in the queue. A refund restores nothing, since nobody knows whose place it was.
+An admitted hit knows when it leaves. So a hit gives its place back only while no hit is behind it: the hit has written
+the queue last. A refund gives nothing back, since it does not say whose place to free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from django_quota.core.algorithms.base import Parameters
-from django_quota.core.algorithms.token_bucket import Bucket, Queued, TokenBucket, known_of, restored_bucket
+from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 
 
 class LeakyBucket(TokenBucket):
@@ -31,10 +29,9 @@ class LeakyBucket(TokenBucket):
         """Give nothing back: later hits know when they leave."""
         return state
 
-    def restore(
-        self, state: Bucket | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    def give_back(
+        self, state: Bucket | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> Bucket | None:
-        """Restore the last place in the queue, as far as it has not drained."""
-        queued = Queued(*receipt)
-        is_last = known_of(state, now).tat == queued.stop
-        return restored_bucket(state, units * queued.interval, now) if is_last else state
+        """Give back the last place in the queue, as far as it has not drained."""
+        is_last = state is not None and state.written == moment
+        return super().give_back(state, p, units, cost, moment, now) if is_last else state

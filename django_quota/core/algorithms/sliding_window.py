@@ -11,7 +11,6 @@ expiry and a running total. What is used is the difference of two totals, never 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
@@ -19,17 +18,17 @@ from django_quota.core.errors import RuleError
 from django_quota.core.rates import Rate
 
 DEFAULT_PRECISION = 100
-"""Slices a window: with one more, Redis still keeps the set packed (up to 128 entries)."""
+"""Slices per window: with one entry more, Redis still keeps the set packed (up to 128 entries)."""
 
 HUGE = 10**9
 HUGE_PRECISION = 64
-"""Slices a window for counts above `HUGE`, whose entries are longer: so a subject stays within the same 3.2 KB."""
+"""Slices per window for counts above `HUGE`: fewer, because their entries are longer; a subject stays within 3.2 KB."""
 
 MAX_PRECISION = 1_000
-"""With it, even counted refusals keep the running totals of all live entries below `WRAP`."""
+"""The most entries that a subject may take."""
 
 WRAP = 2**51
-"""A running total that reaches twice this goes down by it: so it stays within the integers of a double, even if the
+"""A running total that reaches twice this number is lowered by it. So the total stays exact in a double, even if the
 subject never pauses. A total that has wrapped is above any cost."""
 
 
@@ -58,8 +57,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the window, and the slice if the limit is above the precision."""
         precision = options.precision or (DEFAULT_PRECISION if rate.count <= HUGE else HUGE_PRECISION)
-        exact = rate.count <= precision and not options.count_refused  # refused hits know no bound but the slices
-        slice_width = 0 if exact else -(-rate.period // precision)
+        slice_width = 0 if rate.count <= precision else -(-rate.period // precision)
         return Parameters(rate.count, rate.period, slice_width)
 
     def peek(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> Verdict:
@@ -70,53 +68,50 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         allowed = p.ever_admits(cost) and missing <= 0
         wait = 0 if allowed else _until_back(live, missing, now) if p.ever_admits(cost) else NEVER
         reset = live[-1].expiry - now if live else 0
-        return Verdict(allowed, max(0, p.capacity - used), wait, reset, _until_more(live, p, now))
+        return Verdict(allowed, p.capacity - used, wait, reset, _until_more(live, p, now))
 
     def consume(
         self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[tuple[Entry, ...], Verdict]:
         """Add the cost to the entry that expires with this hit, or as a new one."""
         live = _live(state, now)
-        expiry = now + p.a if p.b == 0 else (now // p.b + 1) * p.b - 1 + p.a
-        most = max(0, MAX_USED - _used(live))
+        expiry, used = self.ends(p, now), _used(live)
+        cost = min(cost, max(0, MAX_USED - used))
         total = live[-1].total if live else 0
         merged = 0
-        is_full = over and p.b == 0 and len(live) > p.capacity
+        is_full = p.b == 0 and len(live) > p.capacity
         if live and (is_full or live[-1].expiry >= expiry):
             # The same slice, or a clock that stepped back: entries must stay in the order of their totals. If each
             # hit is an entry, hits over the limit add no more entries than the limit has hits.
             expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
             live = live[:-1]
-        # An entry of the whole limit refuses everything: only a hold, which may be restored in part, counts further.
-        cost = min(cost, most if over else max(0, p.capacity - merged))
         after = (*live, Entry(_wrapped(total + cost), merged + cost, expiry))
-        remaining, more = max(0, p.capacity - _used(after)), _until_more(after, p, now)
+        if not over:  # A refused hit that counts replaces the oldest hits: a full window refuses everything.
+            after = _without_oldest(after, min(cost, used + cost - p.capacity))
+        remaining, more = p.capacity - _used(after), _until_more(after, p, now)
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=expiry - now, more=more)
 
     def refund(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> tuple[Entry, ...] | None:
         """Take from the oldest entries: what stays expires no earlier than the hits that still count."""
+        return _without_oldest(_live(state, now), cost) or None
+
+    def give_back(
+        self, state: tuple[Entry, ...] | None, p: Parameters, units: int, cost: int, moment: int, now: int
+    ) -> tuple[Entry, ...] | None:
+        """Take the units out of the slice that holds the moment, and never more than it holds."""
         live = _live(state, now)
-        while live and cost >= live[0].cost:
-            cost -= live[0].cost
-            live = live[1:]
-        if live and cost:
-            live = (live[0]._replace(cost=live[0].cost - cost), *live[1:])
-        return live or None
-
-    def restore(
-        self, state: tuple[Entry, ...] | None, p: Parameters, units: int, receipt: Sequence[int], now: int
-    ) -> tuple[Entry, ...] | None:
-        """Take the units out of the entry that they were consumed in; if a refund took some, out of the oldest ones."""
-        if receipt[0] <= now:
+        at = bisect_left(live, moment + p.a, key=lambda entry: entry.expiry)
+        if at == len(live) or live[at].expiry > self.ends(p, moment):
             return state
-        live, left = _without(_live(state, now), receipt[0], units)
-        return self.refund(live, p, left, now)
+        less = min(units, live[at].cost)
+        behind = [entry._replace(total=entry.total - less) for entry in live[at:]]
+        behind[0] = behind[0]._replace(cost=behind[0].cost - less)
+        return (*live[:at], *(entry for entry in behind if entry.cost)) or None
 
-    def compensate(
-        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, receipt: Sequence[int], now: int
-    ) -> tuple[Entry, ...] | None:
-        """Take the cost out of the hit's own entry alone: after a reset, the others are those of other hits."""
-        return _without(state or (), receipt[0], cost)[0] or None
+    @staticmethod
+    def ends(p: Parameters, moment: int) -> int:
+        """Return when the entry that counts a hit at this moment expires."""
+        return moment + p.a if p.b == 0 else (moment // p.b + 1) * p.b - 1 + p.a
 
     def expiry(self, state: tuple[Entry, ...]) -> int:
         """Return when the last entry expires."""
@@ -129,25 +124,24 @@ def _live(state: tuple[Entry, ...] | None, now: int) -> tuple[Entry, ...]:
     return state[bisect_left(state, now + 1, key=lambda entry: entry.expiry) :]
 
 
-def _without(entries: tuple[Entry, ...], expiry: int, units: int) -> tuple[tuple[Entry, ...], int]:
-    """Take units out of the entry with this expiry; return the entries after it, and the units that it did not have."""
-    at = bisect_left(entries, expiry, key=lambda entry: entry.expiry)
-    if at == len(entries) or entries[at].expiry != expiry:
-        return entries, units
-    less = min(units, entries[at].cost)
-    behind = [entry._replace(total=entry.total - less) for entry in entries[at:]]
-    behind[0] = behind[0]._replace(cost=behind[0].cost - less)
-    return (*entries[:at], *(entry for entry in behind if entry.cost)), units - less
+def _without_oldest(entries: tuple[Entry, ...], units: int) -> tuple[Entry, ...]:
+    """Take units out of the oldest entries."""
+    while entries and units >= entries[0].cost:
+        units -= entries[0].cost
+        entries = entries[1:]
+    if entries and units > 0:
+        entries = (entries[0]._replace(cost=entries[0].cost - units), *entries[1:])
+    return entries
 
 
 def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:
-    """Return how long until `needed` has come back."""
+    """Return how long until `needed` units are free again."""
     base = live[0].total - live[0].cost
     return live[bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)].expiry - now
 
 
 def _until_more(live: tuple[Entry, ...], p: Parameters, now: int) -> int:
-    """Return how long until more is left; `NEVER` if no time brings more."""
+    """Return how long until more is left; `NEVER` if waiting does not help."""
     return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
 
 

@@ -1,4 +1,4 @@
--- clock: the time, and how long keys live. It goes before the scripts that need it.
+-- clock: the time, and how long keys live. It precedes the scripts that need it.
 --
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
@@ -11,8 +11,8 @@ else
   now = tonumber(now)
 end
 
--- A number as a text, without what is behind the point. Lua itself would write a large one as 1.7637e+15. '%d' takes a C long,
--- which may have 32 bits: so a large number is written in two parts. That takes half the time of '%.0f'.
+-- A number as a text without decimals. Lua itself would write a large one as 1.7637e+15. '%d' takes a C long, which may
+-- have 32 bits: so this writes a large number in two parts, in half the time of '%.0f'.
 local function integer(number)
   if number < 100000000 then return string.format('%d', number) end
   return string.format('%d%08d', number / 100000000, number % 100000000)

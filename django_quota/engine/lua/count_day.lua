@@ -1,13 +1,14 @@
 -- count_day: counts a hit for its subject and day. Part of decide, before plain_plan and the frame.
 --
--- KEYS   day_key: a hash of the subject and day; fields <rule>:a (allowed), <rule>:r (refused), '#' (when it was opened: tells
---        it from one that was lost)
+-- KEYS   day_key: a hash of the subject and day; fields <rule>:a (allowed), <rule>:r (refused), <rule>:u (what the allowed ones
+--        cost beyond one unit each: most cost one, and need no second field). A number may be negative: see adjust
 -- ARGV   none
 -- reply  nothing
-local DAY_TTL = 8 * DAY -- so long the counts of a day wait for the roll-up
+local DAY_TTL = 8 * DAY -- how long the counts of a day wait for the roll-up
 
-local function count_day(day_key, field)
-  if redis.call('HINCRBY', day_key, field, '1') == 1 then
-    if redis.call('HSETNX', day_key, '#', integer(now)) == 1 then expire(day_key, DAY_TTL) end
+local function count_day(day_key, rule, kind, cost)
+  if redis.call('HINCRBY', day_key, rule .. kind, '1') == 1 and redis.call('PTTL', day_key) < 0 then
+    expire(day_key, DAY_TTL)
   end
+  if cost > 1 then redis.call('HINCRBY', day_key, rule .. ':u', integer(cost - 1)) end
 end

@@ -1,5 +1,5 @@
--- counter_common: what the scripts of the counters share. It goes before each of them, and after clock
--- if they need the time.
+-- counter_common: what the scripts of the counters share. It precedes each of them, and follows clock if they need the
+-- time.
 --
 -- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to "31". Lua
 -- counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as texts.
@@ -43,7 +43,7 @@ local function read_total(n)
   return value
 end
 
--- Puts back what lay under a key before it was written, or nothing (false).
+-- Restores the value that a key had before it was written; without one (false), deletes the key.
 local function put_back(key, before)
   if before then redis.call('SET', key, before, 'KEEPTTL') else redis.call('DEL', key) end
 end

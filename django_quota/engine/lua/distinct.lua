@@ -10,11 +10,10 @@ local function read(limit)
   limit.expiry = limit.live > 0 and tonumber(last[2]) or now
   local score = limit.value and redis.call('ZSCORE', limit.key, limit.value)
   limit.known = score and tonumber(score) > now
-  limit.until_now = limit.known and tonumber(score) or 0
-  limit.before = limit.before or limit.until_now
+  limit.until_now = limit.known and tonumber(score)
 end
 
--- How long until a value is forgotten that makes room.
+-- How long until a forgotten value makes room.
 local function more_after(limit)
   if limit.live == 0 or limit.capacity == 0 then return NEVER end
   local makes_room = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT',
@@ -25,19 +24,21 @@ end
 return {
   peek = function(limit)
     read(limit)
-    local remaining, reset = math.max(0, limit.capacity - limit.live), limit.expiry - now
+    local remaining, reset = limit.capacity - limit.live, limit.expiry - now
     local adds, more = limit.cost > 0 and not limit.known and 1 or 0, more_after(limit)
     if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset, more end
     return false, remaining, more, reset, more -- a new value has no room: it waits for the same moment
   end,
 
   consume = function(limit)
-    -- After a clock steps back, a value is not forgotten sooner. No two uses end at the same moment, so that compensating
-    -- one leaves the other.
-    redis.call('ZADD', limit.key, integer(math.max(now + limit.a, limit.until_now + 1)), limit.value)
+    -- After a clock steps back, a value is not forgotten sooner. A known value stays known for a microsecond more: so
+    -- restore can tell whether a hit has added the value.
+    local stop = now + limit.a
+    if limit.known then stop = math.max(stop, limit.until_now) + 1 end
+    redis.call('ZADD', limit.key, integer(stop), limit.value)
     redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     read(limit)
     expire(limit.key, limit.expiry - now)
-    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, more_after(limit)
+    return limit.capacity - limit.live, 0, limit.expiry - now, more_after(limit)
   end,
 }

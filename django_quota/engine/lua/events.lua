@@ -1,23 +1,24 @@
--- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, behind event_log.
+-- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, after
+-- event_log.
 --
 -- KEYS   hit.refusals.key: the refusals that lead to a ban, as sliding_window keeps them
 --        hit.status_key: see subject_status
 --        the log, if it is in this slot: see event_log
 -- ARGV   as decide
--- reply  emit_near, emit_refused: nothing; they add flags
+-- reply  emit_refused: nothing; it adds flags. append, note: nothing
 
 local has_log = ARGV[3] ~= '-1'
 
 local function subject_of(hit) return string.match(hit.status_key, '{(.-)}') end
 
 -- If the log is in another slot, the flags report the event, and the caller writes it.
-local function append_event_of(kind, hit, limit, stop, level)
-  if has_log then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, limit.remaining) end
+local function append(kind, hit, limit, stop, level, share)
+  if has_log then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, math.max(0, limit.remaining), share) end
 end
 
--- Notes that the next event may be emitted `span` from now.
-local function note_quiet(hit, field, span)
-  redis.call('HSET', hit.status_key, field, integer(now + span))
+-- Notes for `span` that an event was emitted.
+local function note(hit, field, value, span)
+  redis.call('HSET', hit.status_key, field, value)
   keep(hit.status_key, span)
 end
 
@@ -44,7 +45,7 @@ local function count_refusal(hit)
     need('flag')(hit, BAN_BEGAN, stop)
     if has_log then
       index_ban(hit.rule, subject_of(hit), stop)
-      append_event_of('banned', hit, hit[1], stop, level)
+      append('banned', hit, hit[1], stop, level, 0)
     else
       need('flag')(hit, BAN_LEVEL, level)
     end
@@ -70,20 +71,11 @@ end
 local function emit_refused(hit, emits_event)
   if hit.refusals and not hit.status and count_refusal(hit) then return end
   if not emits_event then return end
-  note_quiet(hit, 'e:' .. hit.rule, SECOND)
+  note(hit, 'e:' .. hit.rule, integer(now + SECOND), SECOND)
   local limit = refusing(hit)
   local stop = limit.retry_after == NEVER and 0 or now + limit.retry_after
-  append_event_of('refused', hit, limit, stop, 0)
+  append('refused', hit, limit, stop, 0, 0)
   need('flag')(hit, REFUSAL_EMITTED, stop)
 end
 
--- `limit`: the first one whose use has just passed `warn_at`.
-local function emit_near(hit, limit)
-  local quiet = redis.call('HGET', hit.status_key, 'w:' .. hit.rule)
-  if quiet and tonumber(quiet) > now then return end
-  note_quiet(hit, 'w:' .. hit.rule, math.min(math.max(limit.reset, SECOND), DAY))
-  append_event_of('near', hit, limit, 0, 0)
-  need('flag')(hit, NEAR_EMITTED, 0)
-end
-
-return { emit_near = emit_near, emit_refused = emit_refused }
+return { append = append, emit_refused = emit_refused, note = note }

@@ -9,7 +9,7 @@ local function read(limit)
   local value = redis.call('GET', limit.key)
   if not value then return end
   local count, stop = string.match(value, '^(%d+) (%d+)$')
-  count, stop = count - (limit.credit or 0), stop + 0
+  count, stop = count + 0, stop + 0
   if stop > now and count > 0 then limit.count, limit.stop = count, stop end
 end
 
@@ -25,7 +25,7 @@ local function consume_until(limit, stop, over)
   limit.count = math.min(limit.count + limit.cost, full)
   write(limit)
   local reset = limit.stop - now
-  return math.max(0, limit.capacity - limit.count), 0, reset, reset
+  return limit.capacity - limit.count, 0, reset, reset
 end
 
 return {
@@ -36,7 +36,7 @@ return {
   peek = function(limit)
     read(limit)
     local count, capacity, cost = limit.count, limit.capacity, limit.cost
-    local remaining, reset = math.max(0, capacity - count), limit.stop - now
+    local remaining, reset = capacity - count, limit.stop - now
     local more = count > 0 and capacity > 0 and reset or NEVER
     if capacity > 0 and count + cost <= capacity then return true, remaining, 0, reset, more end
     if cost > capacity or capacity == 0 then return false, remaining, NEVER, reset, more end

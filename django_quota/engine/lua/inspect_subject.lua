@@ -1,4 +1,4 @@
--- inspect_subject: reads the status of a subject, its leases and its holds; nothing is written. It goes after clock.
+-- inspect_subject: reads the status of a subject and its leases; nothing is written. It follows clock.
 --
 -- KEYS   [1] the status of the subject (see subject_status); then any number of sorted sets that are scored by expiry
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many members of each set are read

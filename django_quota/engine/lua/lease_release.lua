@@ -1,22 +1,16 @@
--- lease_release: gives a slot back, and leaves the queue. If the next in the queue waits in the same process, it gets the slot
--- at once, and the reply tells that process. One of another process is woken, and asks.
+-- lease_release: gives a slot back, and notes how long it was held.
 --
--- KEYS   [1] the leases; [2] the queue; [3] who in it is alive
--- ARGV   [1] now; [2] the token
--- reply  {held, next_holder, free, wait, reset}: times in microseconds
---        held 1: the token still held the slot, else 0; next_holder: the token that holds it now, '' for none
---        for the next_holder, free: slots that nobody holds; wait: until one more is free at the latest; reset: until all leases end
-local was_held = ends(leases_key, token) and 1 or 0
-local was_there = redis.call('ZREM', leases_key, token) == 1
-if not leave(token) and not was_there then return { was_held, '', 0, 0, 0 } end
-local next_holder, span = next_in_line()
-if not next_holder or process_of(next_holder) ~= process_of(token) then
-  wake_next()
-  return { was_held, '', 0, 0, 0 }
+-- KEYS   [1] the leases; [2] how long the slot was recently held
+-- ARGV   [1] now; [2] the token; [3] when it got the slot, '' if that is not known; [4] how long a lease lasts, in microseconds:
+--        [2] is kept as long
+-- reply  1: the token still held the slot, else 0
+local was_held = is_held()
+redis.call('ZREM', leases_key, token)
+if not was_held then return 0 end
+local lately, since = tonumber(redis.call('GET', KEYS[2])), tonumber(ARGV[3])
+if lately and since then
+  local took = math.max(1, now - since)
+  if lately > 0 then took = math.floor((7 * lately + took) / 8) end
+  redis.call('SET', KEYS[2], integer(took), 'PX', lifetime(tonumber(ARGV[4])))
 end
-hold(next_holder, span)
-leave(next_holder)
-wake_next()
-local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
-local limit = tonumber(next_holder:match('%.(%d+)%.%d+$'))
-return { was_held, next_holder, math.max(0, limit - held), until_one_more(limit), until_all_end() }
+return 1

@@ -1,4 +1,4 @@
--- lift_bans: ends the bans of a subject; what its limits counted stays. It goes after clock.
+-- lift_bans: ends the bans of a subject; what its limits counted stays. It follows clock.
 --
 -- KEYS   [1] the status of the subject (see subject_status); [2], if there is one, the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; then the rules' names in fields

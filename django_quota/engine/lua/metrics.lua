@@ -1,23 +1,17 @@
--- metrics: add what a process has counted, once, however often it is sent.
+-- metrics: add what a process has counted.
 --
 -- KEYS   [1] the day's counts; [2] the minute's: hashes, fields <rule>:a (allowed), <rule>:r (refused), <rule>:s (shadow)
 --        [3] who was refused that day: a sorted set of subjects, scored by how often
 --        [4] slots that were asked for: a sorted set, scored by when they are forgotten
---        [5] the number of what the process has sent last
---        [6] the counts of all days, in the fields of a day
--- ARGV   [1] now; [2] the number of this; it is left out where it is not above the last one
---        [3] how many fields; [4] how many subjects; [5] how many slots; then these, each with its count or, of slots,
---            for how long it is remembered, in microseconds
--- reply  1, or 0 where it has been added before
+--        [5] the counts of all days, in the fields of a day
+-- ARGV   [1] now; [2] how many fields; [3] how many subjects; [4] how many slots; then these, each with its count or, of
+--            slots, for how long it is remembered, in microseconds
+-- reply  1
 local FIELDS = 1000 -- of a hash; further rules are counted together, under '*'
 local SUBJECTS, SLOTS = 2000, 2000
-local DAY_TTL, MINUTE_TTL, NUMBER_TTL, TOTAL_TTL = 2 * 86400000000, 7200000000, 3600000000, 400 * 86400000000
+local DAY_TTL, MINUTE_TTL, TOTAL_TTL = 2 * 86400000000, 7200000000, 400 * 86400000000
 
-local number = tonumber(ARGV[2])
-if number <= tonumber(redis.call('GET', KEYS[5]) or 0) then return 0 end
-redis.call('SET', KEYS[5], integer(number), 'PX', lifetime(NUMBER_TTL))
-
-local read = 5
+local read = 4
 local function next_pair()
   read = read + 2
   return ARGV[read - 1], ARGV[read]
@@ -30,30 +24,30 @@ local function add(key, field, count)
   redis.call('HINCRBY', key, field, count)
 end
 
-for _ = 1, tonumber(ARGV[3]) do
+for _ = 1, tonumber(ARGV[2]) do
   local field, count = next_pair()
   add(KEYS[1], field, count)
   add(KEYS[2], field, count)
-  add(KEYS[6], field, count)
+  add(KEYS[5], field, count)
 end
 keep(KEYS[1], DAY_TTL)
 keep(KEYS[2], MINUTE_TTL)
-keep(KEYS[6], TOTAL_TTL)
+keep(KEYS[5], TOTAL_TTL)
 
--- Those who were refused least go first; half as many more are let in before, so that trimming is not for each.
+-- Drops the lowest scores, once there are half as many more than `most`: so most calls drop nothing.
 local function trim(key, most)
   local surplus = redis.call('ZCARD', key) - most
   if surplus > most / 2 then redis.call('ZREMRANGEBYRANK', key, 0, integer(surplus - 1)) end
 end
 
-for _ = 1, tonumber(ARGV[4]) do
+for _ = 1, tonumber(ARGV[3]) do
   local subject, count = next_pair()
   redis.call('ZINCRBY', KEYS[3], count, subject)
 end
 trim(KEYS[3], SUBJECTS)
 keep(KEYS[3], DAY_TTL)
 
-for _ = 1, tonumber(ARGV[5]) do
+for _ = 1, tonumber(ARGV[4]) do
   local slot, span = next_pair()
   redis.call('ZADD', KEYS[4], integer(now + tonumber(span)), slot)
   keep(KEYS[4], tonumber(span))

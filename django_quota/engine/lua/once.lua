@@ -1,4 +1,4 @@
--- once: says whether a value comes for the first time.
+-- once: says whether a value is new.
 --
 -- KEYS   [1] the value's key: a string, until when it is remembered (microseconds)
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how long it is remembered, in microseconds

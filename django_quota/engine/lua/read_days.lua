@@ -1,6 +1,6 @@
 -- read_days: reads what was counted on some days.
 --
--- KEYS   the days' counts: a hash each; fields as events.lua has them
+-- KEYS   the days' counts: a hash each; fields as count_day and set_aside have them
 -- ARGV   [1] now: not used
 -- reply  for each key its fields and values, one after the other
 local days = {}

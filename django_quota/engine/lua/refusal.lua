@@ -1,4 +1,4 @@
--- refusal: what a hit leaves behind that is refused, or whose status goes before its limits. A module of decide.
+-- refusal: what a hit that is refused or banned leaves behind. A module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide
@@ -8,7 +8,7 @@ return function(hit)
   for _, limit in ipairs(hit.status and {} or hit) do
     if limit.counted and limit.capacity > 0 and group_refused then
       limit.algorithm.consume(limit)
-      -- What a refused hit has filled also refuses the next one: the reply says for how long.
+      -- A limit that a refused hit has filled refuses the next hit, too: the reply says for how long.
       local allowed
       allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
       limit.refused = not allowed
@@ -17,10 +17,13 @@ return function(hit)
     end
   end
   local passed = not group_refused and not (refused and refused[0])
-  if hit.day_key and (hit.refused or (passed and mode ~= 'tentative')) then
-    count_day(hit.day_key, hit.rule .. (hit.refused and ':r' or ':a'))
+  if hit.day_key and hit.refused then
+    count_day(hit.day_key, hit.rule, ':r', 1)
+  elseif hit.day_key and passed then
+    count_day(hit.day_key, hit.rule, ':a', hit.cost)
   end
-  -- A flood is refused again and again: it emits an event a second, and the other refusals do without that module.
-  local emits_event = emits and not hit.quiet and (hit.quiet_until or 0) <= now
+  -- A flood is refused again and again: it emits an event a second, and the other refusals need no such module.
+  local emits_event = emits and not hit.quiet and hit.refused
+    and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end
 end

@@ -16,7 +16,7 @@ for i = 2, #ARGV, 2 do
     dropped = dropped + 1
     bans[#bans + 1] = string.match(status_key, '{(.-)}') .. ' ' .. rule
   end
-  redis.call('HDEL', status_key, 'd:' .. rule, 'e:' .. rule, 'w:' .. rule)
+  redis.call('HDEL', status_key, 'e:' .. rule, 'w:' .. rule)
 end
 local bans_key = KEYS[keys_read + 1]
 if bans_key then

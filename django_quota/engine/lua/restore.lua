@@ -1,88 +1,38 @@
--- restore: how a limit gives units back: those of a refund, or those of a hold by its receipt. A module of decide.
+-- restore: how a limit gives units back: those of a refund, or those of a hit where it was counted. A module of decide.
 --
 -- KEYS   limit.key: see the algorithm
 -- ARGV   as decide
--- reply  a table for each algorithm. refund: of limit.cost, never more than is used. Of a hit by its receipt, which is
---        "<until><words>" (see holds): still_used: how much of it still counts; restore: gives that back; both in units, for a bucket
---        in microseconds. For buckets also receipt: the words. A sliding window has entries_from and rewrite instead, for holds
---        and compensate
+-- reply  a table for each algorithm. refund: gives limit.cost back, never more than is used. give_back: gives some units of a hit
+--        back, if they still count; limit.cost: what the hit took; moment: when it was decided
 local bucket, window = need('token_bucket'), need('fixed_window')
-local RESTORED_WRAP = bucket.RESTORED_WRAP
 
 local function restore_window(limit, units)
   limit.count = limit.count - units
   if limit.count > 0 then window.write(limit) else redis.call('DEL', limit.key) end
 end
 
-local of_window = {
-  refund = function(limit)
-    window.read(limit)
-    restore_window(limit, limit.cost)
-  end,
-  -- A window that was opened later ends at another moment.
-  still_used = function(limit, units, stop)
-    window.read(limit)
-    return limit.count > 0 and limit.stop == stop and units or 0
-  end,
-  restore = restore_window,
-}
+local function refund_window(limit)
+  window.read(limit)
+  restore_window(limit, limit.cost)
+end
 
-local function restore_bucket(limit, span, is_refund)
-  span = math.min(span, limit.backlog)
+local function restore_bucket(limit, span)
   if span <= 0 then return end
-  if span == limit.backlog and not is_refund and limit.counts_until == 0 then -- it was the only one
-    redis.call('DEL', limit.key)
-    return
-  end
-  if limit.counts_until == 0 then limit.counts_until = now + limit.backlog end
-  limit.backlog, limit.restored = limit.backlog - span, (limit.restored + span) % RESTORED_WRAP
-  if is_refund then limit.refunded = (limit.refunded + span) % RESTORED_WRAP end
-  bucket.write(limit)
+  limit.backlog = limit.backlog - span
+  if limit.backlog > 0 then bucket.write(limit, math.min(limit.written, now)) else redis.call('DEL', limit.key) end
 end
 
--- The place of a hold in the queue.
-local function receipt(limit)
-  return table.concat({
-    '', integer(limit.restored), integer(limit.refunded), integer(now + limit.cost * limit.a), integer(limit.a),
-  }, ':')
-end
-
--- Reads the entries of a sliding window from a score on.
-local function entries_from(limit, score)
-  local found, entries = redis.call('ZRANGEBYSCORE', limit.key, score, '+inf', 'WITHSCORES'), {}
-  for at = 1, #found, 2 do
-    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
-    entries[#entries + 1] = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
-  end
-  return entries
-end
-
--- Writes entries that were read with a new total or cost.
-local function rewrite(limit, entries)
-  local added, kept, removed = {}, {}, {}
-  for _, entry in ipairs(entries) do
-    if entry.cost > 0 then
-      local member = integer(entry.total) .. ':' .. integer(entry.cost)
-      added[#added + 1], added[#added + 2] = entry.score, member
-      kept[member] = true
-    end
-  end
-  for _, entry in ipairs(entries) do
-    if not kept[entry.member] then removed[#removed + 1] = entry.member end
-  end
-  -- Add before removing: an empty set is gone, and its TTL with it.
-  if added[1] then redis.call('ZADD', limit.key, unpack(added)) end
-  if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+-- No more than what has not refilled since the hit.
+local function give_back_bucket(limit, units, moment)
+  restore_bucket(limit, math.min(units * limit.a, limit.cost * limit.a - math.max(0, now - moment)))
 end
 
 return {
   sliding_window = {
-    entries_from = entries_from,
-    rewrite = rewrite,
     -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
-    refund = function(limit)
+    refund = function(limit, units)
       redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
-      local left = limit.cost
+      local left = units or limit.cost
       while left > 0 do
         local entry = redis.call('ZRANGE', limit.key, 0, 0, 'WITHSCORES')
         if not entry[1] then return end
@@ -95,46 +45,81 @@ return {
         left = left - tonumber(cost)
       end
     end,
+    -- Takes from the slice that holds the moment, and never more than it holds. The totals of later entries go down.
+    give_back = function(limit, units, moment)
+      local slice, first = limit.b, moment + limit.a
+      local last = slice > 0 and moment - moment % slice + slice - 1 + limit.a or first
+      if first <= now then first = now + 1 end -- no entry that has expired
+      local entries = redis.call('ZRANGEBYSCORE', limit.key, integer(first), '+inf', 'WITHSCORES')
+      if not entries[1] or tonumber(entries[2]) > last then return end
+      local less, added, kept, removed = nil, {}, {}, {}
+      for at = 1, #entries, 2 do
+        local total, cost = string.match(entries[at], '^(%d+):(%d+)$')
+        total, cost = tonumber(total), tonumber(cost)
+        if at == 1 then
+          less = math.min(units, cost)
+          cost = cost - less
+        end
+        if cost > 0 then
+          local member = integer(total - less) .. ':' .. integer(cost)
+          added[#added + 1], added[#added + 2], kept[member] = entries[at + 1], member, true
+        end
+      end
+      for at = 1, #entries, 2 do
+        if not kept[entries[at]] then removed[#removed + 1] = entries[at] end
+      end
+      -- Add before removing: an empty set is gone, and its TTL with it.
+      if added[1] then redis.call('ZADD', limit.key, unpack(added)) end
+      if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+      redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
+    end,
   },
 
-  fixed_window = of_window,
-  calendar = of_window,
+  fixed_window = {
+    refund = refund_window,
+    give_back = function(limit, units, moment)
+      window.read(limit)
+      if limit.count > 0 and limit.stop - limit.a <= moment then restore_window(limit, units) end
+    end,
+  },
+
+  calendar = {
+    refund = refund_window,
+    give_back = function(limit, units, moment)
+      window.read(limit)
+      local begin = limit.stop > limit.b and limit.b or limit.a
+      if limit.count > 0 and begin <= moment then restore_window(limit, units) end
+    end,
+  },
 
   token_bucket = {
     refund = function(limit)
       bucket.read(limit)
-      restore_bucket(limit, limit.cost * limit.a, true)
+      restore_bucket(limit, limit.cost * limit.a)
     end,
-    receipt = receipt,
-    -- Less if it is not known, never more. It has moved up by what was restored ahead of it, at most by all that was restored.
-    -- No more of it has flowed back than time has passed since it came, except that a refund may have been of its own units.
-    still_used = function(limit, units, stop, words)
+    give_back = function(limit, units, moment)
       bucket.read(limit)
-      local restored, refunded, alone, interval = string.match(words, '^:(%d+):(%d+):(%d+):(%d+)$')
-      local moved_up = (limit.restored - restored) % RESTORED_WRAP
-      local own = (limit.refunded - refunded) % RESTORED_WRAP
-      local left = math.max(stop - moved_up, alone - own) - now
-      return math.max(0, math.min(units * interval, left, limit.backlog))
+      give_back_bucket(limit, units, moment)
     end,
-    restore = restore_bucket,
   },
 
-  -- Later hits know when they leave. So only the last place in the queue is restored, and a refund restores nothing, since
-  -- nobody knows whose place it was.
+  -- Later hits know when they leave. So only the hit that has written the queue last gives its place back. A refund
+  -- gives nothing back, since it does not say whose place to free.
   leaky_bucket = {
     refund = function() end,
-    receipt = receipt,
-    still_used = function(limit, units, stop, words)
+    give_back = function(limit, units, moment)
       bucket.read(limit)
-      if now + limit.backlog ~= stop then return 0 end
-      return math.min(units * tonumber(string.match(words, '%d+$')), limit.backlog)
+      if limit.written == moment then give_back_bucket(limit, units, moment) end
     end,
-    restore = restore_bucket,
   },
 
   distinct = {
     refund = function(limit)
       if limit.cost > 0 and limit.value then redis.call('ZREM', limit.key, limit.value) end
+    end,
+    give_back = function(limit, _, moment)
+      local expiry = limit.value and redis.call('ZSCORE', limit.key, limit.value)
+      if expiry and tonumber(expiry) == moment + limit.a then redis.call('ZREM', limit.key, limit.value) end
     end,
   },
 }

@@ -4,8 +4,8 @@
 -- ARGV   none
 -- reply  read_entries: what is used, when the last entry expires, whether some have expired, the running total; if anything is
 --        used also the last entry {member, score} and its cost, when the first live one expires, and its cost. add_entry takes a
---        key, a cost, the capacity, the window, the width of a slice (0: every hit is an entry), and these eight, and
---        whether the cost is added past the capacity; it returns remaining, retry_after, reset, more
+--        key, a cost, the capacity, the window, the width of a slice (0: every hit is an entry), and these eight; it returns
+--        remaining, retry_after, reset, more
 --
 -- What is used is (last total - total before the first live entry) modulo WRAP: no scan. A total that has wrapped is above any
 -- cost, so one that equals the cost of its entry says that nothing was counted before.
@@ -20,7 +20,7 @@ local function read_entries(key)
   if is_only then return total, expiry, false, total, last, total, expiry, total end
   local first, has_expired = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES'), false
   if first[2] + 0 <= now then
-    has_expired = true -- add_entry drops what has
+    has_expired = true -- add_entry drops these
     first = redis.call('ZRANGEBYSCORE', key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   end
   local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
@@ -29,20 +29,18 @@ local function read_entries(key)
 end
 
 local function add_entry(
-  key, cost, capacity, window, slice, used, last_expiry, has_expired, total, last, last_cost, first_expiry, over
+  key, cost, capacity, window, slice, used, last_expiry, has_expired, total, last, last_cost, first_expiry
 )
   local expiry, merged, score = now + window, 0, nil
   if slice > 0 then expiry = now - now % slice + slice - 1 + window end
-  local is_full = over and slice == 0 and redis.call('ZCOUNT', key, '(' .. integer(now), '+inf') > capacity
+  local is_full = slice == 0 and used > capacity and redis.call('ZCOUNT', key, '(' .. integer(now), '+inf') > capacity
   if used > 0 and (is_full or last_expiry >= expiry) then
     -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. If each hit is an
     -- entry, hits over the limit add no more entries than the limit has hits.
     merged = last_cost
     if last_expiry >= expiry then expiry, score = last_expiry, last[2] end
   end
-  -- An entry of the whole limit refuses everything: only a hold, which may be restored in part, counts further.
-  local room = over and MOST - used or capacity - merged
-  if cost > room then cost = room > 0 and room or 0 end
+  if used + cost > MOST then cost = math.max(0, MOST - used) end
   local sum, member = merged + cost, nil
   total = total + cost
   if total >= 2 * WRAP then total = total - WRAP end
@@ -56,6 +54,5 @@ local function add_entry(
   if merged > 0 and member ~= last[1] then redis.call('ZREM', key, last[1]) end
   if merged == 0 or expiry > last_expiry then expire(key, expiry - now) end
   if has_expired then redis.call('ZREMRANGEBYSCORE', key, '-inf', integer(now)) end
-  local left = capacity - used - cost
-  return left > 0 and left or 0, 0, expiry - now, (used > 0 and first_expiry or expiry) - now
+  return capacity - used - cost, 0, expiry - now, (used > 0 and first_expiry or expiry) - now
 end

@@ -2,13 +2,9 @@
 --
 -- KEYS   limit.key: see sliding_window
 -- ARGV   as decide
--- reply  a function: microseconds until the entries have ended that give `needed` back, found by bisection
+-- reply  a function: microseconds until `needed` units are free again; it finds their last entry by bisection
 return function(limit, needed)
   if limit.first_cost >= needed then return limit.first_expiry - now end
-  for _, entry in ipairs(limit.entries or {}) do -- as it would be without due holds
-    needed = needed - entry.cost
-    if needed <= 0 then return tonumber(entry.score) - now end
-  end
   local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
   local high = redis.call('ZCARD', limit.key) - 1
   while low < high do

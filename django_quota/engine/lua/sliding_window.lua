@@ -7,28 +7,27 @@
 return {
   peek = function(limit)
     local capacity, cost = limit.capacity, limit.cost
-    if limit.abandoned then
-      limit.total = 0
-      limit.used, limit.expiry = need('holds').foresee(limit)
-    else
-      limit.used, limit.expiry, limit.has_expired, limit.total, limit.last, limit.last_cost, limit.first_expiry, limit.first_cost =
-        read_entries(limit.key)
-    end
+    limit.used, limit.expiry, limit.has_expired, limit.total, limit.last, limit.last_cost, limit.first_expiry, limit.first_cost =
+      read_entries(limit.key)
     local used, reset, more = limit.used, limit.expiry - now, NEVER
     if used > 0 and capacity > 0 then
       local is_first = used <= capacity and limit.first_cost > 0
       more = is_first and limit.first_expiry - now or need('sliding_wait')(limit, math.max(0, used - capacity) + 1)
     end
-    local remaining = used < capacity and capacity - used or 0
+    local remaining = capacity - used
     if capacity > 0 and used + cost <= capacity then return true, remaining, 0, reset, more end
     if cost > capacity or capacity == 0 then return false, remaining, NEVER, reset, more end
     return false, remaining, need('sliding_wait')(limit, used + cost - capacity), reset, more
   end,
 
   consume = function(limit, over)
-    return add_entry(
+    local over_capacity = math.min(limit.cost, limit.used + limit.cost - limit.capacity)
+    local remaining, wait, reset, more = add_entry(
       limit.key, limit.cost, limit.capacity, limit.a, limit.b, limit.used, limit.expiry, limit.has_expired, limit.total,
-      limit.last, limit.last_cost, limit.first_expiry, over
+      limit.last, limit.last_cost, limit.first_expiry
     )
+    -- A refused hit that counts replaces the oldest hits: a full window refuses everything.
+    if over_capacity > 0 and not over then need('restore').sliding_window.refund(limit, over_capacity) end
+    return remaining, wait, reset, more
   end,
 }

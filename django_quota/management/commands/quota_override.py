@@ -1,136 +1,205 @@
-"""`manage.py quota_override`: list, set and clear overrides. Changes hold at once, in every process."""
+"""`manage.py quota_override`: list, set, import and clear overrides. All processes follow within two seconds."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 from django.utils import timezone
 
-from django_quota.core.errors import RateError, did_you_mean
-from django_quota.core.rates import parse_duration
+from django_quota.core.errors import did_you_mean
+from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rules import is_valid_name
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, parse_moment, printable
-from django_quota.models import QuotaOverride
-from django_quota.services.lookup import network_hint, parse_rule_input, parse_search_input, parse_subject_input
-from django_quota.services.override_sync import are_pending, set_override, write_database
-from django_quota.services.overrides import ALL_RULES
-from django_quota.services.subjects import named_subject
+from django_quota.limiting.override_rows import set_override, write_database
+from django_quota.management.console import QuotaCommand, counted, duration_of, parse_moment, printable, progress
+from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
+from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
+from django_quota.operating.override_lists import ListChange, read_list, save_list
+from django_quota.requests.addresses import is_address
 
 _RULE_HELP = {
     "list": "only of this rule; * for overrides of all rules",
     "set": "the rule that it changes (default: *, all rules)",
+    "import": "the rule that they change (default: *, all rules)",
     "clear": "only of this rule (default: all overrides of the subject)",
 }
 
+SUBJECT_HELP = (
+    "for example user:42, 203.0.113.9, 198.51.100.0/24 for a network, 'user:*' for all users, or '*' for everybody"
+)
+
+MAX_CLEARED = 20
+"""Lines that `clear` prints; it counts the rest."""
+
+MAX_OTHERS = 3
+"""How many subjects that keep an override of their own `import` names."""
+
 
 class Command(QuotaCommand):
-    help = "List, set and clear overrides, which give a subject another rate, exempt it, or block it."
+    help = "List, set, import and clear overrides, which give subjects another rate, exempt them, or block them."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|clear")
-        for name, meaning in (("list", "show them"), ("set", "add or change one"), ("clear", "delete them")):
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|import|clear")
+        meanings = {
+            "list": "show them",
+            "set": "add or change one",
+            "import": "replace those with a label by a list of addresses and networks",
+            "clear": "delete them",
+        }
+        for name, meaning in meanings.items():
             verb = verbs.add_parser(name, help=meaning)
             verb.add_argument("--json", action="store_true", help="print JSON, with times in UTC")
-            if name == "list":
-                verb.add_argument("--subject", help="only of this subject, for example user:42")
-                verb.add_argument("--active", action="store_true", help="only those that hold now")
-            else:
-                verb.add_argument("subject", help=SUBJECT_HELP)
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
-        setting = verbs.choices["set"]
-        setting.add_argument("what", metavar="RATE|exempt|blocked", help="for example 100/m, or '10/s; 500/h'")
-        setting.add_argument("--reason", default="", metavar="TEXT", help="why, for people who look later")
-        end = setting.add_mutually_exclusive_group()
-        end.add_argument("--for", dest="span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
-        end.add_argument("--until", metavar="WHEN", help="an ISO 8601 date and time, for example 2030-01-31T12:00")
+            if name in ("import", "clear"):
+                verb.add_argument("--dry-run", action="store_true", help="only say what would change")
+            if name in ("list", "clear"):
+                verb.add_argument("--label", metavar="NAME", help="only with this label")
+            else:
+                verb.add_argument("--reason", default="", metavar="TEXT", help="why, for people who look later")
+                verb.add_argument("--force", action="store_true", help="also save what can have no effect")
+                end = verb.add_mutually_exclusive_group()
+                end.add_argument("--for", dest="span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
+                end.add_argument("--until", metavar="WHEN", help="a date and time, for example 2030-01-31T12:00")
+        listing, setting, importing, clearing = (verbs.choices[name] for name in meanings)
+        listing.add_argument("--subject", help="only of this subject, for example user:42")
+        listing.add_argument("--active", action="store_true", help="only those that hold now")
+        setting.add_argument("subject", help=SUBJECT_HELP)
+        setting.add_argument("what", metavar="RATE|exempt|blocked|shadow", help="for example 100/m, or '10/s; 500/h'")
+        setting.add_argument("--label", default="", metavar="NAME", help="the list that it belongs to")
+        importing.add_argument("file", metavar="FILE", help="an address or a network a line; - for stdin")
+        importing.add_argument("--label", required=True, metavar="NAME", help="the name of the list, such as crawlers")
+        importing.add_argument(
+            "--as", dest="what", default="blocked", metavar="WHAT", help="RATE, exempt, blocked (default) or shadow"
+        )
+        clearing.add_argument("subject", nargs="?", help=f"{SUBJECT_HELP}; not needed with --label")
 
     def handle(self, *_: Any, **options: Any) -> None:
         verbs: dict[str, Callable[[dict[str, Any]], None]] = {
             "list": self._list,
             "set": self._set,
+            "import": self._import,
             "clear": self._clear,
         }
-        for option in ("rule", "reason"):
+        for option in ("rule", "reason", "label"):
             given = options.get(option)
             if given and not is_valid_name(given):  # Python reads a byte that is not UTF-8 as half of a character
                 raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
         if options["rule"] is not None:
             options["rule"] = parse_rule_input(options["rule"])
-        verbs[options["verb"]](options)
+        try:
+            verbs[options["verb"]](options)
+        except ValidationError as error:
+            raise CommandError(_problems(error)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
-        rows = QuotaOverride.objects.using(write_database()).all()
-        if options["subject"] is not None:
-            rows = rows.filter(subject__in=_spellings(options["subject"]))
-        if options["rule"] is not None:
-            rows = rows.filter(rule=options["rule"])
+        rows = _chosen(options)
         self._print(list(rows.active() if options["active"] else rows), options, "There are no such overrides.")
 
     def _set(self, options: dict[str, Any]) -> None:
-        given, rule = options["what"], options["rule"] or ALL_RULES
-        mode = given if given in ("exempt", "blocked") else QuotaOverride.Mode.RATE
-        if mode == QuotaOverride.Mode.RATE and not any(sign.isdigit() for sign in given):
-            near = did_you_mean(given, ("exempt", "blocked"))
-            raise CommandError(f"{given!r} is neither a rate, such as 100/m, nor 'exempt' or 'blocked'.{near}")
-        values = {
-            "mode": mode,
-            "rate": given if mode == QuotaOverride.Mode.RATE else "",
-            "reason": options["reason"],
-            "starts": None,
-            "expires": _expiry(options),
-        }
-        subject, database = parse_subject_input(options["subject"]), write_database()
-        self.note_subject(options["subject"], subject)
-        self.note_rules([rule])
-        try:
-            row = set_override(subject, rule, values)
-        except ValidationError as error:
-            raise CommandError(_problems(error)) from error
-        self._print([row], options)
-        self._check_published({subject}, database)
+        subject, rule = parse_override_input(options["subject"]), options["rule"] or ALL_RULES
+        self.note_subject(options["subject"], subject, is_used=True)
+        values = {**_values(options), "label": options["label"]}
+        self._refuse_without_effect(subject, rule, options)
+        self._print([set_override(subject, rule, values)], options)
+
+    def _import(self, options: dict[str, Any]) -> None:
+        rule, label, is_dry = options["rule"] or ALL_RULES, options["label"], options["dry_run"]
+        subjects, values = read_list(_lines_of(options["file"])), _values(options)
+        if not label:
+            raise CommandError("--label is empty. Use a name of the list, such as crawlers.")
+        if not subjects:
+            raise CommandError(
+                f"{options['file']} has no address, and nothing is changed. To delete what the label had, use "
+                f"quota_override clear --label {label}."
+            )
+        self._refuse_without_effect(subjects[0], rule, options)
+        with progress(self.stderr, "Importing", len(subjects)) as advance:
+            change = save_list(subjects, label, rule, values, dry_run=is_dry, advance=advance)
+        numbers = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "deleted")}
+        result = {"label": label, "dry_run": is_dry, **numbers, "kept": change.kept, "skipped": change.others}
+        self.print_result(options, result, _import_lines(change, label, is_dry=is_dry))
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = parse_search_input(options["subject"]), write_database()
-        rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
-        if options["rule"] is not None:
-            rows = rows.filter(rule=options["rule"])
+        if options["subject"] is None and not options["label"]:
+            raise CommandError("Say what to clear: a subject, for example user:42, or --label NAME.")
+        rows = _chosen(options)
         cleared = list(rows)
-        rows.delete()
-        if not cleared and (problem := network_hint(subject)):
-            self.note(f"Note: {problem}")
-        self._print(cleared, options, f"There was no override for {printable(subject)}.", "Cleared ")
-        self._check_published({subject, *(row.subject for row in cleared)}, database)
+        if not options["dry_run"]:
+            rows.delete()
+        whose = "" if options["subject"] is None else f" for {printable(parse_override_input(options['subject']))}"
+        whose += f" with the label {printable(options['label'])}" if options["label"] else ""
+        self._print(
+            cleared, options, f"There was no override{whose}.", "Would clear " if options["dry_run"] else "Cleared "
+        )
+
+    def _refuse_without_effect(self, subject: str, rule: str, options: dict[str, Any]) -> None:
+        """Raise `CommandError` if an override can have no effect, unless it is forced."""
+        try:
+            problems = override_problems(subject, rule)
+        except (DatabaseError, ImproperlyConfigured):  # there is no table of users
+            problems = override_problems(subject, rule, with_users=False)
+        if options["force"]:
+            self.note(*(f"Note: {problem}" for problem in problems))
+        elif problems:
+            raise CommandError(f"{' '.join(problems)} It would have no effect: to save it all the same, add --force.")
 
     def _print(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str = "", prefix: str = "") -> None:
-        lines = [prefix + printable(_line(row)) for row in rows] or [empty]
-        self.print_result(options, [_as_json(row) for row in rows], lines)
-
-    def _check_published(self, subjects: set[str], database: str) -> None:
-        if are_pending(subjects, database):
-            raise CommandError(
-                "The change is saved, but Redis did not take it, so the old state still applies. It is published soon "
-                "after Redis is back: by a process that serves requests, or by the next "
-                "`manage.py quota_rollup` or `quota_sweep`."
-            )
+        shown = MAX_CLEARED if options["verb"] == "clear" else len(rows)
+        lines = [prefix + printable(_line(row)) for row in rows[:shown]] or [empty]
+        if len(rows) > shown:
+            lines.append(f"{prefix}{counted(len(rows) - shown, 'more override')}")
+        found = [_as_json(row) for row in rows] if options["json"] else None
+        self.print_result(options, found, lines, is_asked=options["verb"] == "list")
 
 
-def _spellings(given: str) -> set[str]:
-    """Return the subjects that a text may be saved as: code may have saved a bare address as it is."""
-    return {named_subject(given), parse_search_input(given)}
+def _chosen(options: dict[str, Any]) -> QuotaOverrideQuerySet:
+    """Return the rows that the options of `list` and `clear` choose."""
+    rows = QuotaOverride.objects.using(write_database()).all()
+    if options["subject"] is not None:
+        subjects = {parse_override_input(options["subject"])}
+        if is_address(options["subject"]):  # code may have saved the address itself
+            subjects.add(options["subject"])
+        rows = rows.filter(subject__in=subjects)
+    if options["rule"] is not None:
+        rows = rows.filter(rule=options["rule"])
+    return rows.filter(label=options["label"]) if options["label"] is not None else rows
+
+
+def _lines_of(name: str) -> list[str]:
+    """Return the lines of a file, or of stdin. Raises `CommandError` if it cannot be read."""
+    if name == "-" and sys.stdin is None:
+        raise CommandError("stdin is closed. Give a file, or pipe the list: quota_override import -")
+    try:
+        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:  # noqa: PTH123 — as stdin
+            return file.read().decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise CommandError(f"{name}: {error.strerror}. Use a file with an address a line, or - for stdin.") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{name} is not a text in UTF-8: {error.reason} at byte {error.start}.") from error
+
+
+def _values(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that the options of `set` and `import` give."""
+    what, modes = options["what"], ("exempt", "blocked", "shadow")
+    if what not in modes and not any(sign.isdigit() for sign in what):
+        near = did_you_mean(what, modes)
+        raise CommandError(f"{what!r} is neither a rate, such as 100/m, nor 'exempt', 'blocked' or 'shadow'.{near}")
+    mode, rate = (what, "") if what in modes else ("rate", what)
+    return {"mode": mode, "rate": rate, "reason": options["reason"], "starts": None, "expires": _expiry(options)}
 
 
 def _expiry(options: dict[str, Any]) -> datetime | None:
     """Return the end that the options ask for. Raises `CommandError` if it is not a moment in the future."""
-    if options["span"] is not None:
-        try:
-            return timezone.now() + timedelta(microseconds=parse_duration(options["span"]))
-        except RateError as error:
-            raise CommandError(f"--for {error}") from error
+    span = duration_of("--for", options["span"])
+    if span is not None:
+        return timezone.now() + timedelta(seconds=span)
     if options["until"] is None:
         return None
     moment = parse_moment(options["until"])
@@ -150,7 +219,18 @@ def _problems(error: ValidationError) -> str:
 def _line(row: QuotaOverride) -> str:
     ends = f"until {_second_of(row.expires)}" if row.expires else "without an end"
     begins = f"from {_second_of(row.starts)} " if row.starts else ""
-    return f"{row}, {begins}{ends}{f' ({row.reason})' if row.reason else ''}"
+    label = f" [{row.label}]" if row.label else ""
+    return f"{row}, {begins}{ends}{label}{f' ({row.reason})' if row.reason else ''}"
+
+
+def _import_lines(change: ListChange, label: str, *, is_dry: bool) -> list[str]:
+    done = "Would add {}, change {} and delete {}" if is_dry else "Added {}, changed {} and deleted {}"
+    counts = done.format(f"{len(change.added):,}", f"{len(change.changed):,}", f"{len(change.deleted):,}")
+    lines = [f"{counts} with the label {printable(label)}; {change.kept:,} stay as they are."]
+    if change.others:
+        some = ", ".join(change.others[:MAX_OTHERS]) + (", ..." if len(change.others) > MAX_OTHERS else "")
+        lines.append(f"{len(change.others):,} have an override without this label, which stays: {printable(some)}.")
+    return lines
 
 
 def _second_of(moment: datetime) -> str:
@@ -164,6 +244,7 @@ def _as_json(row: QuotaOverride) -> dict[str, Any]:
         "mode": row.mode,
         "rate": row.rate or None,
         "reason": row.reason,
+        "label": row.label,
         "created_by": None if row.created_by_id is None else str(row.created_by_id),
         "starts": row.starts and _in_utc(row.starts),
         "expires": row.expires and _in_utc(row.expires),

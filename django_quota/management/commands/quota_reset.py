@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, redis_store
-from django_quota.services.logins import with_addresses
-from django_quota.services.lookup import parse_rule_input, parse_search_input
-from django_quota.services.reset import reset_subject
+from django_quota.features.logins import with_addresses
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, shared_store
+from django_quota.operating.lookup import parse_rule_input, parse_search_input
+from django_quota.operating.reset import reset_subject
 
 
 class Command(QuotaCommand):
@@ -25,7 +25,7 @@ class Command(QuotaCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        redis_store()
+        shared_store()
         subject, is_dry = parse_search_input(options["subject"]), options["dry_run"]
         rules = options["rule"] and list(map(parse_rule_input, options["rule"]))
         reports = {

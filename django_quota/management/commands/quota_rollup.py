@@ -1,9 +1,7 @@
-"""`manage.py quota_rollup`: add the usage counted in Redis to the rows of `DailyCounter`.
+"""`manage.py quota_rollup`: move the usage counted in Redis to the rows of `DailyCounter`.
 
 You can stop or kill it at any time, run it as often as you like, and in several processes at once; see `rollup`. Redis
 keeps the counts of a day for eight days. Once an hour is often enough, and once a minute costs little.
-
-Pending overrides are published first, because this is the command that sites run most often.
 """
 
 from __future__ import annotations
@@ -16,17 +14,16 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, counted, progress, redis_store, stopping
-from django_quota.management.pending_overrides import publish_pending_overrides
-from django_quota.services.rollup import BATCH_SIZE, RollupResult, roll_up
-from django_quota.stores.redis.store import RedisStore
+from django_quota.features.rollup import BATCH_SIZE, RollupResult, roll_up
+from django_quota.management.console import QuotaCommand, counted, duration_of, progress, shared_store, stopping
+from django_quota.stores.base import Store
 
 MAX_BATCH = 5_000
 """The largest batch, whose rows stay locked until it is committed."""
 
 
 class Command(QuotaCommand):
-    help = "Add the usage of each day in Redis to the database. It stays exact however often you run, stop or kill it."
+    help = "Move the usage of each day from Redis to the database. Each count arrives once, also if you kill it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -36,47 +33,43 @@ class Command(QuotaCommand):
             metavar="N",
             help=f"subjects and days in one transaction, 1 to {MAX_BATCH} (default: {BATCH_SIZE})",
         )
-        parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause in between")
+        parser.add_argument("--every", metavar="TIME", help="repeat, with this pause in between: 60, or 10m")
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="an alias of DATABASES (default: default)")
 
     def handle(self, *_: Any, **options: Any) -> None:
         if not 1 <= options["batch"] <= MAX_BATCH:
             raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH}, for example {BATCH_SIZE}.")
-        every = options["every"]
-        if every is not None and not 0 < every < threading.TIMEOUT_MAX:
-            raise CommandError(f"--every {every:g}: use a number of seconds above 0, for example 60.")
+        every = duration_of("--every", options["every"])
         with stopping() as stop:
-            self._round(redis_store(), stop, options)
+            self._round(shared_store(), stop, options)
             while every is not None and not stop.wait(every):
                 close_old_connections()
                 try:
-                    self._round(redis_store(), stop, options)
+                    self._round(shared_store(), stop, options)
                 except (StoreUnavailable, DatabaseError) as error:
                     self.note(f"{str(error).rstrip('.')}. Trying again in {every:g} s.")
 
-    def _round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
-        pending = publish_pending_overrides()
-        self.note(pending.note)
-        done, problem = RollupResult(), pending.problem
+    def _round(self, store: Store, stop: threading.Event, options: dict[str, Any]) -> None:
+        done, problem = RollupResult(), None
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for copied in roll_up(store, options["batch"], options["database"]):
-                    done.add(copied)
-                    advance(copied.days)
+                for moved in roll_up(store, options["batch"], options["database"]):
+                    done.add(moved)
+                    advance(moved.days)
                     if stop.is_set():
                         break
             except StoreUnavailable as error:
                 problem = error
-        lines = [*pending.lines, _in_words(done, is_stopped=stop.is_set())]
-        self.print_result(options, asdict(done) | {"stopped": stop.is_set()} | pending.as_json(), lines)
+        lines = [_in_words(done, is_stopped=stop.is_set())]
+        self.print_result(options, asdict(done) | {"stopped": stop.is_set()}, lines)
         if problem is not None:
             raise problem
 
 
 def _in_words(done: RollupResult, *, is_stopped: bool) -> str:
     return (
-        f"{'Stopped before the end. ' if is_stopped else ''}Looked at {counted(done.days, 'day')} of subjects; "
-        f"added {done.allowed:,} allowed and {done.refused:,} refused checks to {counted(done.rows, 'row')}; "
-        f"deleted {counted(done.dropped, 'finished day')} from Redis."
+        f"{'Stopped before the end. ' if is_stopped else ''}Moved {counted(done.days, 'day')} of subjects: "
+        f"{done.allowed:,} allowed and {done.refused:,} refused checks, {counted(done.units, 'unit')}, "
+        f"to {counted(done.rows, 'row')}."
     )

@@ -10,10 +10,12 @@ from django.core.management.base import CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, redis_store, second_of
-from django_quota.management.pending_overrides import report_pending_overrides
-from django_quota.services.event_stream import Event, iso
-from django_quota.services.inspection import (
+from django_quota.core.overrides import ALL_RULES, Override
+from django_quota.features.event_stream import Event, iso
+from django_quota.features.usage import Count
+from django_quota.limiting.overrides import overrides
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, second_of, shared_store
+from django_quota.operating.inspection import (
     UNNAMED,
     WITHOUT_STORE,
     HeldStatus,
@@ -22,14 +24,13 @@ from django_quota.services.inspection import (
     load_snapshot,
     recent_refusals,
 )
-from django_quota.services.lookup import composite_subjects, parse_rule_input, parse_search_input
-from django_quota.services.overrides import ALL_RULES, Override
+from django_quota.operating.lookup import composite_subjects, parse_rule_input, parse_search_input
 
 BAR_WIDTH = 20
 
 
 class Command(QuotaCommand):
-    help = "Show the limits, overrides, bans, slots and reservations of a subject, and where each figure comes from."
+    help = "Show the limits, overrides, bans and slots of a subject, and where each figure comes from."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("subject", help=SUBJECT_HELP)
@@ -38,22 +39,22 @@ class Command(QuotaCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object, with times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        redis_store()
+        shared_store()
         subject = parse_search_input(options["subject"])
         names = options["rule"] and list(map(parse_rule_input, options["rule"]))
         self.note_subject(options["subject"], subject, is_used=True)
-        pending = report_pending_overrides(subject)
-        self.note(f"Note: {pending.note}" if pending.note else "")
         snapshot = load_snapshot(subject, names, scan=True)
         refused, composite = recent_refusals(subject), composite_subjects(subject)
         if options["json"]:
             events = [event.as_json() for event in refused]
-            self.print_json({**as_json(snapshot), "refused": events, "waiting": pending.left, "composite": composite})
+            self.print_json({**as_json(snapshot), "refused": events, "composite": composite})
             return
         if not current().enabled:
             self.note('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
         if snapshot.refuses:
             self.note(f"Note: Redis takes no changes, so nothing is counted. It says: {snapshot.refuses}")
+        if overrides.problem:
+            self.note(f"Note: The overrides could not be read: {overrides.problem.rstrip('.')}.")
         wanted = [event for event in refused if not names or event.rule in names]
         for line in lines(snapshot, wanted, with_unused=bool(options["all"] or names)):
             self.stdout.write(printable(line))
@@ -68,24 +69,32 @@ def as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
         "subject": snapshot.subject,
         "limits": [asdict(limit) for limit in snapshot.limits],
         "overrides": [
-            {"rule": rule, "mode": o.mode, "rates": o.rates, "begins": _moment(o.begins), "ends": _moment(o.ends)}
-            for rule, o in snapshot.overrides.items()
+            {
+                "subject": o.subject,
+                "rule": o.rule,
+                "mode": o.mode,
+                "rates": o.rates,
+                "begins": _moment(o.begins),
+                "ends": _moment(o.ends),
+            }
+            for o in snapshot.overrides
         ],
         "bans": {ban.rule: ban.ends_in for ban in snapshot.bans},
         "leases": [asdict(held) for held in snapshot.leases],
-        "holds": [asdict(held) for held in snapshot.holds],
         "days": {
             str(day): {rule: count._asdict() for rule, count in rules.items()} for day, rules in snapshot.days.items()
         },
         "unread": snapshot.unread,
         "refuses": snapshot.refuses or None,
+        "overrides_problem": overrides.problem or None,
     }
 
 
 def _is_used(snapshot: SubjectSnapshot) -> bool:
-    """Return whether Redis has anything about the subject."""
+    """Return whether anything is known of the subject itself."""
     has_used_limits = any(limit.used or limit.why for limit in snapshot.limits)
-    others = (snapshot.states, snapshot.overrides, snapshot.leases, snapshot.holds, snapshot.days)
+    own = [override for override in snapshot.overrides if override.subject == snapshot.subject]
+    others = (snapshot.states, own, snapshot.leases, snapshot.days)
     return has_used_limits or any(others)
 
 
@@ -93,23 +102,25 @@ def lines(snapshot: SubjectSnapshot, refused: Sequence[Event], *, with_unused: b
     """Return the lines that the command prints; `refused` are recent refusals."""
     yield snapshot.subject
     yield from _limit_lines(snapshot, with_unused=with_unused)
-    for rule, override in snapshot.overrides.items():
-        yield f"  override  {_override(rule, override)}"
+    for override in snapshot.overrides:
+        yield f"  override  {_override(override, snapshot.subject)}"
     for ban in snapshot.bans:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
     for held in snapshot.leases:
         yield f"  in use    {held.name}: {counted(held.number, 'slot')}; the first is free in {_held(held)}"
-    for held in snapshot.holds:
-        number = counted(held.number, "reservation")
-        yield f"  reserved  {held.name}: {number} not settled; the first is returned in {_held(held)}"
     for event in refused:
         yield f"  {event.kind:<9} {_refused(event)}"
     for day, rules in sorted(snapshot.days.items()):
-        counts = ", ".join(f"{rule} {count.allowed} allowed {count.refused} refused" for rule, count in rules.items())
+        counts = ", ".join(f"{rule} {_count(count)}" for rule, count in rules.items())
         yield f"  {day}  {counts}"
     for name, why in snapshot.unread.items() if with_unused else ():
         if name not in snapshot.states:
             yield f"  not read  {name}: {why}"
+
+
+def _count(count: Count) -> str:
+    units = f" ({counted(count.units, 'unit')})" if count.units != count.allowed else ""
+    return f"{count.allowed} allowed{units} {count.refused} refused"
 
 
 def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[str]:
@@ -123,7 +134,7 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
         reason = "only the code knows its rate" if why == str(UNNAMED) else why
         yield f"  {name}: something is counted over {spans}, but {reason}"
     if not shown and not snapshot.states:
-        has_reason = ALL_RULES in snapshot.overrides
+        has_reason = snapshot.override_of(ALL_RULES) is not None
         yield f"  Nothing is used{'' if has_reason else ', and no override or ban is in force'}."
     if with_unused:
         return
@@ -137,9 +148,9 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
 
 def _is_affected(limit: LimitStatus, snapshot: SubjectSnapshot) -> bool:
     """Return whether a ban or an override is about this limit; an override for all rules has a line of its own."""
-    is_by_override = limit.why in ("override", "exempt", "blocked")
-    is_for_all = ALL_RULES in snapshot.overrides and limit.rule not in snapshot.overrides
-    return bool(limit.why) and not (is_by_override and is_for_all)
+    override = snapshot.override_of(limit.rule)
+    is_for_all = override is not None and override.rule == ALL_RULES
+    return bool(limit.why) and not (limit.why != "banned" and is_for_all)
 
 
 def _limit(limit: LimitStatus) -> Iterator[str]:
@@ -164,11 +175,12 @@ def _next_hit(limit: LimitStatus) -> str:
     return f"the next hit is admitted in {in_words(limit.retry_after * SECOND)}{why}"
 
 
-def _override(rule: str, override: Override) -> str:
+def _override(override: Override, subject: str) -> str:
+    whose = "" if override.subject == subject else f" for {override.subject}"
     what = f"rate {override.rates}" if override.mode == "rate" else override.mode
     begins = f" from {second_of(override.begins)}" if override.begins else ""
     ends = f" until {second_of(override.ends)}" if override.ends else ""
-    return f"{rule}: {what}{begins}{ends}"
+    return f"{override.rule}{whose}: {what}{begins}{ends}"
 
 
 def _refused(event: Event) -> str:
@@ -178,7 +190,7 @@ def _refused(event: Event) -> str:
 
 
 def _held(held: HeldStatus) -> str:
-    """Return when the first one ends, and where this is kept."""
+    """Return when the first lease ends, and the key that holds the leases."""
     return f"{in_words(held.ends_in[0] * SECOND)}, from {held.source}"
 
 

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from django_quota.stores.cluster.client import ClusterClient
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_quota.stores.cluster.client import ClusterClient
 
 __all__ = ["ClusterClient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ClusterClient":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from django_quota.stores.cluster.client import ClusterClient  # noqa: PLC0415 — it needs django-redis
+
+    return ClusterClient

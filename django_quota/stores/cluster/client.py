@@ -10,10 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
-from django.conf import settings
-from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.pool import ConnectionFactory
@@ -21,11 +18,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
-from django_quota.core.errors import without_secrets
-from django_quota.stores.cluster.slots import Remap
-from django_quota.stores.redis.config import Address, parse_location, without_password
-
-DEFAULT_PORT = 6379
+from django_quota.stores.redis.config import address_of
 
 
 class DjangoRedisCluster(RedisCluster):
@@ -35,7 +28,7 @@ class DjangoRedisCluster(RedisCluster):
     """
 
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """Do a command; see redis-py."""
+        """Run a command; see redis-py."""
         with _as_connection_error():
             return cast("Any", super()).execute_command(*args, **kwargs)  # redis-py leaves it untyped
 
@@ -147,50 +140,3 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no
     def keys(self, search: str, version: int | None = None, client: RedisCluster | None = None) -> list[str]:
         """Return the keys of all servers that match a pattern."""
         return list(self.iter_keys(search, version=version, client=client))
-
-
-def address_of(url: str) -> Address:
-    """Return the address of the server in a URL. Raises `ValueError` if the URL has none."""
-    parts = parse_location(url)
-    if "host" not in parts:
-        raise ValueError(f"{without_password(url)!r} names no host")
-    return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
-
-
-CLUSTER_HINT = 'Name one or several servers, for example ["redis://10.0.0.1:6379/0", "redis://10.0.0.2:6379/0"].'
-
-
-def location_problem(location: object) -> str | None:
-    """Say why a LOCATION names no servers of a Cluster; None if it does."""
-    urls = location.split(",") if isinstance(location, str) else cast("Iterable[str]", location)
-    for url in urls:
-        try:
-            parts = parse_location(url.strip())
-            address_of(url.strip())
-        except ValueError as error:
-            return without_secrets(str(error).rstrip("."))
-        if parts.get("db"):
-            return f"{without_password(url)!r} names another database than 0, the only one of a Cluster"
-    return None
-
-
-def is_cluster(alias: str) -> bool:
-    """Say whether a cache alias is a Redis Cluster."""
-    config = cast("dict[str, dict[str, Any]]", settings.CACHES).get(alias, {})
-    path = (config.get("OPTIONS") or {}).get("CLIENT_CLASS", "")
-    try:
-        client = import_string(path) if path else None
-    except ImportError:
-        return False
-    return isinstance(client, type) and issubclass(client, ClusterClient)
-
-
-def seeds(alias: str) -> list[Address]:
-    """Return the servers that the LOCATION of an alias names."""
-    return [address_of(url) for url in cast("Any", caches[alias]).client._server]  # noqa: SLF001 — the client is ours
-
-
-def remap_of(alias: str) -> Remap | None:
-    """Return the `address_remap` of an alias, if its servers name addresses that cannot be reached from here."""
-    options = cast("Any", caches[alias]).client.connection_factory.redis_client_cls_kwargs
-    return cast("Remap | None", options.get("address_remap"))

@@ -1,160 +1,207 @@
 """The Redis store over a Cluster: each operation goes to the server that has its keys.
 
-`engine.scatter` splits an operation whose keys are in several slots, and `routing` finds the server of each command.
+`engine.scatter` splits an operation whose keys are in several slots, and redis-py's clients find the server of a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import AskError
+from redis.crc import key_slot
+from redis.exceptions import MovedError, NoScriptError, RedisClusterException, SlotNotCoveredError
 
-from django_quota.core.errors import ConfigurationError, QuotaError, StoreUnavailable
-from django_quota.core.flow import run_async, run_sync
+from django_quota.core.errors import QuotaError
+from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
-from django_quota.stores.cluster.client import remap_of, seeds
-from django_quota.stores.cluster.routing import Router, SlotCommand
-from django_quota.stores.cluster.slots import SYSTEM_SLOT, SYSTEM_TAG, name_on, node_keys, slot_of
-from django_quota.stores.redis import errors
-from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.server_client import Command, ServerClient
-from django_quota.stores.redis.store import RedisStore, Server, all_well
-from django_quota.stores.redis.wake_up import WakeUpChannel
-from django_quota.stores.wait_queue import WaitQueue
+from django_quota.stores.base import all_well
+from django_quota.stores.breaker import Breaker, Call
+from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide
+from django_quota.stores.redis.connections import PoolsByLoop, cancellable
+from django_quota.stores.redis.errors import AllInUseError, translate_cluster_error, translated
+from django_quota.stores.redis.store import RedisStore, Server
+from django_quota.stores.redis.which import WhichRedis
+
+SYSTEM_TAG = "{!}"
+"""The hash tag that puts the keys without a subject into one slot."""
+
+MAX_TAGS = 1_000
+"""Slots that are tried for a system key of a server."""
+
+ANY = "the Cluster"
+"""Stands for the server in calls that may go to any of them."""
+
+NO_SERVER = "no server"
+"""Stands for the server in calls about a slot that no server has."""
 
 
-def _translate_error(error: BaseException) -> QuotaError:
-    """Return our error for one of redis-py or of the socket."""
-    if isinstance(error, AskError):  # and MOVED: the answer to a plain command, which is not sent to another server
-        return StoreUnavailable(f"a slot is moving to another server: {error}")
-    if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
-        return ConfigurationError(
-            "The keys of a command are in several slots of a Redis Cluster, which runs it in one slot or not at all.",
-            "Keys with the same part in braces are in one slot.",
-        )
-    return errors.translate_error(error)
-
-
-_translated = partial(errors.translated, _translate_error)
+def slot_of(key: str) -> int:
+    """Return the slot of a key: from 0 to 16,383."""
+    return int(key_slot(key.encode()))
 
 
 class ClusterStore(RedisStore):
-    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys.
+    """States in a Redis Cluster. Each subject's time is from the server that has its keys.
 
-    A primary that is cut off from the others still answers for the node timeout of the Cluster, while a replica may
-    have taken its place. During that time each of the two admits the full limit.
+    A server is named `"<host>:<port>"`. A primary that is cut off from the others still answers for the node timeout of
+    the Cluster, while a replica may have taken its place. During that time each of the two admits the full limit.
     """
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-        self.wait_queue = WaitQueue(self.run, self._channel)
+    def __init__(self, which: WhichRedis) -> None:
+        self.which = which
+        self._by_loop = PoolsByLoop(lambda: AsyncSide(self._settings))
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Start without clients: another thread may have held a lock of redis-py at the fork."""
+        self._breakers: dict[str, Breaker] = {}
+        self._plain: dict[str, Redis] = {}
+        self._latest: Any = None
+        """The client that was used last, sync or async: it knows the servers."""
+        vars(self).pop("_sync", None)
 
     @cached_property
-    def _router(self) -> Router:
-        problem = alias_problem(self.alias)
-        if problem is not None:
-            raise ConfigurationError(problem.message, problem.hint)
-        return Router(seeds(self.alias), partial(ServerClient, self.alias), remap_of(self.alias))
+    def _settings(self) -> ClusterSettings:
+        return ClusterSettings(self.which)
+
+    @cached_property
+    def _sync(self) -> SyncSide:
+        return SyncSide(self._settings)
 
     @property
     def all_nodes_healthy(self) -> bool:
         """Whether every server has run its last command."""
-        return self._router.all_nodes_healthy
+        return not any((breaker := self._breakers.get(name)) and breaker.has_failed for name in self._known())
 
     def is_refusing(self) -> bool:
         """Say whether the breakers of all servers refuse callers now."""
-        return self._router.is_refusing()
+        return self._refuses(ANY) or (bool(known := self._known()) and all(map(self._refuses, known)))
 
-    # --- sync ---------------------------------------------------------------------------------------------------------
+    def _refuses(self, name: str) -> bool:
+        breaker = self._breakers.get(name)
+        return breaker is not None and breaker.is_refusing()
+
+    def _known(self) -> list[str]:
+        return [] if self._latest is None else [node.name for node in self._latest.get_primaries()]
+
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        """Ask a server if its breaker allows that, and tell the breaker the result. Raises our errors only."""
+        breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
+        with translated(translate_cluster_error), Call(breaker, name):
+            yield
+
+    # --- operations ---------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
-        """Run an operation; see `Store.run`. With keys in several slots, it is atomic in each slot."""
+        """Run an operation; see `Runner.run`. With keys in several slots, it is atomic in each slot."""
         return run_sync(scatter(operation, slot_of), lambda operations: self.run_all(operations, now))
-
-    def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
-        """Run operations of one slot each. One that fails has its error in place of its reply."""
-        with _translated():
-            return _read(operations, run_sync(self._router.reach(_slot_commands(operations, now))))
-
-    # --- async --------------------------------------------------------------------------------------------------------
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `run`."""
-        return await run_async(scatter(operation, slot_of), lambda operations: self.arun_all(operations, now))
+        return await cancellable(run_async(scatter(operation, slot_of), lambda each: self.arun_all(each, now)))
+
+    def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Run operations of one slot each, one after the other. One that fails has its error in place of its reply."""
+        return run_sync(self._tried(self._sync, operations, now), _call)
 
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
-        with _translated():
-            replies = await run_async(self._router.reach(_slot_commands(operations, now)))
-            return all_well(_read(operations, replies))
+        return all_well(await run_async(self._tried(await self._by_loop.get(), operations, now), _call))
 
-    # --- waiting ------------------------------------------------------------------------------------------------------
+    def _tried(self, side: Side, operations: Sequence[Operation], now: int | None) -> Flow[list[Any]]:
+        replies: list[Any] = []
+        for operation in operations:
+            try:
+                replies.append((yield from self._one(side, operation, now)))
+            except QuotaError as error:
+                replies.append(error)
+        return replies
 
-    def _channel(self, process: str) -> WakeUpChannel:
-        """Open the wake-up channel of a process. Every server receives what is published on another one."""
-        node = self._router.node(run_sync(self._router.server_of(SYSTEM_SLOT)))
-        with self._stale_after_errors():
-            return node.channel(process)
-
-    async def acall(self, command: Command, seconds: float) -> Any:
-        """Send a command on a system key that blocks for some seconds at most; see `RedisStore.acall`."""
-        with _translated():
-            node = self._router.node(await run_async(self._router.server_of(SYSTEM_SLOT)))
-            with self._stale_after_errors():
-                return await node.acall(command, seconds)
-
-    @contextmanager
-    def _stale_after_errors(self) -> Iterator[None]:
-        """Read the slot table again after an error: another server may have the slot by now."""
+    def _one(self, side: Side, operation: Operation, now: int | None) -> Flow[Any]:
+        client, node = yield from self._place(side, slot_of(operation.keys[0]))
+        permits = side.permits(node.name)
+        if not (yield partial(side.acquire, permits)):
+            raise translate_cluster_error(AllInUseError(f"all {side.settings.connections} connections are in use"))
         try:
-            yield
-        except BaseException:
-            self._router.is_stale = True
-            raise
+            with self._asking(node.name):
+                try:
+                    reply = yield partial(client.execute_command, *operation.command(now), target_nodes=node)
+                except NoScriptError:
+                    reply = yield partial(client.execute_command, *operation.in_full(now), target_nodes=node)
+                except RedisClusterException:
+                    side.client = None if side.client is client else side.client  # it reached no server
+                    raise
+                return operation.read_reply(reply)
+        finally:
+            permits.release()
+
+    def _place(self, side: Side, slot: int) -> Flow[tuple[Any, Any]]:
+        """Return the client, and its node that has a slot."""
+        if side.client is None:
+            with self._asking(ANY):
+                yield side.connect
+        client = self._latest = side.client
+        nodes = client.nodes_manager.slots_cache.get(slot)
+        if not nodes:
+            with self._asking(NO_SERVER):
+                yield side.read_slots  # for the next call
+                raise SlotNotCoveredError(f"no server of the Cluster has slot {slot}")
+        return client, nodes[0]
 
     # --- plain commands -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:
         """Lend a client of one server for plain commands; None: the server of the system keys."""
-        with _translated((RedisError, OSError)), self._stale_after_errors():
-            at = self.server_of(SYSTEM_TAG) if server is None else server
-            with self._router.node(at).commands() as client:
-                yield client
+        name = self.server_of(SYSTEM_TAG) if server is None else server
+        client = self._plain.get(name) or self._plain.setdefault(name, self._settings.plain_client(name))
+        with self._asking(name):
+            client.eval("return 1", 0)  # ends a probe: the calls of the block must not wait for the block's end
+        with translated(translate_cluster_error, (RedisError, OSError)):
+            yield client
 
     def servers(self) -> Sequence[Server]:
         """Return all primaries."""
-        with _translated():
-            self._router.is_stale = True  # a walk over all keys must not miss a new server
-            run_sync(self._router.refresh())
-            return self._router.primaries
+        client, _ = self._place_now(SYSTEM_TAG)
+        with self._asking(ANY):
+            client.nodes_manager.initialize()  # a walk over all keys must not miss a new server
+            return sorted(node.name for node in client.get_primaries())
 
     def server_of(self, key: str) -> Server:
         """Return the server that has a key."""
-        with _translated():
-            return run_sync(self._router.server_of(slot_of(key)))
+        return self._place_now(key)[1].name
 
-    def node_keys(self, key: str) -> list[str]:
-        """Return the names of all copies of a system key; see `slots.node_keys`."""
-        return node_keys(key)
+    def _place_now(self, key: str) -> tuple[Any, Any]:
+        return run_sync(self._place(self._sync, slot_of(key)), _call)
 
     def node_key(self, key: str, server: Server) -> str:
-        """Return the one of these that a server has; empty if it has none."""
-        return name_on(key, server, self._router.owner)
+        """Return the name of a system key in a slot of a server; empty if it has none. No subject has such a name."""
+        tags = chain([SYSTEM_TAG], (f"{{!{number}}}" for number in range(MAX_TAGS)))
+        tag = next((tag for tag in tags if self.server_of(tag) == server), "")
+        return tag and key.replace(SYSTEM_TAG, tag, 1)
 
     def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
-        """Return the reply to a command on each key, even if its slot moves; see `RedisStore.of_each`."""
-        asked = [SlotCommand(slot_of(key), (*command, key)) for key in keys]
-        with _translated():
-            replies = all_well(run_sync(self._router.reach(asked)))
-        if command[0] != "HGETALL":
-            return replies
-        return [flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies]
+        """Return the reply to a command on each key; see `RedisStore.of_each`."""
+        found: dict[str, Any] = {}
+        for server, its_keys in self.by_server(keys).items():
+            client, node = self._place_now(its_keys[0])
+            with self._asking(server), client.get_redis_connection(node).pipeline(transaction=False) as pipeline:
+                for key in its_keys:
+                    pipeline.execute_command(*command, key)
+                try:
+                    found.update(zip(its_keys, pipeline.execute(), strict=True))
+                except MovedError:
+                    client.nodes_manager.initialize()  # for the next call
+                    raise
+        return [found[key] for key in keys]
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them."""
@@ -164,20 +211,14 @@ class ClusterStore(RedisStore):
         return found
 
     def close(self) -> None:
-        """Close idle connections; an event loop closes its own."""
-        self.wait_queue.close()
-        router: Router | None = vars(self).pop("_router", None)
-        for node in list(router.nodes.values()) if router else ():
-            node.close()
+        """Close connections; an event loop closes its own."""
+        client, plain = self._sync.client if "_sync" in vars(self) else None, self._plain
+        self.after_fork()
+        vars(self).pop("_settings", None)
+        for each in (*plain.values(), *([client] if client else [])):
+            each.close()
 
 
-def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[SlotCommand]:
-    return [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
-
-
-def _read(operations: Sequence[Operation], replies: Sequence[Any]) -> list[Any]:
-    """Return the replies to operations, with our errors."""
-    return [
-        _translate_error(reply) if isinstance(reply, Exception) else operation.read_reply(reply)
-        for operation, reply in zip(operations, replies, strict=True)
-    ]
+def _call(call: Callable[[], Any]) -> Any:
+    """Make the call that a flow yields; the async driver awaits the result."""
+    return call()

@@ -1,4 +1,4 @@
-"""What the settings of a cache alias say: its servers, its time-outs, and its passwords, which no text may show."""
+"""What the settings of a Redis say: its servers, its time-outs, and its passwords, which no text may show."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from django.conf import settings
 from redis.connection import parse_url
 
 ANSWER_TIMEOUT = 0.25
-"""Seconds to connect, and to wait for a reply, where the alias does not say."""
+"""Seconds to connect, and to wait for a reply, unless the settings say."""
 
 PLAIN_TIMEOUT = 2.0
 """The same for the plain commands of the admin and of `manage.py`."""
 
 LONG_TIMEOUT = 2.0
-"""Seconds above which a time-out gets a warning. While Redis hangs, each thread that asks it stands still that long."""
+"""Seconds above which a time-out gets a warning. While Redis hangs, each thread that asks it is blocked that long."""
 
 TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+
+
+DEFAULT_PORT = 6379
 
 
 class Address(NamedTuple):
@@ -30,16 +32,6 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-
-def config_of(alias: str) -> dict[str, Any]:
-    """Return the settings of an alias. Raises `KeyError` if there is no such alias."""
-    return cast("dict[str, dict[str, Any]]", settings.CACHES)[alias]
-
-
-def options_of(alias: str) -> dict[str, Any]:
-    """Return a copy of the OPTIONS of an alias."""
-    return dict(config_of(alias).get("OPTIONS") or {})
 
 
 def with_timeouts(options: Mapping[str, Any], seconds: float = ANSWER_TIMEOUT) -> dict[str, Any]:
@@ -64,15 +56,12 @@ _USER = re.compile(r"^((?:[a-z][a-z0-9+.-]*:)?(?://)?).*@", re.IGNORECASE | re.D
 _IN_QUERY = re.compile(r"((?:username|password)=)[^&]*", re.IGNORECASE)
 
 
-def locations(location: object) -> list[str]:
-    """Return the URLs of a LOCATION, at least one. Splits them as django-redis does."""
-    given = location.split(",") if isinstance(location, str) else map(str, cast("Iterable[object]", location))
-    return [url.strip() for url in given] or [""]
-
-
-def primary_location(location: object) -> str:
-    """Return the URL that django-redis writes to: the first."""
-    return locations(location)[0]
+def locations(location: object, separators: str = ",") -> list[str]:
+    """Return the URLs of a LOCATION, at least one. By default, they are separated as in django-redis."""
+    given: Iterable[object] = (
+        re.split(f"[{separators}]", location) if isinstance(location, str) else cast("Iterable[object]", location)
+    )
+    return [str(url).strip() for url in given] or [""]
 
 
 def parse_location(url: str) -> Mapping[str, Any]:
@@ -87,6 +76,14 @@ def parse_location(url: str) -> Mapping[str, Any]:
         raise ValueError(f"{shown!r} {problem}") from None
 
 
+def address_of(url: str) -> Address:
+    """Return the address of the server in a URL. Raises `ValueError` if the URL has none."""
+    parts = parse_location(url)
+    if "host" not in parts:
+        raise ValueError(f"{without_password(url)!r} names no host")
+    return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
+
+
 def without_password(url: str) -> str:
     """Return a URL, or what should be one, without its user and password."""
     return _IN_QUERY.sub(r"\1***", _USER.sub(r"\1***@", url))
@@ -95,7 +92,7 @@ def without_password(url: str) -> str:
 def unquoted_password_problem(url: str) -> str | None:
     """Say which sign in a password cuts the URL short; None if there is none.
 
-    redis-py takes what stands before such a sign for the host, and reports nothing.
+    redis-py takes the text before such a sign for the host, and reports nothing.
     """
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
@@ -116,6 +113,6 @@ _MAY_HOLD_AT = re.compile(r"username$|password$|client_name$|ssl_")
 
 
 def _from_the_host(scheme: str, rest: str) -> str:
-    """Return what follows the last @ of a URL: what stands before may be a part of the password."""
+    """Return what follows the last @ of a URL: the text before it may be a part of the password."""
     _, at, shown = rest.rpartition("@")
     return without_password(f"{scheme}://***@{shown}") if at and "#" not in shown else f"{scheme}://..."

@@ -1,6 +1,6 @@
-"""What goes wrong with Redis: what an error of redis-py tells, and the error of ours that it becomes.
+"""What goes wrong with Redis: what an error of redis-py tells, and which of our errors replaces it.
 
-All errors of redis-py become ours here, and only here.
+Only this module turns errors of redis-py into ours.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from types import TracebackType
 
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     ClusterCrossSlotError,
+    ClusterDownError,
+    ClusterError,
     InvalidResponse,
     MovedError,
     NoPermissionError,
@@ -47,29 +50,23 @@ class ConnectFailedError(RedisConnectionError):
     """A new connection was cut: something takes connections there, but no Redis is behind it."""
 
 
-class GarbledError(RedisConnectionError):
-    """A reply is not of the kind that was asked for."""
-
-
-class NotSentError(RedisConnectionError):
-    """A server of a Cluster ran nothing: there is no connection to it, or it still loads its keys."""
-
-
 # --- what an error tells ----------------------------------------------------------------------------------------------
 
 
 def is_passthrough(error: BaseException) -> bool:
-    """Say whether an error goes on as it is: one of ours, or one that ends the call or the process.
+    """Say whether to raise an error as it is: one of ours, or one that ends the call or the process.
 
     All others are failures of the server. redis-py's parsers raise whatever they run into, for example `ValueError`.
     """
     return isinstance(error, QuotaError) or not isinstance(error, Exception)
 
 
-def is_read_only(reply: object) -> bool:
-    """Say whether the server has become a replica: then its connection must lead to the new primary next time."""
-    # Redis 6 wraps the error of a script.
-    return isinstance(reply, ResponseError) and (isinstance(reply, ReadOnlyError) or "READONLY" in str(reply))
+def leaves_a_reply(error: BaseException) -> bool:
+    """Say whether a reply may still be under way after an error, so that the connection must be closed.
+
+    An error reply is read. But a server that has become a replica is left: a new connection leads to the new primary.
+    """
+    return isinstance(error, ReadOnlyError) or not isinstance(error, ResponseError)
 
 
 _MASTER_NOT_FOUND = (MasterNotFoundError, AsyncMasterNotFoundError)
@@ -89,12 +86,14 @@ def is_cut(error: BaseException) -> bool:
     return is_ours and any(words in str(error).lower() for words in _CUT)
 
 
-def is_silence(error: BaseException) -> bool:
-    """Say whether the server is gone or does not answer, so that the breaker counts a failure.
+def tells_nothing(error: BaseException) -> bool:
+    """Say whether an error tells nothing about the server: a cut connection tells nothing about the next one."""
+    return is_passthrough(error) or isinstance(error, AllInUseError) or is_cut(error)
 
-    An error reply is an answer. A cut connection tells nothing about the next one.
-    """
-    return not (isinstance(error, (ResponseError, AllInUseError)) or is_cut(error))
+
+def is_answer(error: BaseException) -> bool:
+    """Say whether the server has answered: that a slot moves, or any error reply but that a Cluster is down."""
+    return isinstance(error, (ResponseError, ClusterError)) and not isinstance(error, ClusterDownError)
 
 
 # --- our errors -------------------------------------------------------------------------------------------------------
@@ -103,8 +102,8 @@ def is_silence(error: BaseException) -> bool:
 class translated:  # noqa: N801 — it reads as a function
     """Raise our error in place of one of redis-py.
 
-    `only`: the errors that are redis-py's, if a part of the block is the caller's. The new error has no cause: error
-    reports show the variables of each frame, and those of redis-py hold the password.
+    `only`: the errors that come from redis-py, if the block runs code of the caller, too. The new error has no cause:
+    error reports show the variables of each frame, and redis-py's frames hold the password.
     """
 
     def __init__(
@@ -131,23 +130,49 @@ def translate_error(error: BaseException) -> QuotaError:
     """Return our error for one of redis-py or of the socket. Raise it `from None`; see `translated`."""
     if isinstance(error, _OF_A_CLUSTER) or _SAID_BY_A_CLUSTER.search(str(error)):
         return ConfigurationError(
-            "The Redis of this alias is a Cluster. Its client knows only one server of it, or the keys of one call are "
+            "This Redis is a Cluster. Its client knows only one server of it, or the keys of one call are "
             f"in several slots: {error}.",
-            'Use OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
+            'Use QUOTA = {"REDIS": "redis+cluster://10.0.0.1:6379"}; or, in the OPTIONS of an alias of django-redis, '
+            '"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient".',
+        )
+    if _NO_STRUCT.search(str(error)):
+        return ConfigurationError(
+            "The server of this alias runs scripts without the library `struct`, which every Redis and Valkey has. "
+            "Perhaps it is fakeredis.",
+            "In tests, count in memory: by the pytest plugin of django_quota, by QuotaTestMixin of "
+            'django_quota.testing, or by QUOTA = {"STORE": "memory"}.',
+        )
+    if (too_old := _TOO_OLD.search(str(error))) is not None:
+        return ConfigurationError(
+            f"The server is Redis {too_old[1]}.",
+            "Update it: django_quota needs Redis 7.0 or Valkey 7.2, or newer.",
         )
     return _kind_of(error)(_reason(error))
 
 
-_OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK, which passes: a slot moves at the moment
+def translate_cluster_error(error: BaseException) -> QuotaError:
+    """Return our error for one of redis-py's clients of a Cluster."""
+    if isinstance(error, AskError) or type(error) is ClusterError:  # redis-py gives up: servers keep redirecting
+        return StoreUnavailable(f"a slot is moving to another server: {error}")
+    return translate_error(error)
+
+
+_TOO_OLD = re.compile(r"TOOOLD (older than 7.0|\S+)")
+"""What our scripts say on a server that is too old, and its version."""
+
+_NO_STRUCT = re.compile(r"NOSTRUCT|global 'struct'")
+"""What our scripts say on such a server, or its Lua."""
+
+_OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK, which is temporary: a slot is moving
 
 _SAID_BY_A_CLUSTER = re.compile(r"CROSSSLOT|MOVED \d")
-"""The same inside another error."""
+"""The errors of a Cluster, inside the text of another error."""
 
 _KINDS: tuple[tuple[type[StoreUnavailable], tuple[type[Exception], ...], tuple[str, ...]], ...] = (
     (StorePermissionDenied, (AuthenticationError, NoPermissionError), ()),
-    (StoreOutOfMemory, (OutOfMemoryError,), ("OOM",)),
-    (StoreRefusesWrites, (ReadOnlyError,), ("READONLY", "MISCONF", "NOREPLICAS")),
-    # What a script runs into whose user lacks a command: up to Redis 7.0, and since 7.2 and in Valkey.
+    (StoreOutOfMemory, (OutOfMemoryError,), ()),
+    (StoreRefusesWrites, (ReadOnlyError,), ("MISCONF", "NOREPLICAS")),
+    # What a script says if its user lacks a command: up to Redis 7.0, and since 7.2 and in Valkey.
     (StoreCommandDenied, (), ("can't run this command", "ACL failure in script")),
     (
         StoreDataError,
@@ -160,7 +185,7 @@ _KINDS: tuple[tuple[type[StoreUnavailable], tuple[type[Exception], ...], tuple[s
 )  # fmt: skip
 """Our errors, each with the classes of redis-py and the words in an error reply that it is raised for.
 
-redis-py takes the first word off the errors that it has a class for.
+redis-py removes the first word of the errors that it has a class for.
 """
 
 
@@ -194,7 +219,7 @@ def _not_redis(error: InvalidResponse) -> str:
 def _no_primary(text: str) -> str:
     """Return why no sentinel named a primary, by redis-py's text: "No master ... : <client> - <error>, ...".
 
-    Of an error it shows the class only: the clients show their passwords, and a server may repeat one.
+    The result shows only the class of an error: the texts of clients show their passwords, and a server may repeat one.
     """
     problem = text.partition(" : ")[0]
     _, failed, error = text.rpartition("> - ")

@@ -1,36 +1,44 @@
-"""The Redis store: it runs an operation by one EVALSHA. What redis-py raises leaves it as our errors."""
+"""The Redis store: it runs an operation by one EVALSHA. It raises our errors in place of redis-py's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
-from django_quota.core.clock import SECOND
-from django_quota.engine.operations import Operation, pack_command
+from django_quota.engine.operations import Operation
+from django_quota.stores.base import all_well
 from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
-from django_quota.stores.redis.server_client import Command, ServerClient
-from django_quota.stores.redis.wake_up import WakeUpChannel
-from django_quota.stores.wait_queue import WaitQueue
+from django_quota.stores.redis.server_client import ServerClient
+from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.scanning import scan
 
 Server = Any
 """One of the servers of a store; None if there is only one."""
 
 
 class RedisStore:
-    """The Redis of a cache alias. Its clock is that of Redis."""
+    """States in a Redis. Its clock is Redis' own."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-        self.server = ServerClient(alias)
-        self.wait_queue = WaitQueue(self.run, self._channel)
+    is_shared = True
+    database = None
+
+    def __init__(self, which: WhichRedis) -> None:
+        self.which = which
+        self.server = ServerClient(which)
+
+    @property
+    def redis(self) -> RedisStore:
+        """This store."""
+        return self
 
     @property
     def all_nodes_healthy(self) -> bool:
-        """Whether each server has answered when it was asked last. The caller knows that of a single server."""
+        """Whether each server has answered its last call. With a single server, the caller knows that."""
         return True
 
     def is_refusing(self) -> bool:
@@ -40,25 +48,37 @@ class RedisStore:
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
-        """Run an operation; see `Store.run`."""
+        """Run an operation; see `Runner.run`."""
         try:
-            (reply,) = self.server.exchange(operation.evalsha(now))
-            if isinstance(reply, NoScriptError):
-                (reply,) = self.server.exchange(pack_command(operation.in_full(now)))
+            try:
+                reply = self.server.execute(operation.command(now))
+            except NoScriptError:
+                reply = self.server.execute(operation.in_full(now))
         except BaseException as error:
             if is_passthrough(error):
                 raise
             raise translate_error(error) from None
-        return _read(operation, reply)
+        return operation.read_reply(reply)
 
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:  # noqa: ARG002 — there is only one
-        """Lend a client for plain commands; its errors leave the block as ours.
+        """Lend a client for plain commands; the block raises our errors in place of redis-py's.
 
-        `server`: one of `servers` or `by_server`; None: that of the system keys.
+        `server`: one of `servers` or `by_server`; None: the server of the system keys.
         """
         with translated(only=(RedisError, OSError)), self.server.commands() as client:
             yield client
+
+    def names(self, matching: str) -> Iterator[str]:
+        """Yield the keys that match a pattern; see `Store.names`.
+
+        In a Cluster, a key that moves meanwhile may be missing. Raises `StoreUnavailable` if Redis does not answer; for
+        a part of a Cluster, only after the keys of all other servers.
+        """
+        return chain.from_iterable(scan(self, matching))
+
+    def clear_memory(self) -> None:
+        """Do nothing: Redis keeps what it has."""
 
     def servers(self) -> Sequence[Server]:
         """Return all servers that hold keys: a walk over all keys goes to each of them."""
@@ -68,16 +88,12 @@ class RedisStore:
         """Return the server that holds a key."""
         return None
 
-    def node_keys(self, key: str) -> list[str]:
-        """Return the names of all copies of a system key that each server needs for itself."""
-        return [key]
-
     def node_key(self, key: str, server: Server) -> str:  # noqa: ARG002 — there is only one
-        """Return the one of `node_keys` that a server holds; empty if it holds none."""
+        """Return the name of a system key that a server holds; empty if it holds none."""
         return key
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
-        """Return keys by the server that holds them: one pipeline can serve those of one server."""
+        """Return keys by the server that holds them: one pipeline can serve all keys of one server."""
         found = list(keys)
         return {None: found} if found else {}
 
@@ -109,51 +125,21 @@ class RedisStore:
                 raise loaded
         return [translate_error(reply) if isinstance(reply, RedisError) else reply for reply in replies]
 
-    def _channel(self, process: str) -> WakeUpChannel:
-        """Open the wake-up channel of a process."""
-        return self.server.channel(process)
-
     # --- async --------------------------------------------------------------------------------------------------------
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
-        """Run an operation; see `Store.run`."""
+        """Run an operation; see `Runner.run`."""
         try:
-            (reply,) = await self.server.aexchange(operation.evalsha(now))
-            if isinstance(reply, NoScriptError):
-                (reply,) = await self.server.aexchange(pack_command(operation.in_full(now)))
+            try:
+                reply = await self.server.aexecute(operation.command(now))
+            except NoScriptError:
+                reply = await self.server.aexecute(operation.in_full(now))
         except BaseException as error:
             if is_passthrough(error):
                 raise
             raise translate_error(error) from None
-        return _read(operation, reply)
-
-    async def acall(self, command: Command, seconds: float) -> Any:
-        """Send a command that blocks for some seconds at most; return its raw reply. Raises `StoreUnavailable`."""
-        with translated():
-            return await self.server.acall(command, seconds)
+        return operation.read_reply(reply)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
-        self.wait_queue.close()
         self.server.close()
-
-
-def all_well(replies: list[Any]) -> list[Any]:
-    """Return these replies. Raises the first error among them."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
-
-
-def time_of(client: Redis) -> int:
-    """Return the server's time in microseconds."""
-    seconds, microseconds = client.time()
-    return int(seconds) * SECOND + int(microseconds)
-
-
-def _read(operation: Operation, reply: Any) -> Any:
-    """Return the reply to an operation. Raises our error for an error reply."""
-    if isinstance(reply, ResponseError):
-        raise translate_error(reply) from None
-    return operation.read_reply(reply)

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 from prometheus_client import generate_latest, start_http_server
 
 from django_quota.contrib.prometheus.views import registry
-from django_quota.management.console import QuotaCommand, redis_store, stopping
+from django_quota.management.console import QuotaCommand, shared_store, stopping
 
 DEFAULT_ADDRESS = "127.0.0.1:9105"
 
@@ -31,7 +31,7 @@ class Command(QuotaCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Print or serve them. Raises `CommandError`."""
-        redis_store()
+        shared_store()
         if options["serve"] is not None:
             self._serve(options["serve"])
         elif options["json"]:

@@ -1,0 +1,210 @@
+"""The options of a rule: what the declaration of each says, and the values that people write in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Any, Literal, NamedTuple, cast
+
+from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
+from django_quota.core.clock import SECOND, in_words
+from django_quota.core.errors import RateError, RuleError, did_you_mean
+from django_quota.core.rates import Rate, parse_duration, parse_rate
+
+Network = IPv4Network | IPv6Network
+
+OnUnavailable = Literal["allow", "deny", "local"]
+
+STAFF = "staff"
+"""The text in `exempt` that exempts users with `is_staff`."""
+
+HTTP_METHODS = frozenset(
+    "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
+    "SEARCH TRACE UNLINK UNLOCK".split()
+)
+"""The methods that a rule may name: those of HTTP, WebDAV and caches."""
+
+MAX_BAN_DURATIONS = 16
+
+MIN_WARN_AT = 0.001
+
+MAX_CACHE_REFUSALS = 60 * SECOND
+"""The longest time for which a process remembers a refusal, in microseconds."""
+
+_BAN = "{'after': '20/m', 'for': ['10m', '1h', '1d']}"
+_BAN_EXAMPLE = f"Use, for example, {_BAN}."
+_EXEMPT_EXAMPLE = "Use, for example, '10.0.0.0/8' (a network), 'staff' or a function of the request."
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What the declaration of an option says beside its type and its default. The default is not checked."""
+
+    fits: Callable[[Any], object] = lambda _: True
+    """Says whether a value is right."""
+    problem: str = ""
+    """What is wrong with any other value."""
+    hint: str = ""
+    """What to write instead."""
+    read: Callable[[Any], Any] = lambda value: value
+    """Reads a value that people may write in several ways. Raises `RuleError`."""
+    called_with: tuple[str, ...] = ()
+    """The arguments of the function, if the value may be a function."""
+    is_shared: bool = False
+    """Whether rules of one name must agree on it: it concerns the rule and its subject, not a single limit."""
+    only_in: Literal["", "settings", "views"] = ""
+    """Where it is allowed: everywhere, only in the settings, or in the settings and `@quota` but not in calls."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `RuleError` if a value is wrong."""
+        if not self.fits(value):
+            raise RuleError(f"{name}={value!r} {self.problem}", self.hint)
+
+
+def declare(default: Any, *, fits: Callable[[Any], object] = lambda _: True, **declared: Any) -> Any:
+    """Return the field of a rule for an option; `declared` are the fields of `Option`. The default is always right."""
+    fits_or_default = (lambda value: value is None or fits(value)) if default is None else fits
+    return field(default=default, metadata={OPTION: Option(fits=fits_or_default, **declared)})
+
+
+OPTION = "option"
+"""The name of the `Option` in the metadata of a field."""
+
+
+def declare_flag(*, default: bool, **declared: Any) -> Any:
+    """Return the field of a rule for an option that is on or off."""
+    return declare(default, fits=lambda value: isinstance(value, bool), problem="is not True or False.", **declared)
+
+
+def declare_number() -> Any:
+    """Return the field of a rule for a number that an algorithm takes."""
+    return declare(None, fits=lambda value: type(value) is int, problem="is not a whole number.")
+
+
+def declare_function(*called_with: str, **declared: Any) -> Any:
+    """Return the field of a rule for an option that is a function with these arguments."""
+    return declare(None, called_with=called_with, fits=callable, **declared)
+
+
+class Ban(NamedTuple):
+    """When a rule bans a subject, and for how long.
+
+    `after` refusals in its window ban the subject for the first of `durations` (microseconds). The next ban takes the
+    next duration, unless the last ban is forgotten by then. A ban is forgotten when the longest duration has passed
+    since its end.
+    """
+
+    after: Rate
+    durations: tuple[int, ...]
+
+    @classmethod
+    def read(cls, value: object) -> Ban:
+        """Read a dict of `after`, a rate of refusals, and `for`, one or several durations. Raises `RuleError`."""
+        if isinstance(value, Ban):
+            return value
+        if not isinstance(value, Mapping):
+            raise RuleError(f"ban={value!r} is not a dict.", _BAN_EXAMPLE)
+        for name in value:
+            if name not in ("after", "for"):
+                raise RuleError(f"ban has no {name!r}.{did_you_mean(str(name), ('after', 'for'))}", _BAN_EXAMPLE)
+        if "after" not in value or "for" not in value:
+            raise RuleError(f"ban={dict(value)!r} must have both 'after' and 'for'.", _BAN_EXAMPLE)
+        given = value["for"]
+        durations = given if isinstance(given, (list, tuple)) else (given,)
+        if not 1 <= len(durations) <= MAX_BAN_DURATIONS:
+            raise RuleError(f"ban['for']={given!r} does not list 1 to {MAX_BAN_DURATIONS} durations.", _BAN_EXAMPLE)
+        try:
+            after = parse_rate(value["after"])
+            if after.count == 0:
+                problem = "a ban after no refusals would never end"
+                raise RateError(str(after), 0, problem, "Use, for example, '20/m'.")  # noqa: TRY301
+            ALGORITHMS["sliding_window"].validate(after, Options())
+        except RateError as error:
+            hint = f"{error.hint} As a whole: ban={_BAN}."
+            raise RateError(error.text, error.position, error.problem, hint) from None
+        return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))
+
+    @property
+    def window(self) -> Parameters:
+        """The sliding window that counts the refusals."""
+        return ALGORITHMS["sliding_window"].parameters(self.after, Options(), 0)
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The ban as arguments of `lua/decide.lua`."""
+        capacity, a, b, _, _ = self.window
+        return str(capacity), str(a), str(b), ",".join(map(str, self.durations))
+
+    def __str__(self) -> str:
+        durations = ", ".join(map(in_words, self.durations))
+        return f"after {self.after.count} refusals in {self.after.window}, for {durations}"
+
+
+@dataclass(frozen=True)
+class Exemption:
+    """Who is exempt from a rule: a request that matches any of these."""
+
+    networks: tuple[Network, ...]
+    staff: bool
+    functions: tuple[Callable[[Any], Any], ...]
+    """Functions of the request, sync or async; a true answer exempts."""
+
+    @classmethod
+    def read(cls, value: object) -> Exemption:
+        """Read a network, `"staff"`, a function, or a list of those. Raises `RuleError`."""
+        if isinstance(value, Exemption):
+            return value
+        entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+        if not entries:
+            raise RuleError(f"exempt={value!r} names nobody.", _EXEMPT_EXAMPLE)
+        functions = tuple(entry for entry in entries if callable(entry))
+        texts = [entry for entry in entries if not callable(entry)]
+        networks = tuple(cls._read_network(text) for text in texts if text != STAFF)
+        return cls(networks, STAFF in texts, functions)
+
+    @staticmethod
+    def _read_network(value: object) -> Network:
+        try:
+            return read_network(value)
+        except ValueError as error:
+            raise RuleError(f"exempt={value!r}: {error}.", _EXEMPT_EXAMPLE) from None
+
+
+def read_network(value: object) -> Network:
+    """Return the network of a text, or of a network or an address. Raises `ValueError`."""
+    if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
+        raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY004
+    return ip_network(value)
+
+
+def read_methods(given: object) -> frozenset[str]:
+    """Read one or several methods of HTTP. Raises `RuleError`."""
+    names: Iterable[object] = [given] if isinstance(given, str) else cast("Iterable[object]", given)
+    try:
+        methods = frozenset(names)
+    except TypeError:
+        methods = frozenset()
+    if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
+        raise RuleError(f"methods={given!r} are not HTTP methods. Use, for example, ['POST', 'PUT'].")
+    upper = frozenset(str(name).upper() for name in methods)
+    for name in sorted(upper - HTTP_METHODS):
+        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
+    return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
+
+
+def is_number(value: object, least: float, most: float) -> bool:
+    """Say whether a value is a number in this range."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def are_shares(values: Sequence[object]) -> bool:
+    """Say whether values are shares of a limit for `warn_at`, at least one."""
+    return bool(values) and all(is_number(value, MIN_WARN_AT, 1) for value in values)
+
+
+def read_refusal_span(value: object, option: str = "cache_refusals") -> float:
+    """Read how long a process repeats a refusal; return seconds. Raises `RuleError`."""
+    return (
+        parse_duration(option, value, least=0, most=MAX_CACHE_REFUSALS, examples="1.0, '10s' or 0 for never") / SECOND
+    )

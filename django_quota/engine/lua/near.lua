@@ -1,0 +1,44 @@
+-- near: reports that hits made a limit reach a share of `warn_at`. A module of decide.
+--
+-- KEYS   hit.status_key: see subject_status
+-- ARGV   as decide
+-- reply  a function (hit, units, lowers); it replies nothing, and adds a flag
+
+-- Returns the highest share that the use of a limit has reached (0: none), the highest that the last `units` reached,
+-- and the limit. A limit so small that the next hit fills it is not near, only used up.
+local function shares_of(hit, units)
+  local highest, share, near = 0, 0, nil
+  for word in string.gmatch(hit.shares or integer(hit.warn), '%d+') do -- they rise
+    local each = tonumber(word)
+    for _, limit in ipairs(hit) do
+      local capacity, threshold, used = limit.capacity, limit.capacity * each, limit.capacity - limit.remaining
+      if capacity > 0 and used * 1000 >= threshold and (each == 1000 or threshold <= (capacity - 1) * 1000) then
+        highest = each
+        if share < each and (used - units) * 1000 < threshold then share, near = each, limit end
+      end
+    end
+  end
+  return highest, share, near
+end
+
+-- `lowers`: units were given back. A share that use has fallen below may be reported again.
+return function(hit, units, lowers)
+  local highest, share, limit = shares_of(hit, units)
+  local field = 'w:' .. hit.rule
+  local stop, told = string.match(redis.call('HGET', hit.status_key, field) or '', '^(%d+) (%d+)$')
+  told = stop and tonumber(stop) > now and tonumber(told) or 0
+  if lowers and told > highest then
+    told = highest
+    if told == 0 then
+      redis.call('HDEL', hit.status_key, field)
+    else
+      redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(told))
+    end
+  end
+  if emits and share > told then
+    local events, span = need('events'), math.min(math.max(limit.reset, SECOND), DAY)
+    events.note(hit, field, integer(now + span) .. ' ' .. integer(share), span)
+    events.append('near', hit, limit, 0, 0, share)
+    need('flag')(hit, NEAR_EMITTED, share)
+  end
+end

@@ -1,0 +1,160 @@
+"""Bans that your code sets and lifts. They look like those that a rule with `ban=` sets after too many refusals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from django_quota.conf import current, rule_of
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
+from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.keys import escape, field, status_key
+from django_quota.core.rates import Duration, parse_duration
+from django_quota.core.rules import Rule
+from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.operations import text
+from django_quota.engine.plans import Plan, event_log_of
+from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
+from django_quota.limiting.api import AnySubject, RuleOrRate, decision_flow, django_request, run_call
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.limiter import new_plan
+from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.requests.request_keys import subject_flow
+from django_quota.requests.subjects import subject_of
+from django_quota.signals import announce, banned
+
+logger = logging.getLogger("django_quota")
+
+
+def ban(subject: AnySubject, rule: RuleOrRate, duration: Duration) -> Decision:
+    """Ban a subject under a rule from now on; return the refusal that it gets.
+
+    `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject.
+    `rule`: the name of a rule in the settings or of a view, or a `Rule`. It needs `ban=`, because checks under other
+    rules look for no ban: block the subject by an override there. `duration`: above 0 and up to 366 days. A ban that
+    lasts longer already stays as it is; to shorten one, call `unban` first.
+
+    The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
+    lift it. The next ban of the rule lasts for the next of its durations.
+
+    Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule without `ban=`, with
+    `shadow=True`, or without a rate. Raises `StoreUnavailable` if the store does not answer.
+    """
+    return run_call(_ban_flow(subject, rule, duration))
+
+
+async def aban(subject: AnySubject, rule: RuleOrRate, duration: Duration) -> Decision:
+    """Ban a subject without blocking the event loop; see `ban`."""
+    return await run_async(_ban_flow(subject, rule, duration))
+
+
+def unban(subject: AnySubject, rule: RuleOrRate | None = None) -> int:
+    """Lift the ban of a subject under a rule, or all its bans; return how many were in force.
+
+    `subject` and `rule`: see `ban`; without a rule, the subject is a text or a user. What was counted stays, and so do
+    blocks. The next ban lasts for the first duration again. Raises `RuleError` and `StoreUnavailable`.
+    """
+    return run_call(_unban_flow(subject, rule))
+
+
+async def aunban(subject: AnySubject, rule: RuleOrRate | None = None) -> int:
+    """Lift bans without blocking the event loop; see `unban`."""
+    return await run_async(_unban_flow(subject, rule))
+
+
+def _ban_flow(subject: AnySubject, given: RuleOrRate, duration: Duration) -> Flow[Decision]:
+    rule, span = known_rule(given), parse_duration("duration", duration)
+    name = yield from _subject_flow(subject, rule)
+    if rule.shadow:
+        raise RuleError(f"Rule {rule.name!r} is a shadow, which never refuses: a ban would have no effect.")
+    if rule.ban is None:
+        raise RuleError(
+            f"Rule {rule.name!r} has no ban=, so its checks look for no ban.",
+            "Give it ban=, or block the subject by an override: `manage.py quota_override set <subject> blocked`.",
+        )
+    plan = _plan(rule, name)
+    settings, limiter = current(), get_limiter()
+    if not settings.enabled:
+        return plan.unlimited()
+    operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, rule.ban.durations[-1])
+    try:
+        ends, level = yield store_call(operation)
+    finally:
+        limiter.refusals.forget([name])
+    decision = yield from decision_flow(plan, "peek")
+    if decision.degraded:
+        raise StoreUnavailable("it has not answered since the ban was set")
+    if level and settings.events:
+        first = decision.outcomes[0] if decision.outcomes else None
+        left = (first.limit, first.remaining) if first else (0, 0)
+        event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
+        try:
+            yield store_call(AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
+        except StoreUnavailable as error:
+            logger.warning("The event of a ban could not be written: %s", error)
+        yield announce([(banned, {"rule": rule, "subject": name, "decision": decision})])
+    return decision
+
+
+def _unban_flow(subject: AnySubject, given: RuleOrRate | None) -> Flow[int]:
+    if given is None:
+        return (yield from _lift_flow(subject_of(subject, "a ban")))
+    rule = known_rule(given)
+    name = yield from _subject_flow(subject, rule)
+    return (yield from _lift_flow(name, [field(rule.name)]))
+
+
+def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
+    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
+
+    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
+    """
+    return run_sync(_lift_flow(subject, fields))
+
+
+def _lift_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
+    settings = current()
+    key = status_key(settings.prefix, subject)
+    if fields is None:
+        _, words = yield store_call(InspectSubject(key, []))
+        fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
+    lifting = LiftBans(key, list(fields), event_log_of(settings.prefix, settings.events))
+    try:
+        return int((yield store_call(lifting)))
+    finally:
+        get_limiter().refusals.forget([subject])
+
+
+def known_rule(given: RuleOrRate) -> Rule:
+    """Return the rule that is given: a rule, its name in the settings or on a view, or a rate. Raises `RuleError`."""
+    try:
+        return rule_of(given, {})
+    except RateError as error:
+        known = known_rules()
+        found = known.get(given) if isinstance(given, str) else None
+        if isinstance(found, Rule):  # the name of a rule on a view
+            return found
+        if error.position is not None or not isinstance(given, str):  # it is almost a rate
+            raise
+        raise RuleError(
+            f"{given!r} is no rate, and no rule of the settings or the views.{did_you_mean(given, known)} For a rule "
+            f"that only a call names, pass it: Rule.make({given!r}, rate)."
+        ) from error
+
+
+def _subject_flow(subject: AnySubject, rule: Rule) -> Flow[str]:
+    request = django_request(subject)
+    if request is None:
+        return subject_of(subject, "a ban")
+    return str((yield from subject_flow(rule.key, request)))
+
+
+def _plan(rule: Rule, subject: str) -> Plan:
+    """Return the plan that shows the ban. Raises `RuleError` if the rule never asks the store."""
+    if rule.dynamic:  # only a request knows its rates; a ban holds whatever they are
+        rule = rule.with_rates("1/m")
+    plan = new_plan([(rule, subject, 0, "")])
+    if not plan:
+        raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks Redis: a ban would have no effect.")
+    return plan

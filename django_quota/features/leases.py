@@ -1,0 +1,448 @@
+"""Slots, which a limited number of callers hold at a time, and locks, which are slots of one.
+
+Slots and locks guard work that must not run twice at once. So they ignore the setting `ENABLED`, and raise
+`StoreUnavailable` if the store does not answer, rather than let anybody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, cast
+
+from django_quota.conf import current
+from django_quota.core.algorithms.concurrency import Concurrency
+from django_quota.core.clock import SECOND, elapsed, frozen_now
+from django_quota.core.decisions import Decision, Outcome, QuotaExceeded
+from django_quota.core.errors import LeaseLost, QuotaError, RuleError, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync, run_to_the_end, to_the_end
+from django_quota.core.keys import key_of, subject_base
+from django_quota.core.rates import Duration, parse_duration
+from django_quota.core.rules import is_valid_name
+from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
+from django_quota.engine.operations import Operation, text
+from django_quota.features.slot_queues import Place, running_loop, slot_queues
+from django_quota.limiting.observers import notify, receivers
+from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.requests.subjects import GLOBAL, subject_of
+from django_quota.stores.base import Runner
+
+MAX_SLOTS = 1_000_000
+"""The highest limit of a slot."""
+
+RETRY = 0.2
+"""Seconds until a waiting caller asks again if the store does not answer."""
+
+
+class Lease:
+    """A slot that you hold, until you release it or its lease ends. `Slot.acquire` returns one."""
+
+    decision: Decision
+    """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
+
+    def __init__(self, slot: Slot, subject: str, store: Runner) -> None:
+        self.token: str = secrets.token_hex(8)
+        """The name of the holder in the store."""
+        self._slot = slot
+        self._subject = subject
+        self._store = store
+        self._keys = _keys_of(slot, subject)
+        self._since: int | None = None
+        """When it got the slot, by the store's clock; None if it does not know whether it holds one."""
+        self._refresher: LeaseRefresher | None = None
+        self._may_hold = False
+        """Whether the store may have given it the slot: it was asked, and has not said no."""
+        self._is_released = False
+        self._was_lost = False
+        """Whether the lease had ended before a renewal in the background: another caller may have held the slot."""
+        self._was_tried = False
+        """Whether a release was sent before. The store may have done it, and only the answer was lost."""
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.token} of slot {self._slot.name!r} for {self._subject}>"
+
+    def renew(self, lease: Duration | None = None) -> None:
+        """Start the lease again from now.
+
+        `lease`: above 0 and up to 366 days; None: as long as the slot's other leases. Raises `LeaseLost` if the
+        lease has ended or was released, `RuleError` for a wrong duration, and `StoreUnavailable`.
+        """
+        run_sync(self.renewing(lease))
+
+    async def arenew(self, lease: Duration | None = None) -> None:
+        """Start the lease again from now; see `renew`."""
+        await run_async(self.renewing(lease))
+
+    def release(self) -> None:
+        """Give the slot back. A second call does nothing.
+
+        Raises `LeaseLost` if the lease had ended before, so another caller may have held the slot too. Raises
+        `StoreUnavailable` if the store does not answer. Then try again, or let the lease end by itself.
+        """
+        run_sync(self._releasing())
+
+    async def arelease(self) -> None:
+        """Give the slot back, and only then raise `CancelledError` if the task was cancelled; see `release`."""
+        await run_to_the_end(self._releasing())
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            self.release()
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            await self.arelease()
+
+    def taking(self, timeout: float) -> Flow[Lease]:
+        """Wait for the slot; the flow's result is the lease, which now holds it. Raises `QuotaExceeded`."""
+        try:
+            self.decision = yield from self._waiting(timeout)
+            if self._slot.renews:
+                self._refresher = LeaseRefresher(self._keeping, self._slot.lease / 3)
+                yield IOCall(self._refresher.start, self._refresher.astart)
+        except (QuotaExceeded, StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # interrupted or cancelled
+            if self._may_hold:
+                yield to_the_end(self._abandoning())
+            raise
+        return self
+
+    def renewing(self, lease: Duration | None = None) -> Flow[None]:
+        """Start the lease again from now; see `renew`."""
+        span = self._slot.span if lease is None else parse_duration("lease", lease)
+        if self._is_released or not (yield self._call(Renew(self._keys, self.token, span))):
+            raise self._lost()
+
+    def _keeping(self) -> Flow[None]:
+        """Start the lease again; if it has ended, as after an outage, take the slot again."""
+        try:
+            yield from self.renewing()
+        except LeaseLost:
+            was_left = self._is_released or self._was_tried
+            if not was_left:
+                self._was_lost = True
+                yield self._call(Renew(self._keys, self.token, self._slot.span, again=True))
+                if self._was_tried:  # by a caller that does not wait for this one
+                    yield from self._abandoning()
+
+    def _waiting(self, timeout: float) -> Flow[Decision]:
+        """Wait for the slot; the flow's result is the decision."""
+        slot, metrics = self._slot, get_limiter().metrics
+        if metrics is not None:
+            metrics.count_slot(self._subject, slot.name, slot.limit, slot.span)
+        if not timeout:
+            return self._answered((yield to_the_end(self._asking())))
+        deadline = elapsed() + timeout
+        # Callers with another limit wait for another moment, so each limit has its own queue.
+        with slot_queues.joined(self._place, (slot.limit, (yield running_loop()))) as caller:
+            while (left := deadline - elapsed()) > 0:
+                if not caller.may_ask:
+                    yield from caller.waiting(left)
+                    continue
+                try:
+                    granted, _, estimate, *_ = reply = yield to_the_end(self._asking())
+                except StoreUnavailable:
+                    caller.note(answered=False)
+                    if not caller.has_waited:
+                        raise
+                    yield from caller.waiting(min(RETRY, left))  # Redis may be restarting, and there is time
+                    continue
+                caller.note(answered=True)
+                if granted:
+                    return self._answered(reply)
+                yield from caller.pausing(estimate, left)
+            return self._answered((yield to_the_end(self._asking())))
+
+    def _asking(self) -> Flow[Sequence[int]]:
+        """Ask for the slot. A call that is cut off may reach the store after the release, and keep the slot."""
+        self._may_hold = True
+        reply: Sequence[int] = yield self._call(Acquire(self._keys, self.token, self._slot.limit, self._slot.span))
+        self._may_hold = bool(reply[0])
+        return reply
+
+    def _answered(self, reply: Sequence[int]) -> Decision:
+        """Return the decision of a granted slot. Raises `QuotaExceeded` for a refusal."""
+        granted, free, wait, reset, now = reply
+        decision = self._decided(bool(granted), free, wait, reset)
+        if not granted:
+            raise QuotaExceeded(decision)
+        self._since = now
+        return decision
+
+    def _decided(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
+        limit, next_after = Concurrency(self._slot.name, self._slot.limit), wait / SECOND
+        retry_after = 0.0 if granted else next_after
+        decision = Decision.of(
+            (Outcome(limit, self._subject, 1, granted, free, retry_after, reset / SECOND, next_after),)
+        )
+        if receivers:
+            notify(decision)
+        return decision
+
+    def _releasing(self) -> Flow[None]:
+        if self._is_released:
+            return
+        was_tried, self._was_tried = self._was_tried, True
+        try:
+            if self._refresher is not None:
+                yield IOCall(self._refresher.stop, self._refresher.astop)
+            held = yield from self._leaving()
+        except (StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # interrupted or cancelled, perhaps before it was sent
+            yield from self._abandoning()
+            raise
+        if self._was_lost or not (held or was_tried):  # an earlier try may have released it
+            raise self._lost()
+
+    def _abandoning(self) -> Flow[None]:
+        """Leave the slot if the store answers. If not, the lease ends by itself."""
+        with suppress(StoreUnavailable):
+            yield from self._leaving()
+
+    def _leaving(self) -> Flow[bool]:
+        """Leave the slot, and have the next caller ask; the flow's result is whether it held the slot."""
+        held = yield self._call(Release(self._keys, self.token, self._since, self._slot.span))
+        self._is_released = True
+        slot_queues.wake_next(self._place)
+        return bool(held)
+
+    @property
+    def _place(self) -> Place:
+        """What its callers in this process queue for."""
+        return self._store, self._keys.leases
+
+    def _call(self, operation: Operation) -> IOCall:
+        return IOCall(self._store.run, self._store.arun, operation, frozen_now())
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(self._slot.name, self._subject)
+
+
+_HIDDEN = (QuotaError,)
+"""Errors of a release that must not replace the error of the block."""
+
+
+class Slot:
+    """A slot that a limited number of callers hold at a time, each until its lease ends. `slot` makes it.
+
+    It is a sync and async context manager that any number of threads and tasks may share. A block may end in another
+    thread or task than it began in. If the block raises, that error is raised even if the lease was lost.
+    """
+
+    def __init__(
+        self, name: str, limit: int, lease: Duration = 30, wait: Duration | None = None, *, renew: bool = False
+    ) -> None:
+        if not is_valid_name(name) or not name.strip():
+            raise RuleError(f"{name!r} is not the name of a slot. Use, for example, 'export'.")
+        is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
+        if not is_whole or not 1 <= limit <= MAX_SLOTS:
+            raise RuleError(f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MAX_SLOTS}.")
+        if not isinstance(cast("object", renew), bool):
+            raise RuleError(f"renew={renew!r} of slot {name!r} is not True or False.")
+        self.name = name
+        """Its name in keys and errors."""
+        self.limit = limit
+        """How many may hold it at a time."""
+        self.span: int = parse_duration("lease", lease)
+        """The same as `lease`, in microseconds."""
+        self.timeout: float = 0.0 if wait is None else _waiting_time("wait", wait)
+        """How long to wait for a free slot, in seconds."""
+        self.renews = renew
+        """Whether leases are renewed in the background."""
+        self.subject = GLOBAL
+        """The subject that the slot belongs to."""
+        self._held: dict[Lease, object] = {}
+        """The leases of open `with` blocks, each with the task or thread that opened it."""
+
+    @property
+    def lease(self) -> float:
+        """How long a lease lasts, in seconds."""
+        return self.span / SECOND
+
+    def acquire(self, timeout: Duration | None = None) -> Lease:
+        """Take a slot and return its lease, which you release; the lease is a context manager, too.
+
+        `timeout`: how long to wait if all slots are held; 0: do not wait; None: the slot's own `wait`.
+
+        Raises `QuotaExceeded` if no slot came free, `RuleError` for a wrong duration, and `StoreUnavailable`.
+        """
+        return run_sync(self._acquiring(timeout))
+
+    async def aacquire(self, timeout: Duration | None = None) -> Lease:  # noqa: ASYNC109 — the flow keeps it
+        """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue of its process."""
+        return await run_async(self._acquiring(timeout))
+
+    def _acquiring(self, timeout: Duration | None) -> Flow[Lease]:
+        seconds = self.timeout if timeout is None else _waiting_time("timeout", timeout)
+        return Lease(self, self.subject, get_limiter().reporting_store).taking(seconds)
+
+    def holders(self) -> list[tuple[str, float]]:
+        """Return who holds the slot: each token, and the seconds until its lease ends, the first to end first.
+
+        Raises `StoreUnavailable`.
+        """
+        return run_sync(self._holders())
+
+    async def aholders(self) -> list[tuple[str, float]]:
+        """Return the holders; see `holders`."""
+        return await run_async(self._holders())
+
+    def _holders(self) -> Flow[list[tuple[str, float]]]:
+        reply = yield store_call(Holders(_keys_of(self, self.subject)))
+        return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
+
+    def __enter__(self) -> Lease:
+        return self._entered(self.acquire())
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        self._left().__exit__(kind, error, tb)
+
+    async def __aenter__(self) -> Lease:
+        return self._entered(await self.aacquire())
+
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        await self._left().__aexit__(kind, error, tb)
+
+    def _entered(self, lease: Lease) -> Lease:
+        self._held[lease] = _here()
+        return lease
+
+    def _left(self) -> Lease:
+        """Return the last lease of this task or thread, or else the last lease of any other."""
+        here = _here()
+        while True:
+            held = list(self._held.items())
+            if not held:
+                raise RuntimeError(f"Slot {self.name!r} was exited more often than it was entered.")
+            lease = next((lease for lease, owner in reversed(held) if owner == here), held[-1][0])
+            if self._held.pop(lease, None) is not None:  # else another thread has just taken it
+                return lease
+
+
+def _keys_of(slot: Slot, subject: str) -> SlotKeys:
+    base = subject_base(current().prefix, subject)
+    return SlotKeys(*(key_of(base, kind, slot.name) for kind in ("l", "lately")))
+
+
+def _waiting_time(option: str, given: Duration) -> float:
+    return parse_duration(option, given, least=0) / SECOND
+
+
+def _here() -> object:
+    """Return the running task, or else the thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.get_ident()
+
+
+def slot(
+    name: str,
+    limit: int,
+    lease: Duration = 30,
+    wait: Duration | None = None,
+    subject: Any = None,
+    *,
+    renew: bool = False,
+) -> Slot:
+    """Return a slot that a limited number of callers hold at a time.
+
+    `with slot("export", 10, lease=30, wait=5) as lease: ...`, or `async with`.
+
+    `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. After it the slot comes free by itself, so a
+    caller that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
+    `subject`: whose slot it is, a text (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the lease
+    in the background, by a thread or a task, for work that may take longer; a holder whose lease ended in an outage is
+    counted again, even above the limit.
+
+    Raises `RuleError` for a wrong argument. Entering the slot raises `QuotaExceeded` if no slot came free, and
+    `StoreUnavailable`. Leaving it raises `LeaseLost` where the lease ended before the block did.
+    """
+    made = Slot(name, limit, lease, wait, renew=renew)
+    if subject is not None:
+        made.subject = subject_of(subject, "a slot")
+    return made
+
+
+def lock(
+    name: str, lease: Duration = 30, wait: Duration | None = None, subject: Any = None, *, renew: bool = False
+) -> Slot:
+    """Return a lock: `lock(name)` is `slot(name, 1)`, with the same options. See `slot`."""
+    return slot(name, 1, lease, wait, subject, renew=renew)
+
+
+# --- renewing in the background ---------------------------------------------------------------------------------------
+
+
+class LeaseRefresher:
+    """Renews a lease at an interval: from a thread (`start`) or a task (`astart`).
+
+    `renew` is the lease's method that makes the flow of a renewal. The refresher ends when it is stopped, or when
+    nothing refers to the lease any more.
+    """
+
+    def __init__(self, renew: Callable[[], Flow[Any]], interval: float) -> None:
+        self._stopped = threading.Event()
+        self._flow = _refresh(self._stopped, weakref.WeakMethod(renew), interval)
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Renew the lease from a thread."""
+        self._thread = threading.Thread(
+            target=copy_context().run,  # `freeze` sets a context variable
+            args=(run_sync, self._flow),
+            name="django-quota-lease",
+            daemon=True,
+        )
+        self._thread.start()
+
+    async def astart(self) -> None:
+        """Renew the lease from a task of the running loop."""
+        self._task = asyncio.create_task(run_async(self._flow), name="django-quota-lease")
+
+    def stop(self) -> None:
+        """Stop renewing; any thread may call this."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._task is not None:
+            with suppress(RuntimeError):  # its loop is closed, and the task ended with it
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    async def astop(self) -> None:
+        """Stop renewing, without blocking the event loop."""
+        self._stopped.set()
+        if self._task is None:
+            return
+        if self._task.get_loop() is not asyncio.get_running_loop():
+            self.stop()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def _refresh(
+    stopped: threading.Event, method: weakref.WeakMethod[Callable[[], Flow[Any]]], interval: float
+) -> Flow[None]:
+    while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
+        renew = method()
+        if renew is None or stopped.is_set():  # a client may have swallowed the cancellation of its call
+            return
+        with suppress(StoreUnavailable):  # the next round tries again
+            yield to_the_end(renew())  # a renewal that is cut off may reach the store after the release
+        del renew

@@ -1,0 +1,58 @@
+"""Limits on failed logins: who is limited, and how an operator unlocks somebody.
+
+The rules come from the setting `LOGIN`. `django_quota.contrib.auth` has the backend that asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django_quota.conf import USERNAME, current
+from django_quota.core import keys
+from django_quota.core.rules import Rule
+from django_quota.limiting.api import reset
+from django_quota.limiting.registry import get_limiter
+from django_quota.requests.subjects import LOGIN, login_subject, named_subject
+
+
+def login_hits(names: Iterable[str], address: str | None) -> list[tuple[Rule, str]]:
+    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject.
+
+    `names`: the user names that were typed. `address`: the subject of the client's address; without one, the rules by
+    address are left out.
+    """
+    users = list(dict.fromkeys(map(login_subject, names)))
+    hits: list[tuple[Rule, str]] = []
+    for rule in current().login:
+        if rule.key == "ip":
+            hits += [] if address is None else [(rule, address)]
+        elif rule.key == USERNAME:
+            hits += [(rule, user) for user in users]
+        elif address is not None:
+            hits += [(rule, f"{user}+{address}") for user in users]
+    return hits
+
+
+def unlock(name: str, address: str | None = None) -> int:
+    """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
+
+    `address`: only those from this address. Without one, it walks through all keys in Redis, which alone know the
+    addresses. Limits by address alone stay: reset the address itself. Raises `RuleError` for an empty name,
+    `StoreUnavailable` if Redis does not answer.
+    """
+    rules, subject = current().login, login_subject(name)
+    there = with_addresses(subject) if address is None else [named_subject(f"{subject}+ip:{address}")]
+    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *there])
+
+
+def with_addresses(subject: str) -> list[str]:
+    """Return the longer subjects of a user name's subject, one for each address that Redis knows; empty for others.
+
+    It walks through all keys in Redis.
+    """
+    if not subject.startswith(LOGIN) or "+" in subject:
+        return []
+    prefix = current().prefix
+    found = get_limiter().store.names(f"{keys.glob(keys.subject_base(prefix, subject))}+*")
+    subjects = {read.subject for key in found if (read := keys.read(prefix, key)) is not None}
+    return sorted(filter(None, subjects))

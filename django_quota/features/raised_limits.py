@@ -1,0 +1,113 @@
+"""`raise_limit`: a subject gets more of a rule for the running period, as when a customer buys units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, cast
+
+from django.db import transaction
+
+from django_quota.core import clock
+from django_quota.core.clock import moment_of
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import run_sync
+from django_quota.core.overrides import Override, OverrideTable
+from django_quota.core.rates import MAX_COUNT, Duration, parse_duration
+from django_quota.core.rules import Rule
+from django_quota.engine.plans import rule_under
+from django_quota.features.bans import known_rule
+from django_quota.limiting.api import AnySubject, RuleOrRate, plan_flow
+from django_quota.limiting.overrides import overrides
+
+
+def raise_limit(
+    subject: AnySubject, rule: RuleOrRate, by: int, until: datetime | Duration | None = None
+) -> datetime | None:
+    """Add units to what a subject has left of a rule; return until when they hold, None for no end.
+
+    It saves an override: the rate that holds for the subject now, plus `by`. Of several rates, the one with the longest
+    period is raised. Calls add up, also those at the same time.
+
+    `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
+    name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration
+    from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
+    others.
+
+    Then the override ends, and what held before holds again. If an override of this subject and rule ends later, or
+    never, so does the raised rate: the result says so.
+
+    Raises `RuleError` if an argument is wrong, for a bucket, which refills all the time and has no period, for a rule
+    without a rate, and if the subject is blocked, exempt or in shadow by an override.
+
+    In async code: `await sync_to_async(raise_limit)(...)`.
+    """
+    if not isinstance(cast("object", by), int) or isinstance(by, bool) or not 1 <= by <= MAX_COUNT:
+        raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
+    plan = run_sync(plan_flow(known_rule(rule), subject, 0, None, {}))
+    asked, name, _, _ = plan.asked[0]
+    return _save(asked, name, by, until)
+
+
+def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:
+    # The tables need the apps, which are not loaded yet when this module is imported.
+    from django_quota.limiting import override_rows  # noqa: PLC0415
+    from django_quota.models import QuotaOverride, next_change  # noqa: PLC0415
+
+    now, database = clock.now(), override_rows.write_database()
+    overrides.refresh()
+    with transaction.atomic(using=database):
+        next_change(database)  # whoever raises it at the same time waits here
+        row = QuotaOverride.objects.using(database).filter(subject=subject, rule=rule.name).first()
+        own = override_rows.override_of(row) if row is not None else None
+        if own is not None and own.begins > now:
+            raise RuleError(
+                f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
+                f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
+            )
+        rates, ends = _raised(rule, _held(subject, rule.name, own, now), by, now)
+        if isinstance(until, datetime):
+            ends = override_rows.microseconds_of_row(until)
+            if ends <= now:
+                raise RuleError(f"until={until} is in the past. Use a moment in the future.")
+        elif until is not None:
+            ends = now + parse_duration("until", until)
+        values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
+        if own is not None and own.in_force(now):
+            ends = max(ends, own.ends) if own.ends else 0
+        else:
+            values |= {"label": "", "reason": "raise_limit()", "created_by": None}
+        values["expires"] = override_rows.moment_of_row(ends) if ends else None
+        override_rows.set_override(subject, rule.name, values)
+    return moment_of(ends) if ends else None
+
+
+def _held(subject: str, rule: str, own: Override | None, now: int) -> Override | None:
+    """Return the override that holds for a subject under a rule; `own`: the subject's own in the database."""
+    others = [each for each in overrides.table.of_subject(subject) if (each.subject, each.rule) != (subject, rule)]
+    return OverrideTable([*others, own] if own else others).find(subject, rule, now)
+
+
+def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, int]:
+    """Return the raised rates, and when the running period ends. Raises `RuleError` if there is no such period."""
+    if held is not None and held.mode != "rate":
+        raise RuleError(
+            f"The override of {held.subject} says {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
+            "Clear that override first.",
+        )
+    limits = (rule if held is None else rule_under(rule, held)).limits
+    if not limits:
+        raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
+    longest = max(limits, key=lambda limit: limit.rate.period)
+    if longest.algorithm.name in ("token_bucket", "leaky_bucket"):
+        raise RuleError(
+            f"Rule {rule.name!r} is a {longest.algorithm.name}, which refills all the time: it has no period to raise.",
+            "Use algorithm='calendar' or a window, or save an override with a higher rate.",
+        )
+    rates = "; ".join(
+        str(replace(limit.rate, count=limit.rate.count + by) if limit is longest else limit.rate) for limit in limits
+    )
+    rule.with_rates(rates)
+    if longest.algorithm.timeless:
+        return rates, now + longest.rate.period
+    return rates, longest.algorithm.parameters(longest.rate, longest.options, now).b

@@ -1,0 +1,239 @@
+"""Reservations: spend an estimate now, and settle it when the real cost is known.
+
+For work whose cost is known only afterwards, such as the tokens of a language model. The estimate counts like any hit,
+so the decisions in between are right. `settle()` gives back what was too much, and `cancel()` gives back all, where it
+was counted. If neither happens, the estimate stays spent until its window has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar, Unpack
+
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError, did_you_mean
+from django_quota.core.flow import Flow, run_async, run_sync, run_to_the_end, to_the_end
+from django_quota.core.rates import validate_cost
+from django_quota.core.rules import CallOptions
+from django_quota.engine.plans import Plan
+from django_quota.features.settled_stream import settled_stream
+from django_quota.limiting.api import (
+    AnySubject,
+    Entry,
+    RuleOrRate,
+    check_costs,
+    decision_flow,
+    entries_plan_flow,
+    plan_flow,
+    run_call,
+)
+
+logger = logging.getLogger("django_quota")
+
+S = TypeVar("S")
+
+
+Actual = int | Sequence[int] | Mapping[str, int]
+"""What was really used: one number for all entries, one for each, or some by the name of their rule."""
+
+
+class Hold:
+    """A reservation that is not settled yet.
+
+    Use it as a context manager, sync or async. An error inside cancels it. Without an error and without `settle()`, the
+    estimate stays spent.
+    """
+
+    def __init__(self, plan: Plan, decision: Decision) -> None:
+        self.decision = decision
+        """The decision that allowed it."""
+        self.costs: tuple[int, ...] = tuple(cost for _, _, cost, _ in plan.asked)
+        """The estimate of each entry, in units."""
+        self.decided_at: int | None = plan.decided_at
+        """When the store counted it, in microseconds since 1970; None without an answer of the store."""
+        self._plan = plan
+        self._taken = plan.taken
+        """What it took; empty if nothing was spent or counted for a day, without Redis, and once it is settled."""
+        self._has_stream = False
+        """Whether a stream settles it. Then the end of a `with` block leaves it open."""
+
+    @property
+    def cost(self) -> int:
+        """The estimate in units; with several entries, the estimate of the first."""
+        return self.costs[0]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be settled or cancelled, and there is something to give back."""
+        return bool(self._taken)
+
+    def settle(self, actual: Actual) -> Decision:
+        """Replace the estimate with the real cost; return what the limits have left.
+
+        `actual`: units, 0 to 10^12. After `reserve_all` also a list with one number for each entry, or a mapping by the
+        name of the rule: `hold.settle({"tpm": 640})` leaves the other entries at their estimates. One number counts for
+        all entries.
+
+        If `actual` is less than the estimate, the rest is given back, as far as it still counts. With `leaky_bucket`,
+        only the newest hit can be returned. If `actual` is more, the difference is spent now, even past the limit, and
+        the next hits wait.
+
+        The limits are those that hold now: an override may have changed them since. A second call changes nothing.
+        While the store does not answer, the Decision is `degraded`, and the estimate stays spent. Raises `RuleError`
+        for another value.
+        """
+        return run_sync(self.settling(actual))
+
+    async def asettle(self, actual: Actual) -> Decision:
+        """Replace the estimate with the real cost, even if the task is cancelled meanwhile; see `settle`."""
+        return await run_to_the_end(self.settling(actual))
+
+    def cancel(self) -> Decision:
+        """Give back all of the estimate; see `settle`."""
+        return self.settle(0)
+
+    async def acancel(self) -> Decision:
+        """Give back all of the estimate; see `settle`."""
+        return await self.asettle(0)
+
+    def stream(self, response: S, used: Callable[[], Actual]) -> S:
+        """Settle when a stream ends or its client goes away; return the stream to send instead.
+
+        `return hold.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
+
+        `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
+        over, has failed or was closed; it returns what `settle` takes.
+
+        If `used` raises, the error is logged and the estimate stays spent. The end of a `with` block leaves the
+        reservation to the stream. If you leave a loop over an iterator early, call its `close()` or `aclose()`.
+
+        Raises `RuleError` if the response is not streaming: then call `settle`.
+        """
+        stream = settled_stream(response, partial(self._settling_used, used))
+        self._has_stream = True
+        return stream
+
+    def settling(self, actual: Actual) -> Flow[Decision]:
+        """Replace the estimate with the real cost; see `settle`."""
+        costs = self._costs_of(actual)
+        taken, self._taken = self._taken, {}
+        return (yield from decision_flow(self._plan.settled(taken, costs), "adjust"))
+
+    def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
+        try:
+            actual: Actual = self._costs_of(used())
+        except Exception:
+            logger.exception("A stream is over, and used= failed: the estimate of its reservation stays spent.")
+            actual = self.costs
+        return (yield from self.settling(actual))
+
+    def _costs_of(self, actual: Actual) -> list[int]:
+        """Return the real cost of each entry."""
+        names = [rule.name for rule in self._plan.rules]
+        if isinstance(actual, Mapping):
+            for name in actual:
+                if name not in names:
+                    raise RuleError(f"Rule {name!r} is not in the reservation.", did_you_mean(str(name), names).strip())
+                if names.count(name) > 1:
+                    raise RuleError(f"Rule {name!r} has several entries.", f"Use a list of {len(names)} numbers.")
+            given: Sequence[object] = [actual.get(name, cost) for name, cost in zip(names, self.costs, strict=True)]
+        elif isinstance(actual, (list, tuple)):
+            if len(actual) != len(names):
+                raise RuleError(f"{actual!r} has {len(actual)} numbers, but the reservation has {len(names)} entries.")
+            given = actual
+        else:
+            given = [actual] * len(names)
+        return [validate_cost(cost, name) for cost, name in zip(given, names, strict=True)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        if self.is_open and not (self._has_stream and error is None):
+            self.settle(self.costs if error is None else 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        if self.is_open and not (self._has_stream and error is None):
+            await self.asettle(self.costs if error is None else 0)
+
+
+def reserve(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    **rule_options: Unpack[CallOptions],
+) -> Hold:
+    """Spend an estimate; return the reservation, to settle it later.
+
+    `with reserve("tokens", user, 2000) as hold: ...; hold.settle(1340)`.
+
+    `rule_or_rate`, `subject`, `cost` and the options are those of `check`. Raises `QuotaExceeded` if there is no
+    room for the estimate, and `RuleError` if an argument is wrong.
+    """
+    return run_call(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options)))
+
+
+def areserve(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    **rule_options: Unpack[CallOptions],
+) -> _Reserving:
+    """Spend an estimate; await the result, or use it with `async with`. See `reserve`."""
+    return _Reserving(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options)))
+
+
+class _Reserving:
+    """What `areserve` returns: await it, or use it with `async with`."""
+
+    def __init__(self, flow: Flow[Hold]) -> None:
+        self._reserving = run_async(flow)  # Python warns if nobody awaits it
+
+    def __await__(self) -> Generator[Any, Any, Hold]:
+        return self._reserving.__await__()
+
+    async def __aenter__(self) -> Hold:
+        self._hold = await self
+        return self._hold
+
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        await self._hold.__aexit__(kind, error, tb)
+
+
+def reserve_all(entries: Iterable[Entry]) -> Hold:
+    """Spend an estimate under several rules, all or nothing; return one reservation, to settle it later.
+
+    `with reserve_all([("rpm", user), ("tpm", user, 900)]) as hold: ...; hold.settle({"tpm": 640})`.
+
+    The entries are those of `check_all`. Raises `QuotaExceeded` if any entry has no
+    room, and `RuleError` if an argument is wrong.
+    """
+    return run_call(_hold_flow(entries_plan_flow(entries)))
+
+
+def areserve_all(entries: Iterable[Entry]) -> _Reserving:
+    """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
+    return _Reserving(_hold_flow(entries_plan_flow(entries)))
+
+
+def _hold_flow(planning: Flow[Plan]) -> Flow[Hold]:
+    plan = yield from planning
+    for rule in plan.rules:
+        if rule.distinct is not None:
+            raise RuleError(f"Rule {rule.name!r} counts different values: a part of a value cannot be given back.")
+    check_costs(plan)
+    plan.estimate()
+    try:
+        decision = yield to_the_end(decision_flow(plan, "check"))
+    except asyncio.CancelledError:
+        if plan.taken:  # nobody gets the reservation
+            yield to_the_end(decision_flow(plan.settled(plan.taken), "adjust"))
+        raise
+    decision.raise_if_refused()
+    return Hold(plan, decision)

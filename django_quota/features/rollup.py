@@ -1,0 +1,156 @@
+"""The roll-up: moves the counts of each day from the store to rows of `DailyCounter`, each exactly once.
+
+A move sets the counts of a day aside under a token, adds them to their rows in one transaction, and deletes them. A row
+keeps the token of the counts that were added last, and each token is larger than the one before. So the next move
+finishes one that was killed: it adds counts that were set aside if their token is larger than the row's, and only
+deletes them otherwise. Of two moves at once, the second waits for the rows that the first has locked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import partial
+
+from django.db import DatabaseError, connections, router, transaction
+from django.db.models import Q, QuerySet
+
+from django_quota.conf import current
+from django_quota.core.clock import frozen_now
+from django_quota.engine.subject_operations import DropAside, SetAside
+from django_quota.features.usage import ASIDE, Count, DayCounts, RowKey, SubjectDay, find_days, total
+from django_quota.models import DailyCounter
+from django_quota.stores.base import Runner, Store, all_well
+from django_quota.stores.scanning import Walk
+
+BATCH_SIZE = 500
+"""Hashes that one transaction moves by default."""
+
+
+@dataclass(slots=True)
+class RollupResult:
+    """What a roll-up has done."""
+
+    days: int = 0
+    """Hashes that were moved."""
+    rows: int = 0
+    """Rows that were added or changed."""
+    allowed: int = 0
+    refused: int = 0
+    units: int = 0
+
+    def add(self, other: RollupResult) -> None:
+        """Add what another batch has done."""
+        for name, number in asdict(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
+
+def roll_up(store: Store, batch: int = BATCH_SIZE, using: str | None = None) -> Iterator[RollupResult]:
+    """Move all counts of the store, batch by batch; yield what each batch has done.
+
+    Raises `StoreUnavailable` if the store does not answer (if a part of a Cluster does not, after all other servers),
+    and Django's `DatabaseError`. Batches before the error stay moved.
+    """
+    walk = Walk(store)
+    for days in find_days(store, current().prefix, batch):
+        done = RollupResult()
+        with walk.past():
+            done = move(store, days, using)
+        yield done
+    walk.end()
+
+
+def move(store: Runner, days: Collection[SubjectDay], using: str | None = None) -> RollupResult:
+    """Move the counts of these days to their rows; return what was added. Raises what `roll_up` raises.
+
+    In a transaction of the caller, the counts are deleted from the store after the commit.
+    """
+    database = using or router.db_for_write(DailyCounter)
+    done, made = RollupResult(), list[RowKey]()
+    while days:
+        missing, more = _move(store, days, database, done)
+        if missing and missing == made:
+            raise DatabaseError(
+                f"The database takes the row of {missing[0].subject!r} and rule {missing[0].rule!r} for another one. "
+                "Give the columns subject and rule a collation that compares bytes, such as utf8mb4_bin."
+            )
+        if missing:  # they are made while nothing is locked, so that two moves never wait for each other
+            rows = [DailyCounter(subject=place.subject, rule=place.rule, day=place.day) for place in missing]
+            DailyCounter.objects.using(database).bulk_create(rows, ignore_conflicts=True)
+        else:  # what a killed move had set aside is moved first; then the day has more
+            days = [] if connections[database].in_atomic_block else more
+        made = missing
+    return done
+
+
+def _move(
+    store: Runner, days: Collection[SubjectDay], using: str, done: RollupResult
+) -> tuple[list[RowKey], list[SubjectDay]]:
+    """Move the counts that are aside, or else the current ones.
+
+    Return the rows that are missing (with any, nothing was added), and the days that have more counts.
+    """
+    with transaction.atomic(using=using):
+        if not connections[using].features.has_select_for_update:  # SQLite: lock before reading what will change
+            DailyCounter.objects.using(using).filter(pk=0).update(allowed=0)
+        rows = _locked_rows(days, using)
+        known: dict[tuple[str, date], int] = defaultdict(int)
+        for place, row in rows.items():
+            known[place.subject, place.day] = max(known[place.subject, place.day], row.token)
+        operations = [SetAside(day.key, day.key + ASIDE, known[day.subject, day.day]) for day in days]
+        replies = all_well(store.try_all(operations, frozen_now()))
+        found = [DayCounts.read(day, flat) for day, (_, flat) in zip(days, replies, strict=True) if flat]
+        missing = sorted(place for each in found for place in each.counts if place not in rows)
+        if not missing:
+            _add(found, rows, using, done)
+            drops = [DropAside(each.of.key + ASIDE, each.token) for each in found]
+            transaction.on_commit(partial(_drop, store, drops), using=using)
+        return missing, [day for day, (has_more, _) in zip(days, replies, strict=True) if has_more]
+
+
+def _locked_rows(days: Iterable[SubjectDay], using: str) -> dict[RowKey, DailyCounter]:
+    """Return the rows of these days, locked."""
+    subjects: dict[date, list[str]] = defaultdict(list)
+    for day in days:
+        subjects[day.day].append(day.subject)
+    wanted = Q(pk__in=[])
+    for when, names in subjects.items():
+        wanted |= Q(day=when, subject__in=names)
+    rows: QuerySet[DailyCounter] = DailyCounter.objects.using(using).filter(wanted)
+    return {RowKey.of(row): row for row in rows.select_for_update().order_by("pk")}
+
+
+def _add(found: Iterable[DayCounts], rows: Mapping[RowKey, DailyCounter], using: str, done: RollupResult) -> None:
+    """Add counts that were set aside to their rows, unless the rows have them.
+
+    If counts were lost before a move, and are taken back now, no number becomes negative.
+    """
+    changed = []
+    for each in found:
+        new = {place: count for place, count in each.counts.items() if each.token > rows[place].token}
+        for place, count in new.items():
+            row = rows[place]
+            for name, number in count._asdict().items():
+                setattr(row, name, max(0, getattr(row, name) + number))
+            row.token = each.token
+            changed.append(row)
+        done.add(RollupResult(1, len(new), *total(new.values())))
+    _save(changed, using)
+
+
+def _save(rows: Collection[DailyCounter], using: str) -> None:
+    """Save rows that exist. It is an upsert, because `bulk_update` takes ten times as long."""
+    has_target = connections[using].features.supports_update_conflicts_with_target  # MySQL takes none
+    DailyCounter.objects.using(using).bulk_create(
+        rows,
+        update_conflicts=True,
+        update_fields=[*Count._fields, "token"],
+        unique_fields=["pk"] if has_target else None,
+    )
+
+
+def _drop(store: Runner, drops: Sequence[DropAside]) -> None:
+    """Delete the counts that the database has."""
+    all_well(store.try_all(drops, frozen_now()))

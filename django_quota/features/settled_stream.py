@@ -1,0 +1,109 @@
+"""A stream that settles its reservation when it is over: it ended, it failed, or its client went away.
+
+Django calls `close()` on every response in the end, also on one that nobody has read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Self, TypeVar, cast
+
+from django.http import HttpResponseBase, StreamingHttpResponse
+
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import Flow, run_sync, run_to_the_end
+
+logger = logging.getLogger("django_quota")
+
+S = TypeVar("S")
+
+MakeFlow = Callable[[], Flow[Any]]
+"""Makes the flow that settles a reservation."""
+
+
+def settled_stream(stream: S, settle: MakeFlow) -> S:
+    """Return a stream that settles its reservation in the end.
+
+    Raises `RuleError` if the stream is neither a streaming response nor an iterator.
+    """
+    if isinstance(stream, StreamingHttpResponse):
+        stream.streaming_content = settled_stream(stream.streaming_content, settle)
+        return cast("S", stream)
+    if isinstance(stream, (HttpResponseBase, str, bytes)):
+        raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")
+    if hasattr(stream, "__aiter__"):
+        return cast("S", _AsyncStream(aiter(cast("Any", stream)), settle))
+    if hasattr(stream, "__iter__"):
+        return cast("S", _SyncStream(iter(cast("Any", stream)), settle))
+    raise RuleError(f"{stream!r} is not a stream.", "Use a StreamingHttpResponse, or a sync or async iterator.")
+
+
+class _Stream:
+    """What the sync and the async stream share."""
+
+    def __init__(self, content: Any, settle: MakeFlow) -> None:
+        self._content = content
+        self._settle = settle
+        self._is_over = False
+
+    def close(self) -> None:
+        """End the stream, and settle its reservation."""
+        try:
+            if hasattr(self._content, "close"):
+                self._content.close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ends():
+            return
+        try:
+            run_sync(self._settle())
+        except Exception:
+            logger.exception(_NOT_SETTLED)
+
+    def _ends(self) -> bool:
+        was_over, self._is_over = self._is_over, True
+        return not was_over
+
+
+_NOT_SETTLED = "A stream is over, and its reservation was not settled: the estimate stays spent."
+
+
+class _SyncStream(_Stream, Iterator[Any]):
+    def __next__(self) -> Any:
+        try:
+            return next(self._content)
+        except BaseException:
+            self._end()
+            raise
+
+
+class _AsyncStream(_Stream, AsyncIterator[Any]):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await anext(self._content)
+        except BaseException:  # a client that has gone away cancels the task
+            await self._aend()
+            raise
+
+    async def aclose(self) -> None:
+        """End the stream, and settle its reservation."""
+        try:
+            if hasattr(self._content, "aclose"):
+                await self._content.aclose()
+        finally:
+            await self._aend()
+
+    async def _aend(self) -> None:
+        if not self._ends():
+            return
+        # A client often goes away right after the last part. That must not end this call, or the estimate stays spent.
+        try:
+            await run_to_the_end(self._settle())
+        except Exception:
+            logger.exception(_NOT_SETTLED)

@@ -1,0 +1,247 @@
+"""Usage: what the rules allowed and refused a subject on each day, in checks and in units.
+
+The decision script counts into one hash for each subject and day, in the store. `rollup` moves the counts to rows of
+`DailyCounter`; on the way they are in a second hash, set aside under a token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+
+from django_quota.conf import current
+from django_quota.core import clock
+from django_quota.core.clock import DAY, frozen_now
+from django_quota.core.days import day_of
+from django_quota.core.errors import RuleError
+from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read
+from django_quota.engine.events import DAY_TTL
+from django_quota.engine.operations import text
+from django_quota.engine.subject_operations import TOKEN_FIELD, ReadDays
+from django_quota.limiting.registry import get_limiter
+from django_quota.requests.subjects import is_user, named_subject, user_subject
+from django_quota.stores.base import Store
+from django_quota.stores.scanning import batched, scan
+
+if TYPE_CHECKING:
+    from django_quota.models import DailyCounter
+
+logger = logging.getLogger("django_quota")
+
+DAYS_KEPT = DAY_TTL // DAY
+"""Days for which the store keeps the counts of a day."""
+
+ASIDE = ":aside"
+"""The end of the key of counts that are set aside."""
+
+
+class Count(NamedTuple):
+    """How many checks were allowed and refused, and what the allowed ones cost."""
+
+    allowed: int = 0
+    refused: int = 0
+    units: int = 0
+
+    @property
+    def checks(self) -> int:
+        """All checks."""
+        return self.allowed + self.refused
+
+
+def total(counts: Iterable[Count]) -> Count:
+    """Return the sum of counts."""
+    return Count(*map(sum, zip(*counts, strict=True)))
+
+
+class RowKey(NamedTuple):
+    """What one row of `DailyCounter` counts."""
+
+    subject: str
+    day: date
+    rule: str
+
+    @classmethod
+    def of(cls, row: DailyCounter) -> RowKey:
+        """Return what a row counts."""
+        return cls(row.subject, row.day, row.rule)
+
+
+class SubjectDay(NamedTuple):
+    """A day of a subject, and the key of its counts in the store."""
+
+    key: str
+    subject: str
+    """The subject's name in rows; see `row_name`."""
+    day: date
+
+
+@dataclass(frozen=True, slots=True)
+class DayCounts:
+    """Counts of a day in the store."""
+
+    of: SubjectDay
+    token: int
+    """The token under which they were set aside; 0 if they were not."""
+    counts: Mapping[RowKey, Count]
+
+    @classmethod
+    def read(cls, of: SubjectDay, flat: Iterable[Any]) -> DayCounts:
+        """Read a hash: its fields and values, one after the other."""
+        texts = iter(map(text, flat))
+        token, counts = 0, dict[RowKey, Count]()
+        for field, value in zip(texts, texts, strict=True):
+            part, _, kind = field.rpartition(":")
+            number = _whole(value)
+            if field == TOKEN_FIELD:
+                token = number
+            elif part and kind in _FIELDS:
+                place = RowKey(of.subject, of.day, row_name(part))
+                counts[place] = total([counts.get(place, Count()), _FIELDS[kind](number)])
+        return cls(of, token, counts)
+
+
+_FIELDS: Mapping[str, Callable[[int], Count]] = {
+    "a": lambda number: Count(allowed=number, units=number),
+    "r": lambda number: Count(refused=number),
+    "u": lambda number: Count(units=number),
+}
+"""What a field of a hash counts; see `lua/count_day.lua`."""
+
+
+def _whole(value: str) -> int:
+    """Return a count; 0 for a value that another program has written."""
+    return int(value) if value.isascii() and value.removeprefix("-").isdecimal() else 0
+
+
+def row_name(part: str) -> str:
+    """Return the name of a subject or rule for a row, from the part of a key or field.
+
+    Mostly, this is the name itself. It is a tilde and the part if only a digest is known, if a database cannot hold the
+    name (lone surrogates, null characters), or if the name itself starts with a tilde. So no two names become one.
+    """
+    name = named(part)
+    if name is None:
+        return part
+    is_plain = not name.startswith("~") and "\0" not in name and not any("\ud800" <= sign <= "\udfff" for sign in name)
+    return name if is_plain else f"~{part}"
+
+
+def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
+    """Return the part of a key from a name that a person wrote or that a row holds; the inverse of `row_name`.
+
+    `escaped`: how a name becomes a part, `escape` for a subject and `field` for a rule.
+    """
+    if name.startswith("~"):
+        part = name if is_digest(name) else name[1:]
+        if part and row_name(part) == name:
+            return part
+    return escaped(name)
+
+
+# --- one subject ------------------------------------------------------------------------------------------------------
+
+
+def usage(subject: Any) -> dict[date, dict[str, Count]]:
+    """Return the counts of a subject by day and rule, for those of the last eight days that have checks.
+
+    `subject`: a text such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
+    `RuleError` for a wrong subject, and `StoreUnavailable`. It asks the store before it reads rows: what a roll-up
+    moves in between counts twice here, and is right the next time. Without a database, it returns the store's counts.
+    """
+    days = recent_days(subject)
+    found = waiting(days)
+    totals, tokens = dict[RowKey, Count](), dict[RowKey, int]()
+    for row in moved(days):
+        place = RowKey.of(row)
+        totals[place] = Count(row.allowed, row.refused, row.units)
+        tokens[place] = row.token
+    for each in found:
+        for place, count in each.counts.items():
+            if not 0 < each.token <= tokens.get(place, 0):
+                totals[place] = total([totals.get(place, Count()), count])
+    by_day: dict[date, dict[str, Count]] = {}
+    for place, count in sorted(totals.items()):
+        by_day.setdefault(place.day, {})[place.rule] = count
+    return by_day
+
+
+def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:
+    """Return the rows of these days of one subject; none if the database does not answer, which is logged."""
+    from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
+
+    rows = DailyCounter.objects.filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day))
+    try:
+        return list(rows)
+    except (DatabaseError, ImproperlyConfigured) as error:  # the second: there is no database
+        logger.warning("Usage is without the days that were rolled up: the database does not answer: %s", error)
+        return []
+
+
+def recent_days(subject: Any) -> list[SubjectDay]:
+    """Return the days of a subject that the store may have counts of, oldest first.
+
+    Clocks differ, so there is one more day at each end. `subject`: as for `usage`, or its name in rows; see `row_name`.
+    Raises `RuleError` for a wrong one.
+    """
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', or a user.")
+    part = row_part(name)
+    base, last = part_base(current().prefix, part), today() + timedelta(days=1)
+    days = [last - timedelta(days=back) for back in range(DAYS_KEPT + 2, -1, -1)]
+    return [SubjectDay(day_key(base, day), row_name(part), day) for day in days]
+
+
+def waiting(days: Iterable[SubjectDay]) -> list[DayCounts]:
+    """Return what the store has counted on these days of one subject; counts that were set aside come first.
+
+    Raises `StoreUnavailable`.
+    """
+    keys = [(day, key) for day in days for key in (day.key + ASIDE, day.key)]
+    replies = get_limiter().reporting_store.run(ReadDays([key for _, key in keys]), frozen_now())
+    found = [DayCounts.read(day, flat) for (day, _), flat in zip(keys, replies, strict=True)]
+    return [each for each in found if each.counts]
+
+
+def today() -> date:
+    """Return the current day by the clock of this process."""
+    return day_of(clock.now(), current().time_zone).date
+
+
+def day_key(base: str, day: date) -> str:
+    """Return the key of a day's counts; `base` is its subject's `subject_base`."""
+    return key_of(base, "day", day.isoformat())
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def find_days(store: Store, prefix: str, batch: int) -> Iterator[set[SubjectDay]]:
+    """Yield all days that the store has counts of, at most `batch` at a time; see `Store.names`."""
+    matching = f"{pattern(prefix)}}}:day:*"
+    pages = batched(store.names(matching), batch) if store.redis is None else scan(store.redis, matching, batch, "HASH")
+    for keys in pages:
+        yield {day for key in keys if (day := _named_day(prefix, key.removesuffix(ASIDE))) is not None}
+
+
+def _named_day(prefix: str, key: str) -> SubjectDay | None:
+    """Return what a key counts; None for a key that is not a day's."""
+    parts = read(prefix, key)
+    if parts is None:
+        return None
+    kind, _, day = parts.what.partition(":")
+    try:
+        when = date.fromisoformat(day) if kind == "day" else None
+    except ValueError:
+        return None
+    subject = key.removeprefix(part_base(prefix, "")).partition("}")[0]
+    return None if when is None else SubjectDay(key, row_name(subject), when)

@@ -1,0 +1,1 @@
+"""How a request is decided: its plan, the overrides, one call to the store, and the decision."""

@@ -1,0 +1,419 @@
+"""The verbs: `check`, `acquire`, `peek`, `refund` and `reset`, each sync and async."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+import warnings
+from asyncio import _get_running_loop
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar, Unpack, cast
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from django_quota.conf import current, rule_of
+from django_quota.core.clock import SECOND
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RateError, RuleError
+from django_quota.core.flow import Flow, run_async, run_sync, sleep
+from django_quota.core.rates import Duration, parse_duration, validate_cost
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
+from django_quota.engine.plans import Asked, Plan, PlanMode
+from django_quota.limiting.limiter import new_plan
+from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.requests.request_hits import asked_by_flow, value_digest
+from django_quota.requests.subjects import is_user, named_subject, user_subject
+
+T = TypeVar("T")
+
+RuleOrRate = str | Rule
+AnySubject = Any
+"""A text such as "ip:203.0.113.9", a `Subject`, a user, or a request."""
+
+
+def check(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    force: bool = False,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit: decide whether it is allowed, and count it if so.
+
+    `rule_or_rate`: the name of a rule in the settings, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
+    `algorithm="token_bucket"`, or a `Rule`. Calls with the same rate and subject share one count; `name=` separates
+    them. A rule with rates by tier also takes the name of one: `tier="team"`. `subject`: a text such as
+    `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject. `cost`: units, 1 to 10^12; by
+    default the rule's own (1). `value`: what a rule with `distinct=` counts: a text, bytes or a whole number. `force`:
+    count the hit even if there is no room, for work that is done already; `allowed` says whether there was room, and
+    `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for `distinct=`.
+
+    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While Redis does
+    not answer, nothing is raised and the Decision is `degraded`.
+    """
+    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
+    return run_call(_forced_flow(planning) if force else _decided_flow(planning, "check"))
+
+
+async def acheck(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    force: bool = False,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit without blocking the event loop; see `check`."""
+    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
+    return await run_async(_forced_flow(planning) if force else _decided_flow(planning, "check"))
+
+
+def acquire(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    timeout: Duration,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Wait until the rule allows a hit, and take it; return the Decision.
+
+    Use it for work that may wait, such as calls of another service. A view that waits holds a thread. If the wait would
+    be longer than the timeout, it does not wait, and the Decision is refused. With `leaky_bucket` it also waits for the
+    Decision's `delay`, which the timeout does not limit. Waiting callers are served in no particular order. If many
+    wait, use `slot`, whose callers queue in each process, or `leaky_bucket`, which gives each a place. Each refused try
+    counts as a refusal for `ban=` and `count_refused`.
+
+    `timeout`: 0 to 366 days. For the other arguments and the errors see `check`.
+    """
+    return run_call(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
+
+
+async def aacquire(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    timeout: Duration,  # noqa: ASYNC109 — how long to wait for room; the calls to the store have timeouts of their own
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
+    return await run_async(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
+
+
+def peek(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Return what `check` would return, and count nothing; `remaining` is what is left now.
+
+    For the arguments and the errors see `check`.
+    """
+    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
+
+
+async def apeek(
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Return what `acheck` would return; see `peek`."""
+    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
+
+
+def refund(
+    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
+    """Give a cost back, but never more than is used; return what `peek` returns after that.
+
+    Refund a hit while it counts: when its window is over, its room is free again already. A sliding window gives back
+    its oldest hits, so there is room at once. A token bucket refills all the time: refund soon after the hit, or use
+    `reserve`. With `leaky_bucket`, `refund()` has no effect.
+
+    `cost`: units, 0 to 10^12; by default the rule's own (1). For the other arguments see `check`. Raises `RuleError` if
+    an argument is wrong, and for a rule with `distinct=`, whose value may have been used before.
+    """
+    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
+
+
+async def arefund(
+    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
+    """Give a cost back; see `refund`."""
+    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
+
+
+def reset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
+    """Delete what a rule has counted for a subject; return whether there was anything.
+
+    This lifts a ban; an override stays. For the arguments see `check`. Raises `RuleError` if one is wrong, and
+    `StoreUnavailable` if the store does not answer.
+    """
+    return run_call(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
+
+
+async def areset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
+    """Delete what a rule has counted for a subject; see `reset`."""
+    return await run_async(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
+
+
+Entry = (
+    tuple[RuleOrRate, AnySubject]
+    | tuple[RuleOrRate, AnySubject, int | None]
+    | tuple[RuleOrRate, AnySubject, int | None, str]
+)
+"""A rule, a subject, the cost if it is not the rule's own, and the tier if it is not the subject's own."""
+
+
+def check_all(entries: Iterable[Entry]) -> Decision:
+    """Take a hit under several rules, each for its own subject and cost: count all of them or none.
+
+    `check_all([("rpm", user), ("tpm", user, 900), ("org-tpm", f"org:{org}", 900)])`.
+
+    Each entry is a rule and a subject as for `check`, and a cost in units, 1 to 10^12; without one, or with None, the
+    rule's own (1). A fourth item names the tier.
+    All are decided in one trip to Redis. A Redis Cluster is asked slot by slot, and what was counted is taken back if a
+    later slot refuses. The Decision has the outcomes in the order of the entries, and describes the one that binds.
+
+    Raises `RuleError` if there is no entry or more than 1,000, if a rule is listed twice for one subject, or if an
+    argument is wrong. While Redis does not answer, nothing is raised and the Decision is `degraded`.
+    """
+    return run_call(_decided_flow(entries_plan_flow(entries), "check"))
+
+
+async def acheck_all(entries: Iterable[Entry]) -> Decision:
+    """Take a hit under several rules without blocking the event loop; see `check_all`."""
+    return await run_async(_decided_flow(entries_plan_flow(entries), "check"))
+
+
+def peek_all(entries: Iterable[Entry]) -> Decision:
+    """Return what `check_all` would return, and count nothing; each `remaining` is what is left now.
+
+    All are looked at in one trip to Redis. For the entries and the errors see `check_all`.
+    """
+    return run_call(_decided_flow(entries_plan_flow(entries), "peek"))
+
+
+async def apeek_all(entries: Iterable[Entry]) -> Decision:
+    """Return what `acheck_all` would return; see `peek_all`."""
+    return await run_async(_decided_flow(entries_plan_flow(entries), "peek"))
+
+
+# --- flows ------------------------------------------------------------------------------------------------------------
+
+
+def run_call(flow: Flow[T]) -> T:
+    """Run the flow of a sync function for users. Under DEBUG, warn once for each place that blocks an event loop."""
+    if _get_running_loop() is not None and settings.DEBUG:
+        name = sys._getframe(1).f_code.co_name  # noqa: SLF001 — of the function that runs it
+        warnings.warn(
+            f"{name}() blocks the event loop. Use a{name}() here: await a{name}(...).", RuntimeWarning, stacklevel=3
+        )
+    return run_sync(flow)
+
+
+def decision_flow(plan: Plan, mode: PlanMode) -> Flow[Decision]:
+    """Decide a plan on the configured store. If `ENABLED` is false, everything is allowed."""
+    if not current().enabled:
+        return plan.unlimited()
+    return (yield from get_limiter().decision_flow(plan, mode))
+
+
+def _decided_flow(planning: Flow[Plan], mode: PlanMode) -> Flow[Decision]:
+    plan = yield from planning
+    if mode == "check":
+        check_costs(plan)
+    elif mode == "refund":
+        for rule in plan.rules:
+            if rule.distinct is not None:
+                raise RuleError(f"Rule {rule.name!r} counts different values: reset() forgets them, refund() cannot.")
+    return (yield from decision_flow(plan, mode))
+
+
+def _forced_flow(planning: Flow[Plan]) -> Flow[Decision]:
+    """Take a hit whether or not there is room. It refuses nobody, so the rule does not block."""
+    plan = yield from planning
+    check_costs(plan)
+    for rule in plan.rules:
+        if rule.distinct is not None:
+            raise RuleError(
+                f"Rule {rule.name!r} counts different values: it cannot count past its limit.", "Leave out force=."
+            )
+    forced = [(rule.as_unenforced(), subject, cost, value) for rule, subject, cost, value in plan.asked]
+    return (yield from decision_flow(new_plan(forced), "force"))
+
+
+def check_costs(plan: Plan) -> None:
+    """Raise `RuleError` if a hit would take nothing; only a cost function may return 0, for a free request."""
+    for rule, _, cost, _ in plan.asked:
+        if not cost and not callable(rule.cost):
+            raise RuleError(
+                f"cost=0 of rule {rule.name!r} takes nothing.", "To look without counting, use peek() or apeek()."
+            )
+
+
+def _acquire_flow(timeout: Duration, make_planning: Callable[[], Flow[Plan]]) -> Flow[Decision]:
+    left = parse_duration("timeout", timeout, least=0) / SECOND
+    while True:
+        decision = yield from _decided_flow(make_planning(), "check")
+        if decision.allowed:
+            if decision.delay:
+                yield sleep(decision.delay)
+            return decision
+        wait = decision.retry_after
+        if wait is None or wait > left:
+            return decision
+        wait += MIN_SLEEP
+        yield sleep(wait)
+        left -= wait
+
+
+MIN_SLEEP = 0.001
+"""Seconds that `acquire` sleeps at least: clocks differ a little."""
+
+
+def _reset_flow(planning: Flow[Plan]) -> Flow[bool]:
+    plan = yield from planning
+    if not plan or not current().enabled:
+        return False
+    refreshing = overrides.refreshing()
+    if refreshing is not None:
+        yield refreshing
+    try:
+        deleted = yield store_call(plan.reset_operation(overrides.table))
+    finally:
+        get_limiter().refusals.forget(plan.subjects)
+    return bool(deleted > 0)
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def plan_flow(
+    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None, value: object, options: Mapping[str, object]
+) -> Flow[Plan]:
+    """Return the plan of one call. Raises `RuleError` if an argument is wrong."""
+    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options))])
+
+
+def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
+    """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
+    found: dict[tuple[str, str], Asked] = {}
+    if isinstance(entries, (str, Mapping)):
+        raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
+    for entry in entries:
+        if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 4:  # noqa: PLR2004
+            problem = f"{entry!r} is not (rule, subject), (rule, subject, cost) or (rule, subject, cost, tier)."
+            raise RuleError(problem, _ENTRIES_EXAMPLE)
+        rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
+        options = {"tier": tier[0]} if tier else {}
+        asked = yield from _asked_flow(rule, subject, cost, None, options)
+        name, whose = asked[0].name, asked[1]
+        if (name, whose) in found:
+            raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
+        if len(found) == MAX_ENTRIES:
+            raise RuleError(f"There are more than {MAX_ENTRIES:,} entries.", "Split them into several calls.")
+        found[name, whose] = asked
+    if not found:
+        raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
+    return new_plan(list(found.values()))
+
+
+MAX_ENTRIES = 1_000
+"""Entries that one call decides: Redis serves nobody else meanwhile."""
+
+_ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+
+
+def _asked_flow(
+    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None, value: object, options: Mapping[str, object]
+) -> Flow[Asked]:
+    """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
+    tier = options.get("tier") if options else None
+    if isinstance(tier, str):
+        options = {option: given for option, given in options.items() if option != "tier"}
+    try:
+        rule = rule_of(rule_or_rate, options)
+    except RateError as error:
+        raise _swapped(rule_or_rate, subject) or error from None
+    if isinstance(tier, str):
+        rule = rule_of_tier(rule, tier)
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif (request := django_request(subject)) is not None:
+        return (yield from asked_by_flow(rule, request, cost, value))
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
+    if not rule.is_plain:  # most rules have nothing to look at here
+        rule = rule_without_request(rule, name, cost, value)
+    units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
+    return rule, name, units, "" if value is None else value_digest(rule, value)
+
+
+def _swapped(first: object, second: object) -> RuleError | None:
+    """Return a better error if the second argument is the rule and the first is not; else None."""
+    if not isinstance(second, (str, Rule)):
+        return None
+    try:
+        name = rule_of(second, {}).name
+    except RuleError:
+        return None
+    return RuleError(
+        f"The first argument {reprlib.repr(first)} is not a rule or a rate, but the second one {name!r} is.",
+        f"Write the rule first, then the subject: ({name!r}, {reprlib.repr(first)}).",
+    )
+
+
+def rule_of_tier(rule: Rule, tier: str) -> Rule:
+    """Return the rule with the rates of a tier. Raises `RuleError` if it has no such tier."""
+    found = rule.tiers.get(tier)
+    if found is None:
+        known = f"Known: {', '.join(map(repr, rule.tiers))}." if rule.tiers else "It has no rates by tier."
+        raise RuleError(f"Rule {rule.name!r} has no tier {tier!r}.", known)
+    return found
+
+
+def rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
+    """Return the rule of a subject's tier, without a request. Raises `RuleError` if it needs a request."""
+    if rule.tiers and rule.tier is None:
+        rule = rule.tiers[AUTHENTICATED if subject.startswith("user:") else ANONYMOUS]
+    if rule.tiers:
+        raise RuleError(
+            f"The tier of rule {rule.name!r} is a function of the request: pass the request as subject, or tier=.",
+            f"Known: {', '.join(map(repr, rule.tiers))}.",
+        )
+    if rule.dynamic:
+        raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
+    if cost is None and callable(rule.cost):
+        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
+    if rule.distinct is not None and value is None and cost != 0:
+        raise RuleError(
+            f"Rule {rule.name!r} counts different values: check() and peek() take the value as value=.",
+            "reset() forgets all of them; refund() and reserve() do not work with such a rule.",
+        )
+    return rule
+
+
+def django_request(subject: AnySubject) -> HttpRequest | None:
+    """Return Django's request if a subject is one, or wraps one; else None."""
+    if isinstance(subject, HttpRequest):
+        return subject
+    wrapped = getattr(subject, "_request", None)  # the request of Django REST framework wraps Django's
+    return wrapped if isinstance(wrapped, HttpRequest) else None

@@ -1,0 +1,44 @@
+"""A process that decides deletes some expired rows of the database store now and then: no site needs a cron job."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from django_quota.conf import current
+from django_quota.core import clock
+from django_quota.limiting.flusher import flusher
+from django_quota.stores.database.log import delete_expired
+from django_quota.stores.database.store import DatabaseStore
+
+INTERVAL = 30.0
+"""About how many seconds are between two batches of a process, if a batch is not full."""
+
+BATCH = 1_000
+"""Rows of a batch."""
+
+
+class Cleaning:
+    """Deletes a batch of expired rows when that is due. While there is more, a batch a second."""
+
+    purpose = "delete expired rows"
+    at_exit = False
+
+    def __init__(self, store: DatabaseStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._next = clock() + self._pause()
+        flusher.add(self)
+
+    def flush(self) -> None:
+        """Delete a batch where one is due. It raises `StoreUnavailable`; the next round tries again."""
+        if self._clock() < self._next:
+            return
+        done = delete_expired(self._store, clock.now(), current().events, BATCH)
+        is_full = max(done) >= BATCH
+        self._next = self._clock() + (0.0 if is_full else self._pause())
+
+    @staticmethod
+    def _pause() -> float:
+        return INTERVAL * random.uniform(0.5, 1.5)  # noqa: S311 — so that not all processes clean at once

@@ -1,0 +1,79 @@
+"""The rules and slots that a project is known to have: those in the settings and those on the views of its URLs.
+
+Rules of `check("10/m", ...)` are not known beforehand. You find them only in what they have counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.urls import get_resolver
+
+from django_quota.conf import current, limits_logins
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.rules import Rule
+
+Finder = Callable[[Iterable[Any]], Iterable[Any]]
+"""Finds rules, or the names of slots, on the views of URL patterns."""
+
+rule_finders: list[Finder] = []
+slot_finders: list[Finder] = []
+"""The web layer adds to both when it is imported."""
+
+F = TypeVar("F", bound=Finder)
+
+
+def finds_rules(finder: F) -> F:
+    """Register a function that finds the rules of an integration, so that the admin and the commands know them.
+
+    The function gets URL patterns and returns the rules that the integration decides on their views. This returns the
+    function, so you can use it as a decorator.
+    """
+    rule_finders.append(finder)
+    return finder
+
+
+def known_rules() -> dict[str, Rule | str]:
+    """Return every configured rule and every rule of a view by name; a text says why a rule cannot be read."""
+    rules: dict[str, Rule | str] = {}
+    ours = current()
+    for name in map(str, ours.rules):
+        try:
+            rules[name] = ours.rule(name)
+        except RuleError as error:
+            rules[name] = str(error)
+    for rule in rules_of_requests():
+        rules.setdefault(rule.name, rule)
+    return rules
+
+
+def rules_of_requests() -> Iterator[Rule]:
+    """Yield the rules on the views and the rules of failed logins: their subjects come from requests."""
+    yield from _found_by(rule_finders)
+    yield from known_login_rules()
+
+
+def known_login_rules() -> tuple[Rule, ...]:
+    """Return the rules of failed logins, if the site limits them and they can be read."""
+    with suppress(ConfigurationError):  # a system check reports it
+        return current().login if limits_logins() else ()
+    return ()
+
+
+def known_slots() -> list[str]:
+    """Return the names of the slots that `@concurrency` takes before views."""
+    return sorted(set(_found_by(slot_finders)))
+
+
+def _found_by(finders: list[Finder]) -> Iterator[Any]:
+    patterns = url_patterns()  # first: to load the views may register finders
+    for finder in finders:
+        yield from finder(patterns)
+
+
+def url_patterns() -> Sequence[Any]:
+    """Return the URLs of the site; none without ROOT_URLCONF, as in a site that only runs tasks."""
+    return get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else ()

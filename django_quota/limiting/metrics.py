@@ -1,0 +1,220 @@
+"""Metrics: what this process has allowed and refused, by rule. The flusher sends them every second.
+
+Counting is a few additions in memory. Counts that could not be sent go with the next message, so a message whose answer
+was lost counts twice. All counts of a message belong to the minute and the day of the last one. `operating.activity`
+reads the sums of all processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from django_quota.conf import current
+from django_quota.core import clock
+from django_quota.core.algorithms.concurrency import Concurrency
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.days import day_of
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import escape, field, named, system_key
+from django_quota.engine.plans import Plan
+from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
+from django_quota.limiting.flusher import flusher
+from django_quota.stores.base import Store
+
+MINUTE = 60 * SECOND
+
+MAX_SUBJECTS = MAX_SLOTS = 500
+"""The most that is kept between two messages. Further subjects and slots are left out; for rules, see `FIELDS`."""
+
+SLOT_TTL = 600 * SECOND
+"""Microseconds, at least, for which the overview shows a slot after somebody has asked for it."""
+
+OutcomeWord = Literal["allowed", "refused", "shadowed"]
+"""The answer of a rule to a check. `shadowed`: the rule is a shadow, and would have refused."""
+
+OUTCOMES: tuple[OutcomeWord, ...] = ("allowed", "refused", "shadowed")
+ALLOWED, REFUSED, SHADOWED = ":a", ":r", ":s"
+"""How the fields of the counts end, after the name of a rule."""
+
+_SUFFIXES = dict(zip(OUTCOMES, (ALLOWED, REFUSED, SHADOWED), strict=True))
+
+OTHER_LABEL = "other"
+"""How exporters name the rules and slots past those that have a label of their own."""
+
+
+class Counted(NamedTuple):
+    """What the metrics count of a decision for one rule and subject."""
+
+    rule: str
+    """The name of the rule."""
+    subject: str
+    """The subject; it belongs in no label."""
+    outcome: OutcomeWord
+    """`"allowed"`, `"refused"`, or `"shadowed"`: a shadow rule would have refused."""
+
+
+def counted(decision: Decision) -> list[Counted]:
+    """Return what the metrics count of a decision that the store made; nothing for slots, and for a cost of 0.
+
+    Each item has a `rule`, a `subject` and an `outcome`: `"allowed"`, `"refused"`, or `"shadowed"` if a shadow rule
+    would have refused. If a rule refuses the request, the rules that had room are not counted: nothing was taken from
+    them.
+    """
+    outcomes = decision.outcomes
+    if len(outcomes) == 1 and outcomes[0].allowed:  # as most are
+        [only] = outcomes
+        counts = only.cost and not isinstance(only.of, Concurrency)
+        return [Counted(only.rule, only.subject, "allowed")] if counts else []
+    hits: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        if not isinstance(outcome.of, Concurrency):
+            hits.setdefault((outcome.rule, outcome.subject), []).append(outcome)
+    refusing = {place for place, of_hit in hits.items() if not all(outcome.allowed for outcome in of_hit)}
+    is_refused = any(hits[place][0].enforced for place in refusing)
+    return [
+        Counted(*place, "allowed" if place not in refusing else "shadowed" if of_hit[0].shadow else "refused")
+        for place, of_hit in hits.items()
+        if of_hit[0].cost and (place in refusing or not is_refused)
+    ]
+
+
+class RuleLabels:
+    """The labels of rules for an exporter. There are about as many as Prometheus gets; further rules share one."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def of(self, rule: str) -> str:
+        """Return the label of a rule: its name, the digest of a long name, or `OTHER_LABEL`."""
+        label = self._labels.get(rule)
+        if label is None:
+            if len(self._labels) >= FIELDS // len(OUTCOMES):
+                return OTHER_LABEL
+            part = field(rule)
+            label = self._labels[rule] = named(part) or part
+        return label
+
+
+class DecisionMetrics:
+    """What a limiter has decided in this process and not yet sent to its store. Any thread may use it."""
+
+    purpose = "send the metrics of the overview, which stay in memory"
+    at_exit = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.clear()
+        register_fork_aware(self)
+        flusher.add(self)
+
+    def clear(self) -> None:
+        """Forget what was counted and not yet sent."""
+        # A signal handler may check a limit while its thread is counting: so the lock is reentrant.
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._now = 0
+        """When the last of these was counted, in microseconds."""
+        self._counts: dict[str, int] = {}
+        """The counts by field: the name of a rule, escaped for fields of hashes, and `ALLOWED` or another end."""
+        self._refused: dict[str, int] = {}
+        """How often each subject was refused; by its name, escaped for keys."""
+        self._slots: dict[str, int] = {}
+        """For how many microseconds the overview shows each slot."""
+
+    def after_fork(self) -> None:
+        """Start empty in a forked process: the parent sends what was counted before."""
+        self.clear()
+
+    def count(self, now: int, plan: Plan, decision: Decision) -> None:
+        """Count the decision that the store made about a plan at `now` (microseconds)."""
+        with self._lock:
+            self._now = now
+            if not decision.allowed or plan.here or (plan.has_groups and decision.would_refuse):
+                self._add_all(counted(decision))
+            else:
+                for hit in plan.hits:
+                    if hit.cost:
+                        self._add(hit.field + ALLOWED)
+        flusher.wake()
+
+    def count_only_refusals(self, now: int, decision: Decision) -> None:
+        """Count the rules that refuse, also as shadows; what the others took is given back."""
+        with self._lock:
+            self._now = now
+            self._add_all(each for each in counted(decision) if each.outcome != "allowed")
+        flusher.wake()
+
+    def count_refusal(self, now: int, name: str, subject: str) -> None:
+        """Count a refusal of a subject by one rule (its name escaped for fields of hashes) at `now` (microseconds)."""
+        with self._lock:
+            self._now = now
+            self._add(name + REFUSED)
+            self._add_refused(escape(subject), 1)
+        flusher.wake()
+
+    def count_outage(self) -> None:
+        """Count an outage that this process has seen; it is sent with the next decision that the store makes."""
+        with self._lock:
+            self._add(OUTAGES)
+
+    def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
+        """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
+        place = f"{escape(subject)} {field(name)} {limit}"
+        with self._lock:
+            self._now = clock.now()
+            self._add_slot(place, max(span, SLOT_TTL))
+        flusher.wake()
+
+    def _add_all(self, counts: Iterable[Counted]) -> None:
+        for rule, subject, outcome in counts:
+            self._add(field(rule) + _SUFFIXES[outcome])
+            if outcome == "refused":
+                self._add_refused(escape(subject), 1)
+
+    def _add(self, counted_as: str, number: int = 1) -> None:
+        counts = self._counts
+        if counted_as not in counts and len(counts) >= FIELDS:
+            counted_as = OTHER + counted_as[-2:]
+        counts[counted_as] = counts.get(counted_as, 0) + number
+
+    def _add_refused(self, name: str, number: int) -> None:
+        if name in self._refused or len(self._refused) < MAX_SUBJECTS:
+            self._refused[name] = self._refused.get(name, 0) + number
+
+    def _add_slot(self, place: str, span: int) -> None:
+        if place in self._slots or len(self._slots) < MAX_SLOTS:
+            self._slots[place] = span
+
+    def flush(self) -> None:
+        """Send what was counted up to now.
+
+        Raises `StoreUnavailable` if the store does not answer: then the next message has it too.
+        """
+        with self._lock:
+            now, counts, refused, slots = self._now, self._counts, self._refused, self._slots
+            if not now:
+                return
+            self._begin()
+        try:
+            self._store.run(AddMetrics(_keys(now), counts, refused, slots), frozen_now())
+        except BaseException:
+            with self._lock:
+                self._now = self._now or now
+                for counted_as, number in counts.items():
+                    self._add(counted_as, number)
+                for name, number in refused.items():
+                    self._add_refused(name, number)
+                for place, span in slots.items():
+                    self._add_slot(place, span)
+            raise
+
+
+def _keys(now: int) -> MetricsKeys:
+    prefix, day = current().prefix, day_of(now, current().time_zone).date.isoformat()
+    names = MetricsKeys(f"metrics:{day}", f"metrics:{now // MINUTE}", f"refused:{day}", "slots", "totals")
+    return MetricsKeys(*(system_key(prefix, name) for name in names))

@@ -1,0 +1,183 @@
+"""Outages of the store: each is reported by one log line and one signal when it begins, and when it ends.
+
+An outage begins with a failure. It ends with an answer when there was no failure for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django_quota.conf import current
+from django_quota.core.errors import (
+    StoreCommandDenied,
+    StoreDataError,
+    StoreFull,
+    StoreOutOfMemory,
+    StoreRefusesWrites,
+    StoreUnavailable,
+)
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import read
+from django_quota.engine.operations import Operation
+from django_quota.signals import Announcement, asend, send, store_back, store_lost
+from django_quota.stores.base import Runner
+
+logger = logging.getLogger("django_quota")
+
+SETTLE_TIME = 1.0
+"""Seconds without a failure before an answer ends an outage. A store that fails on and off is reported once."""
+
+PERMISSION_SETTLE_TIME = 60.0
+"""The same if the user lacks a command that only some decisions need: the others still get answers."""
+
+_LOST = "%s. Rules decide by on_unavailable until it answers again."
+_LOST_OUT_OF_MEMORY = (
+    "%s. Redis is full: until it takes changes again, each process counts by itself for rules that do not say "
+    'on_unavailable, unless ON_UNAVAILABLE says "deny".'
+)
+
+
+class Outages:
+    """The outages of one store, as this process sees them.
+
+    `clock`: returns seconds and never goes back. `all_nodes_healthy`: says whether all servers of the store answer; one
+    may be gone while others answer.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, all_nodes_healthy: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._clock = clock
+        self._all_nodes_healthy = all_nodes_healthy
+        self._began = 0.0
+        self._failed = 0.0
+        """When the store failed last."""
+        self._settle_time = SETTLE_TIME
+        self._refuses_writes = False
+        """Whether the store still answers reads: then only a write shows that the store is back."""
+        self.is_on = False
+        """Whether there is an outage now."""
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock in a forked process: another thread may have held it at the fork."""
+        self._lock = threading.Lock()
+
+    def failed(
+        self, error: StoreUnavailable, subjects: Sequence[str], *, is_decision: bool = True
+    ) -> list[Announcement]:
+        """Note a failure for these subjects. Log what is new, and return the signals to send.
+
+        `is_decision`: whether a rule was decided. Other operations may need a command that decisions do not.
+        """
+        if isinstance(error, StoreDataError):
+            _log_foreign_data(tuple(dict.fromkeys(subjects)), error.reason)
+            return []
+        lacks_command = isinstance(error, StoreCommandDenied)
+        if lacks_command and not is_decision:
+            _log_denied_command(error.reason)
+            return []
+        with self._lock:
+            self._failed = self._clock()
+            self._refuses_writes = self._refuses_writes or isinstance(error, StoreRefusesWrites)
+            self._settle_time = max(self._settle_time, PERMISSION_SETTLE_TIME if lacks_command else SETTLE_TIME)
+            if self.is_on:
+                return []
+            self._began = self._failed
+            self.is_on = True
+        is_full = isinstance(error, StoreOutOfMemory)
+        logger.error(_LOST_OUT_OF_MEMORY if is_full else _LOST, str(error).rstrip("."))
+        return [(store_lost, {"reason": error.reason})]
+
+    def answered(self, *, wrote: bool = True) -> list[Announcement]:
+        """Note an answer. Log the end of an outage, and return the signals to send.
+
+        `wrote`: whether the answer shows that the store takes writes.
+        """
+        with self._lock:
+            now = self._clock()
+            if not self.is_on or (self._refuses_writes and not wrote) or now < self._failed + self._settle_time:
+                return []
+            if not self._all_nodes_healthy():
+                return []
+            self.is_on = self._refuses_writes = False
+            self._settle_time = SETTLE_TIME
+            seconds = now - self._began
+        logger.warning("The quota store answers again, after %.1f s.", seconds)
+        return [(store_back, {"seconds": seconds})]
+
+
+@lru_cache(maxsize=256)
+def _log_foreign_data(subjects: tuple[str, ...], reason: str) -> None:
+    """Log once that keys of these subjects hold something else."""
+    logger.error(
+        "What Redis holds for %s is not what we keep there: %s. Rules decide by on_unavailable until it is deleted.",
+        " and ".join(map(repr, subjects)),
+        reason.rstrip("."),
+    )
+
+
+@lru_cache(maxsize=256)
+def _log_denied_command(reason: str) -> None:
+    """Log once that the user of Redis lacks a command."""
+    logger.error(
+        "Redis does not permit a command: %s. What needs it fails, or goes by on_unavailable; everything else works.",
+        reason.rstrip("."),
+    )
+
+
+class OutageReportingStore:
+    """A layer around a store, for features that raise `StoreUnavailable`: it reports each failure and raises it again.
+
+    Decisions report their failures themselves, because they go on without the store.
+    """
+
+    def __init__(self, store: Runner, outages: Outages) -> None:
+        self._store = store
+        self._outages = outages
+
+    def run(self, operation: Operation, now: int | None = None) -> Any:
+        """Run an operation; see `Runner.run`."""
+        try:
+            reply = self._store.run(operation, now)
+        except StoreUnavailable as error:
+            send(self._failed(error, operation))
+            raise
+        if self._outages.is_on:
+            send(self._answered(reply, operation))
+        return reply
+
+    async def arun(self, operation: Operation, now: int | None = None) -> Any:
+        """Run an operation; see `run`."""
+        try:
+            reply = await self._store.arun(operation, now)
+        except StoreUnavailable as error:
+            await asend(self._failed(error, operation))
+            raise
+        if self._outages.is_on:
+            await asend(self._answered(reply, operation))
+        return reply
+
+    def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Run operations without a report; see `Runner.try_all`."""
+        return self._store.try_all(operations, now)
+
+    def _failed(self, error: StoreUnavailable, operation: Operation) -> list[Announcement]:
+        if isinstance(error, StoreFull):  # the memory store logs that itself
+            return []
+        return self._outages.failed(error, _subjects(operation), is_decision=False)
+
+    def _answered(self, reply: Any, operation: Operation) -> list[Announcement]:
+        return self._outages.answered(wrote=operation.has_written(reply))
+
+
+def _subjects(operation: Operation) -> list[str]:
+    """Return the subjects of an operation's keys."""
+    keys = (read(current().prefix, key) for key in operation.keys)
+    return [key.subject or "a subject of a long name" for key in keys if key is not None]

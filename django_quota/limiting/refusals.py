@@ -1,0 +1,246 @@
+"""Refusals from memory: a client that hammers a full limit costs next to nothing.
+
+A process remembers what a rule with `cache_refusals` refused, for at most that many seconds and never beyond its
+`retry_after`. Until then it repeats the refusal to requests with the same rules, subjects and costs without asking the
+store. Only the store decides requests with other rules. A reset, a refund or a lifted ban of this process takes effect
+at once, because the process then forgets its refusals. Other processes repeat theirs until their time is over.
+
+Refusals from memory count in the metrics, and like other hits that no store decides; see `unasked`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from django_quota.conf import current
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import Decision, Left, Outcome
+from django_quota.core.flow import Flow
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import escape
+from django_quota.core.rules import Rule
+from django_quota.engine.events import EventRecord
+from django_quota.engine.hits import Hit
+from django_quota.engine.plans import Asked, Plan, PlanMode
+from django_quota.limiting.fallback import Fallback
+from django_quota.limiting.flusher import flusher
+from django_quota.limiting.metrics import DecisionMetrics
+from django_quota.limiting.unasked import Place, UnaskedHits
+
+MAX_PLANS = 10_000
+"""For how many plans a process remembers refusals. Above that it forgets all, and the next requests ask the store."""
+
+PlanKey = tuple[tuple[int, str, int, str], ...]
+"""What tells plans apart: for each rule its `id`, the subject, the cost and the value to count."""
+
+
+def _clock() -> int:
+    """Return microseconds that never go back; the time of `freeze()` in tests."""
+    frozen = frozen_now()
+    return time.monotonic_ns() // 1_000 if frozen is None else frozen
+
+
+class Refusal:
+    """One remembered refusal of a plan: a rule, a subject, and what was refused."""
+
+    __slots__ = ("asked", "begins", "decided_at", "ends", "hit", "outcomes", "place")
+
+    def __init__(
+        self, asked: Sequence[Asked], hit: Hit, outcomes: tuple[Outcome, ...], decided_at: int, begins: int, span: int
+    ) -> None:
+        self.asked = asked
+        """What the plan asks for. It keeps the rules alive, so that no other rule gets the `id` of one."""
+        self.hit = hit
+        self.outcomes = outcomes
+        self.decided_at = decided_at
+        """When the store refused it, by its clock."""
+        self.begins = begins
+        self.ends = begins + span
+        """From when and until when to repeat the refusal, by `_clock`."""
+        self.place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field)
+        """Where its repetitions are counted."""
+
+    def outcomes_at(self, now: int) -> list[Outcome]:
+        """Return the outcomes, with times that have counted down."""
+        elapsed = (now - self.begins) / SECOND
+        return [
+            outcome._replace(
+                retry_after=None if outcome.retry_after is None else max(0.0, outcome.retry_after - elapsed),
+                reset_after=max(0.0, outcome.reset_after - elapsed),
+                next_after=None if outcome.next_after is None else max(0.0, outcome.next_after - elapsed),
+            )
+            for outcome in self.outcomes
+        ]
+
+    @property
+    def asks_store(self) -> bool:
+        """Whether the store counts its repetitions: for the day, or since another event may be due after a second."""
+        return self.hit.day is not None or self.ends - self.begins > SECOND
+
+    def event(self) -> EventRecord:
+        """Return the event that reports it."""
+        refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
+        longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
+        until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)
+        subject = escape(self.hit.subject)
+        return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
+
+
+class RepeatedRefusals(NamedTuple):
+    """Where a decision from memory reads its outcomes; see `core.decisions`."""
+
+    refusals: Sequence[Refusal]
+    now: int
+    """By `_clock`."""
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes, with times that have counted down."""
+        return tuple([outcome for refusal in self.refusals for outcome in refusal.outcomes_at(self.now)])
+
+    def left(self) -> list[Left]:
+        """Return how much each limit has left."""
+        return Decision.of(self.outcomes()).left()
+
+
+class Refusals:
+    """The refusals that a limiter remembers in this process: a layer around the store. Any thread may use it."""
+
+    purpose = "forget refusals that are over"
+    at_exit = False
+
+    def __init__(self, fallback: Fallback, unasked: UnaskedHits, metrics: DecisionMetrics | None = None) -> None:
+        self._fallback = fallback
+        self._unasked = unasked
+        self._metrics = metrics
+        self.table: dict[PlanKey, list[Refusal]] = {}
+        """All refusals of each plan. Reading takes no lock."""
+        self._plans: dict[str, set[PlanKey]] = {}
+        """The plans in the table by subject."""
+        self.changes = 0
+        """How often refusals were forgotten. If this changes while the store decides, the refusal is not remembered."""
+        self.after_fork()
+        register_fork_aware(self)
+        flusher.add(self)
+
+    def after_fork(self) -> None:
+        """Start empty in a forked process."""
+        # A signal handler may check a limit while its thread remembers: so the lock is reentrant.
+        self._lock = threading.RLock()
+        self._clear()
+
+    def decision_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
+        """Decide a plan: from memory, or by the layers below, whose refusal is remembered."""
+        known = self.answer(plan) if self.table and mode == "check" else None
+        if known is not None:
+            return known
+        changes = self.changes
+        try:
+            decision = yield from self._fallback.decision_flow(plan, mode)
+        finally:
+            if mode in ("refund", "adjust"):  # there may be room again
+                self.forget(plan.subjects)
+        if not decision.allowed and mode == "check" and plan.decided_at is not None:
+            self.remember(plan, decision, plan.decided_at, changes)
+        return decision
+
+    def answer(self, plan: Plan) -> Decision | None:
+        """Return the refusal of a plan if it is remembered; None if the store must decide.
+
+        The Decision has the outcomes of the rules that refused, and of no others.
+        """
+        refusals = self.table.get(_key(plan))
+        if refusals is None or not refusals[0].begins <= (now := _clock()) < refusals[0].ends:
+            return None
+        for refusal in refusals:
+            if refusal.asks_store:
+                self._unasked.add(refusal.place, {"r": 1}, refusal.event)
+            if self._metrics is not None:
+                hit, at = refusal.hit, refusal.decided_at + now - refusal.begins  # by the store's clock
+                self._metrics.count_refusal(at, hit.field, hit.subject)
+        return Decision.lazy(RepeatedRefusals(refusals, now), allowed=False)
+
+    def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
+        """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.
+
+        `decided_at`: the store's time in microseconds. If any rule of the plan must count each refusal, nothing is
+        remembered.
+        """
+        if any(rule.ban is not None or rule.count_refused for rule in plan.rules):
+            return
+        now = _clock()
+        refusing: list[tuple[Hit, tuple[Outcome, ...]]] = []
+        by_place: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in decision.outcomes:
+            by_place.setdefault((outcome.rule, outcome.subject), []).append(outcome)
+        for hit in plan.hits:
+            outcomes = tuple(by_place[hit.rule.name, hit.subject])
+            if not hit.group and not all(outcome.allowed for outcome in outcomes):
+                refusing.append((hit, outcomes))
+        span = _span(refusing, decided_at)
+        if span > 0:
+            self._put(_key(plan), [Refusal(plan.asked, *each, decided_at, now, span) for each in refusing], changes)
+
+    def _put(self, key: PlanKey, refusals: list[Refusal], changes: int) -> None:
+        with self._lock:
+            if changes != self.changes:
+                return
+            if len(self.table) >= MAX_PLANS:
+                self._clear()
+            self.table[key] = refusals
+            for _, subject, _, _ in key:
+                self._plans.setdefault(subject, set()).add(key)
+
+    def forget(self, subjects: Collection[str] | None = None) -> None:
+        """Forget the refusals of these subjects, or of all: from now on the store decides again."""
+        with self._lock:
+            self.changes += 1
+            if subjects is None:
+                self._clear()
+            else:
+                for subject in subjects:
+                    self._drop(list(self._plans.get(subject, ())))
+
+    def _clear(self) -> None:
+        self.table.clear()
+        self._plans.clear()
+
+    def _drop(self, keys: Sequence[PlanKey]) -> None:
+        for key in keys:
+            self.table.pop(key)
+            for subject in {subject for _, subject, _, _ in key}:
+                self._plans[subject].discard(key)
+                if not self._plans[subject]:
+                    del self._plans[subject]
+
+    def flush(self) -> None:
+        """Forget the refusals that are over."""
+        with self._lock:
+            now = _clock()
+            self._drop([key for key, refusals in self.table.items() if now >= refusals[0].ends])
+
+
+def _key(plan: Plan) -> PlanKey:
+    return tuple([(id(rule), subject, cost, value) for rule, subject, cost, value in plan.sent])
+
+
+def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) -> int:
+    """Return for how many microseconds the refusal by these hits is repeated; 0 if it is not."""
+    spans = [seconds * SECOND for hit, _ in refusing if (seconds := _seconds(hit.rule))]
+    if not spans or not all(hit.cost for hit, _ in refusing):
+        return 0
+    for hit, outcomes in refusing:
+        # When the first of its limits has room again, the outcomes are no longer true.
+        spans += [each.retry_after * SECOND for each in outcomes if not each.allowed and each.retry_after is not None]
+        if hit.day is not None:
+            spans.append(hit.day.ends - decided_at)
+    return int(min(spans))
+
+
+def _seconds(rule: Rule) -> float:
+    """Return for how long a process may repeat the refusals of a rule."""
+    if rule.distinct is not None:
+        return 0
+    return current().cache_refusals if rule.cache_refusals is None else rule.cache_refusals

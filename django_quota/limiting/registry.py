@@ -1,0 +1,138 @@
+"""The limiter of this process, made from the settings, and replaced when they change."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from django.core.signals import setting_changed
+
+from django_quota.conf import current
+from django_quota.core.clock import frozen_now
+from django_quota.core.flow import IOCall
+from django_quota.engine.operations import Operation
+from django_quota.limiting.cleaning import Cleaning
+from django_quota.limiting.flusher import flusher
+from django_quota.limiting.limiter import Limiter
+from django_quota.limiting.metrics import DecisionMetrics
+from django_quota.limiting.workers import Workers
+from django_quota.signals import store_lost
+from django_quota.stores.base import Store
+from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from django_quota.stores.redis.store import RedisStore
+    from django_quota.stores.redis.which import WhichRedis
+
+_limiter: Limiter | None = None
+_forced: Store | None = None
+_replacing = threading.Lock()
+
+
+def get_limiter() -> Limiter:
+    """Return the configured limiter, made when first needed."""
+    global _limiter  # noqa: PLW0603
+    limiter = _limiter
+    if limiter is None:
+        made = _make_limiter()
+        with _replacing:
+            _limiter = limiter = _limiter or made
+        if limiter is not made:  # another thread was faster; ours must not count as another worker
+            _retire(made)
+    return limiter
+
+
+def store_call(operation: Operation) -> IOCall:
+    """Return the call that runs an operation on the configured store. The call raises `StoreUnavailable`."""
+    store = get_limiter().reporting_store
+    return IOCall(store.run, store.arun, operation, frozen_now())
+
+
+def _make_limiter() -> Limiter:
+    settings = current()
+    if _forced is not None:
+        return Limiter(_forced, DecisionMetrics(_forced))
+    if settings.store == "database":
+        database = DatabaseStore(settings.database)
+        return Limiter(database, DecisionMetrics(database), Workers(database), Cleaning(database))
+    if settings.store == "memory":
+        memory = MemoryStore(max_keys=settings.memory_keys)
+        return Limiter(memory, DecisionMetrics(memory))
+    store = store_of(which_redis())
+    return Limiter(store, DecisionMetrics(store), Workers(store))
+
+
+def force_store(store: Store | None) -> Store | None:
+    """Count in this store, whatever the settings say; None: count where they say. Return the store until now.
+
+    It holds for all threads, and however a test changes the settings: so no test reaches Redis by accident.
+    """
+    global _forced
+    before, _forced = _forced, store
+    _forget_limiter()
+    return before
+
+
+def clear_memory() -> None:
+    """Forget what this process counts in its own memory. Redis keeps what it has."""
+    limiter = _limiter
+    if limiter is not None:
+        limiter.fallback.local.clear_memory()
+        limiter.refusals.forget()
+        limiter.store.clear_memory()
+        if not limiter.store.is_shared and limiter.metrics is not None:
+            limiter.metrics.clear()
+
+
+def _retire(limiter: Limiter) -> None:
+    flusher.remove(limiter.metrics, limiter.refusals, limiter.unasked, limiter.fallback.workers, limiter.cleaning)
+    limiter.store.close()
+    limiter.fallback.local.close()
+
+
+def _count_outage(**_: object) -> None:
+    limiter = _limiter
+    if limiter is not None and limiter.metrics is not None:
+        limiter.metrics.count_outage()
+
+
+store_lost.connect(_count_outage, dispatch_uid="django_quota.limiting.registry")
+
+
+def _forget_limiter() -> None:
+    global _limiter
+    limiter, _limiter = _limiter, None
+    if limiter is not None:
+        _retire(limiter)
+
+
+def _see_change(*, setting: str, **_: object) -> None:
+    limiter = _limiter
+    # What is counted in memory does not depend on CACHES and DATABASES.
+    if setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter is not None and limiter.store.is_shared):
+        _forget_limiter()
+
+
+setting_changed.connect(_see_change, dispatch_uid="django_quota.limiting.registry")
+
+
+def which_redis() -> WhichRedis:
+    """Return the Redis of the settings: `REDIS`, or that of the alias in `CACHE`."""
+    # A site without Redis needs none of its packages.
+    from django_quota.stores.redis.aliases import redis_of_alias  # noqa: PLC0415
+    from django_quota.stores.redis.given import GivenRedis  # noqa: PLC0415
+
+    settings = current()
+    return redis_of_alias(settings.cache) if settings.redis is None else GivenRedis(settings.redis)
+
+
+def store_of(which: WhichRedis) -> RedisStore:
+    """Return the store of a Redis: one server, or a Cluster."""
+    from django_quota.stores.redis.store import RedisStore  # noqa: PLC0415
+
+    if not which.is_cluster:
+        return RedisStore(which)
+    from django_quota.stores.cluster.store_cluster import ClusterStore  # noqa: PLC0415 — most sites have none
+
+    return ClusterStore(which)

@@ -1,0 +1,176 @@
+"""Hits that this process decides without the store: of exempt and blocked subjects, and refusals from memory.
+
+The flusher counts them about once a second for the day. A refusal is an event, at most once a second for a rule and a
+subject. What the store did not take waits for the next round; if only its answer was lost, it counts twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from django_quota.conf import current, time_zone
+from django_quota.core import clock
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.days import day_of
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import escape, field, key_of, subject_base
+from django_quota.core.rules import Rule
+from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.plans import Plan, counts_day, event_log_of
+from django_quota.engine.subject_operations import RecordHits
+from django_quota.limiting.flusher import flusher
+from django_quota.signals import Announcement, refused
+from django_quota.stores.base import Store
+
+MAX_PLACES = 100_000
+"""How many rules, subjects and days wait to be counted; further ones are left out while the store is away."""
+
+BATCH_SIZE = 500
+"""How many of them one round trip counts."""
+
+
+class Place(NamedTuple):
+    """Where hits are counted."""
+
+    status_key: str
+    """The key of the subject's status, which says when the next event is due."""
+    day_key: str
+    """The key of the day's counts; empty if the rule counts no days."""
+    rule: str
+    """The rule's name, escaped for fields of hashes."""
+
+
+class _Tally:
+    """How many hits wait to be counted."""
+
+    __slots__ = ("counts", "event")
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        """How the fields of the day change; see `lua/count_day.lua`."""
+        self.event: Callable[[], EventRecord] | None = None
+        """Makes the event of a refusal."""
+
+
+class UnaskedHits:
+    """The hits that this process has decided and that the store has not counted yet. Any thread may use it."""
+
+    purpose = "count what was decided without the store"
+    at_exit = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.after_fork()
+        register_fork_aware(self)
+        flusher.add(self)
+
+    def after_fork(self) -> None:
+        """Start empty in a forked process: the parent counts what was decided before."""
+        self._lock = threading.RLock()  # a signal handler may check a limit while its thread is counting
+        self._tallies: dict[Place, _Tally] = {}
+        self._told: dict[Place, int] = {}
+        """When `refused` was sent last, in microseconds."""
+
+    def __len__(self) -> int:
+        return len(self._tallies)
+
+    def add(self, place: Place, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
+        """Add hits: how the fields of the day change. `event` makes the event of a refusal; None: no event."""
+        with self._lock:
+            tally = self._tallies.get(place)
+            if tally is None:
+                if len(self._tallies) >= MAX_PLACES:
+                    return
+                tally = self._tallies[place] = _Tally()
+            tally.counts.update(counts)
+            tally.event = tally.event or event
+        flusher.wake()
+
+    def count(self, plan: Plan, decision: Decision) -> list[Announcement]:
+        """Count what overrides decided of a plan; return the signals to send.
+
+        If the plan is refused, the rules that had room are not counted.
+        """
+        announcements: list[Announcement] = []
+        now = clock.now()
+        asked = {(rule.name, subject): rule for rule, subject, _, _ in plan.asked}
+        for (name, subject), (outcome, *_) in (
+            (place, outcomes) for place, outcomes in plan.here.items() if outcomes and place in plan.unsent
+        ):
+            if not outcome.cost or (outcome.allowed and decision.enforced):
+                continue
+            rule = asked[name, subject]
+            place = _place_of(rule, subject, now)
+            is_reported = not outcome.allowed and not outcome.shadow
+            event = partial(_event, place, subject, outcome, now) if is_reported else None
+            self.add(place, {"a": 1, "u": outcome.cost - 1} if outcome.allowed else {"r": 1}, event)
+            if outcome.allowed and place.day_key:
+                plan.exempt[name, subject] = now
+            if is_reported and self._is_due(place, now):
+                announcements.append((refused, {"rule": rule, "subject": subject, "decision": decision}))
+        return announcements
+
+    def settle(self, plan: Plan) -> None:
+        """Count what the exempt hits of a plan really used; one that used nothing is no hit."""
+        for rule, subject, taken, more, is_undone in plan.settled_here():
+            place = _place_of(rule, subject, taken.moment)
+            if place.day_key:
+                self.add(place, {"a": -is_undone, "u": more + is_undone})
+
+    def _is_due(self, place: Place, now: int) -> bool:
+        """Say whether to send `refused` now, and note that it is sent."""
+        with self._lock:
+            if 0 <= now - self._told.get(place, now - SECOND) < SECOND or len(self._told) >= MAX_PLACES:
+                return False
+            self._told[place] = now
+            return True
+
+    def flush(self) -> None:
+        """Count them. Raises `StoreUnavailable` if the store does not answer; then they wait for the next round."""
+        with self._lock:
+            tallies, self._tallies = list(self._tallies.items()), {}
+            self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
+        failures: list[Exception] = []
+        for first in range(0, len(tallies), BATCH_SIZE):
+            try:
+                failures += self._record(tallies[first : first + BATCH_SIZE])
+            except Exception as error:  # noqa: BLE001 — the flusher reports it
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _record(self, tallies: list[tuple[Place, _Tally]]) -> list[Exception]:
+        """Count hits in the store, and report them; return the errors. Hits that failed wait for the next round."""
+        settings = current()
+        asking = [(place, tally) for place, tally in tallies if place.day_key or (tally.event and settings.events)]
+        operations = [
+            RecordHits(*place, tally.counts, SECOND if settings.events and tally.event else 0)
+            for place, tally in asking
+        ]
+        replies: list[Any] = [None] * len(asking)
+        try:
+            replies = self._store.try_all(operations, frozen_now()) if operations else []
+        finally:
+            for (place, tally), reply in zip(asking, replies, strict=True):
+                if not isinstance(reply, int):
+                    self.add(place, tally.counts, tally.event)
+        events = [tally.event() for (_, tally), due in zip(asking, replies, strict=True) if due == 1 and tally.event]
+        if events:
+            self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), frozen_now())
+        return [reply for reply in replies if isinstance(reply, Exception)]
+
+
+def _place_of(rule: Rule, subject: str, moment: int) -> Place:
+    base = subject_base(current().prefix, subject)
+    day = str(day_of(moment, time_zone()).date) if counts_day(rule, subject) else ""
+    return Place(key_of(base, "s"), key_of(base, "day", day) if day else "", field(rule.name))
+
+
+def _event(place: Place, subject: str, outcome: Outcome, now: int) -> EventRecord:
+    until = 0 if outcome.retry_after is None else now + int(outcome.retry_after * SECOND)
+    return EventRecord("refused", place.rule, escape(subject), until, 0, outcome.limit)

@@ -1,0 +1,1 @@
+"""What an operator asks: what is counted for whom, is Redis healthy, what would other rates do."""

@@ -1,0 +1,306 @@
+"""Health: whether Redis answers, how fast, what may harm the limits, and how much memory our keys take.
+
+The checks change nothing. In a Cluster they ask all primaries, and report sums, or the worst value of what may harm.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRefusesWrites
+from django_quota.core.keys import is_system, read, system_key
+from django_quota.engine.operations import text
+from django_quota.stores.scanning import Walk
+
+if TYPE_CHECKING:
+    from django_quota.stores.redis.store import RedisStore, Server
+
+PROBE = ":probe"
+"""The end of the name of a key that never exists: ZADD XX changes nothing there, but fails if Redis takes no writes."""
+
+NEARLY_FULL = 0.9
+"""The share of `maxmemory` above which Redis counts as nearly full."""
+
+
+SCAN_CALLS, SCAN_COUNT = 20, 100
+"""SCAN calls, and about how many keys each looks at."""
+
+MAX_MEASURED = 100
+"""Keys of each kind that are measured."""
+
+ESTIMATE_TTL = 60.0
+"""Seconds for which an estimate is reused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The state of Redis. A value that our Redis user may not read is None."""
+
+    latency: float
+    """Seconds that a PING took."""
+    version: str | None = None
+    role: str | None = None
+    """`"master"` or `"slave"`, as Redis calls it."""
+    uptime: int | None = None
+    """Seconds."""
+    clients: int | None = None
+    used: int | None = None
+    """Bytes."""
+    most: int | None = None
+    """Bytes that Redis may use; 0: no limit."""
+    policy: str | None = None
+    """What Redis does when its memory is full, such as `"noeviction"`."""
+    keys: int | None = None
+    """Keys of the database; in a Cluster, of all servers."""
+    events: int | None = None
+    """Entries of the event stream."""
+    refuses: str = ""
+    """The error of a write, if Redis takes none: it is full, a replica, or cannot save. Then nothing is counted."""
+    parts: Sequence[Health] = ()
+    """In a Cluster, the state of each server that answers."""
+    silent: Sequence[str] = ()
+    """In a Cluster, the addresses of the servers that do not answer."""
+
+    @property
+    def servers(self) -> int:
+        """How many servers there are, with those that do not answer."""
+        return max(1, len(self.parts)) + len(self.silent)
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether it evicts keys when it is full, so that limits are forgotten."""
+        if self.parts:
+            return any(part.may_evict for part in self.parts)
+        return bool(self.most) and self.policy not in (None, "noeviction")
+
+    @property
+    def fullest(self) -> float | None:
+        """The used share of the memory, of the fullest server; None if there is no limit."""
+        shares = [(part.used or 0) / part.most for part in self.parts or (self,) if part.most]
+        return max(shares, default=None)
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether its memory is nearly full."""
+        return (self.fullest or 0) >= NEARLY_FULL
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no writes because its memory is full."""
+        return is_full(self.refuses)
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it is a replica, which takes no writes."""
+        return any(part.is_replica for part in self.parts) or self.role == "slave"
+
+
+def health(store: RedisStore, prefix: str) -> Health:
+    """Return the state of Redis. Raises `StoreUnavailable` if no server answers."""
+    walk = Walk(store)
+    own = None
+    with walk.past():
+        own = store.server_of(system_key(prefix, "events"))
+    parts, silent = [], []
+    for server in walk.servers:
+        missed = walk.missed
+        with walk.past():
+            parts.append(_of_one(store, server, prefix, has_events=server == own))
+        if walk.missed > missed:
+            silent.append(str(server))
+    if not parts:
+        walk.end()
+    return parts[0] if len(parts) == 1 and not silent else _joined(parts, silent)
+
+
+def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool) -> Health:
+    from django_quota.stores.redis.errors import translate_error  # noqa: PLC0415 — a site may have no Redis
+
+    probe = system_key(prefix, "events") + PROBE
+    with store.commands(server) as client:
+        client.ping()  # the time for a new connection is not latency
+        began = time.perf_counter()
+        client.ping()
+        latency = time.perf_counter() - began
+        with client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent  # redis-py leaves it untyped
+            pipeline.info()
+            pipeline.dbsize()
+            pipeline.zadd(store.node_key(probe, server) or probe, {"": 1}, xx=True)
+            if has_events:
+                pipeline.xlen(system_key(prefix, "events"))
+            # A Redis user may lack some of these permissions: what is refused stays None.
+            info, keys, change, *events = pipeline.execute(raise_on_error=False)
+    info, keys = map(_given, (info, keys))
+    details: Mapping[str, Any] = info or {}
+    return Health(
+        latency,
+        _version(details),
+        details.get("role"),
+        details.get("uptime_in_seconds"),
+        details.get("connected_clients"),
+        details.get("used_memory"),
+        details.get("maxmemory"),
+        details.get("maxmemory_policy"),
+        keys,
+        _given(events[0]) if events else None,
+        _refusal(translate_error(change)) if isinstance(change, Exception) else "",
+    )
+
+
+def _version(details: Mapping[str, Any]) -> str | None:
+    """Return the version in INFO. Valkey reports its own, and that of the Redis that it is compatible with."""
+    of_valkey = details.get("valkey_version")
+    return f"Valkey {of_valkey}" if of_valkey else details.get("redis_version")
+
+
+def _joined(parts: Sequence[Health], silent: Sequence[str]) -> Health:
+    """Return the state of a Cluster: the slowest latency, the oldest version, sums, and the worst policy."""
+    policies = [part.policy for part in sorted(parts, key=lambda part: not part.may_evict) if part.policy]
+    bounds = [part.most for part in parts if part.most]
+    return Health(
+        latency=max(part.latency for part in parts),
+        version=min((part.version for part in parts if part.version), key=_numbers, default=None),
+        role=next((part.role for part in parts if part.role), None),
+        uptime=min((part.uptime for part in parts if part.uptime is not None), default=None),
+        clients=_sum(part.clients for part in parts),
+        used=_sum(part.used for part in parts),
+        most=sum(bounds) if len(bounds) == len(parts) else 0,
+        policy=policies[0] if policies else None,
+        keys=_sum(part.keys for part in parts),
+        events=_sum(part.events for part in parts),
+        refuses=next((part.refuses for part in parts if part.refuses), ""),
+        parts=parts,
+        silent=silent,
+    )
+
+
+def is_full(refusal: str) -> bool:
+    """Return whether Redis refuses a write with these words because its memory is full."""
+    return "OutOfMemory" in refusal or "OOM" in refusal
+
+
+def refused_change(store: RedisStore, key: str) -> str:
+    """Return the error of a key's server for a write; empty if it takes writes, or if we may not ask.
+
+    It changes nothing. Raises `StoreUnavailable` if the server does not answer.
+    """
+    probe = f"{key}{PROBE}"
+    try:
+        with store.commands(store.server_of(probe)) as client:
+            client.zadd(probe, {"": 1}, xx=True)
+    except (StoreRefusesWrites, StorePermissionDenied) as error:
+        return _refusal(error)
+    return ""
+
+
+def _refusal(error: QuotaError) -> str:
+    """Return the message of an error if it says that writes are refused."""
+    return error.reason if isinstance(error, StoreRefusesWrites) else ""
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
+
+
+def _numbers(version: str) -> list[int]:
+    return list(map(int, re.findall(r"\d+", version)))
+
+
+def _given(reply: Any) -> Any:
+    return None if isinstance(reply, Exception) else reply
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class KindSize:
+    """The keys of one kind."""
+
+    kind: str
+    """One of `keys.KINDS`, or, with `is_system`, of `keys.SYSTEM_KINDS`."""
+    is_system: bool
+    keys: int
+    """About how many there are."""
+    bytes: int
+    """About how many bytes they take."""
+
+
+@dataclass(slots=True)
+class Sizes:
+    """An estimate from a sample: a few SCAN calls list keys, and some of these keys are measured."""
+
+    listed: int = 0
+    """Keys of the database that were listed, ours or not."""
+    total: int = 0
+    """Keys of the database."""
+    measured: int = 0
+    """Keys of ours that were measured."""
+    kinds: list[KindSize] = field(default_factory=list)
+    """The largest first."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all keys of the database were listed."""
+        return self.listed >= self.total
+
+    @property
+    def keys(self) -> int:
+        """About how many keys of ours there are."""
+        return sum(kind.keys for kind in self.kinds)
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes they take."""
+        return sum(kind.bytes for kind in self.kinds)
+
+
+def sizes(store: RedisStore, prefix: str) -> Sizes:
+    """Return an estimate that is at most a minute old. Raises `StoreUnavailable` if Redis does not answer."""
+    return _estimate(store, prefix, time.monotonic() // ESTIMATE_TTL)
+
+
+@lru_cache(maxsize=1)
+def _estimate(store: RedisStore, prefix: str, minute: float) -> Sizes:  # noqa: ARG001 — each minute has a new estimate
+    found, listed, walk = Sizes(), set[str](), Walk(store)
+    for server in walk.servers:
+        with walk.past(), store.commands(server) as client:
+            total, of_server = _listed(client, max(1, SCAN_CALLS // len(walk.servers)))
+            found.total += total
+            listed |= of_server
+    by_kind: dict[tuple[str, bool], list[str]] = {}
+    for key in listed:
+        parts = read(prefix, key)
+        if parts is not None:
+            by_kind.setdefault((parts.what.partition(":")[0], is_system(prefix, key)), []).append(key)
+    sample = [key for keys in by_kind.values() for key in keys[:MAX_MEASURED]]
+    measured: dict[str, int | None] = {}
+    with walk.past():
+        measured.update(zip(sample, store.of_each(("MEMORY", "USAGE"), sample), strict=True))
+    found.listed = len(listed)
+    factor = found.total / max(1, found.listed)
+    for kind, keys in by_kind.items():
+        known = [size for size in map(measured.get, keys) if size is not None]
+        found.measured += len(known)
+        of_all = len(keys) * factor
+        found.kinds.append(KindSize(*kind, round(of_all), round(of_all * sum(known) / max(1, len(known)))))
+    found.kinds.sort(key=lambda size: -size.bytes)
+    return found
+
+
+def _listed(client: Any, steps: int) -> tuple[int, set[str]]:
+    """Return how many keys a server has, and the keys that a few SCAN calls list."""
+    total, cursor, listed = int(client.dbsize()), 0, set[str]()
+    for _ in range(steps):
+        cursor, keys = client.scan(cursor, count=SCAN_COUNT)
+        listed.update(map(text, keys))
+        if cursor == 0:
+            return min(total, len(listed)), listed
+    return total, listed

@@ -1,0 +1,558 @@
+"""What is known of one subject: its limits, overrides, bans, leases and daily counts. Reading changes nothing.
+
+By default everything is read by name in a few round trips: the rules of the settings and the views, the rules that the
+subject's own keys name, and the slots of views. With `scan=True`, as in the commands, the code walks through all keys
+in Redis, and so finds rules and slots that only calls in your code name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date
+from itertools import groupby, zip_longest
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from django.utils.translation import gettext, gettext_lazy
+
+from django_quota.conf import current, rule_of
+from django_quota.core import keys
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import Outcome, Why
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
+from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
+from django_quota.engine.operations import text
+from django_quota.engine.plans import Plan, rule_under
+from django_quota.engine.subject_operations import InspectSubject, ReadDays
+from django_quota.features.event_stream import PAGE, Event, newest_events
+from django_quota.features.usage import Count, usage
+from django_quota.limiting.known_rules import known_rules, known_slots
+from django_quota.limiting.limiter import new_plan
+from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter
+from django_quota.operating.health import is_full, refused_change
+from django_quota.stores.base import Store
+
+BATCH_SIZE = 100
+"""Rules that one script call peeks at."""
+
+MAX_NAMED = 500
+"""Rules outside the settings and the views that are read."""
+
+MAX_SLOTS = 500
+"""How many recently used slots, of all subjects, are searched for the slots of one subject."""
+
+MAX_REFUSALS = 20
+"""Refusals that `recent_refusals` returns."""
+
+SCAN_COUNT = 1_000
+
+_RULE_FIELDS = frozenset("bew")
+"""The kinds of fields of a subject's hash that hold the name of a rule."""
+
+BY_REQUEST = gettext_lazy("its rates are functions of the request")
+UNLIMITED = gettext_lazy("it is unlimited")
+UNNAMED = gettext_lazy("neither the settings nor the views have this name, and it does not tell the rate and options")
+"""Why the limits of a rule cannot be read."""
+
+WITHOUT_STORE = {
+    "allow": gettext_lazy("the next hit is admitted, and not counted"),
+    "deny": gettext_lazy("no hit is admitted while Redis takes no changes"),
+    "local": gettext_lazy("each process decides by itself while Redis takes no changes"),
+}
+"""What happens to a hit while the store takes no changes, by `on_unavailable`."""
+
+T = TypeVar("T")
+
+NamedRule = Rule | str | list[Rule]
+"""What a name stands for: a rule, a text that says why none can be read, or the rules that a rate may mean."""
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """One limit of one rule for the subject."""
+
+    rule: str
+    rate: str
+    algorithm: str
+    limit: int
+    """How much is left when nothing is used."""
+    used: int
+    remaining: int
+    retry_after: float | None
+    """Seconds until one more hit is admitted: 0.0 for now, None for never."""
+    reset_after: float
+    """Seconds until nothing is used any more."""
+    why: Why
+    """What takes precedence over the limit; see `Outcome.why`."""
+    source: str
+    """The key in Redis that holds the state."""
+    tier: str = ""
+    """The tier that the limit belongs to, where the rule has rates by tier."""
+    instead: str = ""
+    """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
+    is_burst_unknown: bool = False
+    """Whether the burst is known only to a call, so that these figures assume none."""
+    shadow: bool = False
+    """Whether the limit only reports and never refuses."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the next hit is refused."""
+        if self.instead:
+            return self.instead == "deny"
+        return self.retry_after != 0 and not self.shadow
+
+    @classmethod
+    def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
+        """Make the status from the outcome of a peek."""
+        return cls(
+            outcome.rule,
+            str(outcome.rate),
+            outcome.of.algorithm.name,
+            outcome.limit,
+            max(0, outcome.limit - outcome.remaining) + outcome.over,
+            outcome.remaining,
+            outcome.retry_after,
+            outcome.reset_after,
+            outcome.why,
+            source,
+            tier,
+            shadow=outcome.shadow,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BanStatus:
+    """A ban in force."""
+
+    rule: str
+    field: str
+    """The rule's name as a field of a hash: a digest if the name is very long."""
+    ends_in: float
+    """Seconds."""
+    level: int
+    """1 for the first ban in a row, 2 for the next, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """The leases of one slot."""
+
+    name: str
+    ends_in: tuple[float, ...]
+    """Seconds until each ends, the first to end first; only the first hundred are listed."""
+    source: str
+    """The key in Redis that holds them."""
+    number: int = 0
+    """How many there are in all."""
+
+
+@dataclass(slots=True)
+class SubjectSnapshot:
+    """What is known of a subject at one moment."""
+
+    subject: str
+    now: int
+    """The store's time, in microseconds since 1970."""
+    limits: list[LimitStatus] = field(default_factory=list)
+    table: OverrideTable = field(default_factory=OverrideTable)
+    """The overrides that concern the subject."""
+    bans: list[BanStatus] = field(default_factory=list)
+    leases: list[HeldStatus] = field(default_factory=list)
+    days: dict[date, dict[str, Count]] = field(default_factory=dict)
+    """Checks of the last days by day and rule."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """By rule, why its limits could not be read."""
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """By rule in `unread`, the ids of the states that a scan found."""
+    refuses: str = ""
+    """The store's error while it takes no changes, so that nothing is counted; otherwise empty."""
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The overrides that concern the subject, the most specific first, also those that have not begun."""
+        return self.table.of_subject(self.subject)
+
+    def override_of(self, rule: str) -> Override | None:
+        """Return the override that holds for a rule."""
+        return self.table.find(self.subject, rule, self.now)
+
+
+# --- reading it -------------------------------------------------------------------------------------------------------
+
+
+def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
+    """Read all that is known of a subject, for these rules, or for all that can be found.
+
+    Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier, and for rules
+    that only the subject's own keys name. With `scan` it walks through all keys in Redis instead: use that in a
+    command, not in a request. The memory store is always read by name.
+
+    Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
+    """
+    scanned = scan_keys(subject) if scan else None
+    states, leases = _contents_of(scanned or {})
+    rules: dict[str, NamedRule] = dict(known_rules())
+    for name, state_ids in states.items():
+        rules.setdefault(name, rules_named(name, state_ids))
+    if names is not None:
+        rules = _chosen(names, rules)
+    if scanned is None:
+        base = keys.subject_base(current().prefix, subject)
+        leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
+    contents = read_contents(subject, leases)
+    days = usage(subject)
+    if names is None and scanned is None:
+        more = contents.rules.union(*days.values()) - rules.keys()
+        rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
+    snapshot = _snapshot_of(subject, contents, rules)
+    if names is not None:
+        snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
+    snapshot.leases = contents.leases
+    snapshot.days = days
+    _read_limits(snapshot, rules)
+    snapshot.states = {name: sorted(states[name]) for name in snapshot.unread if name in states}
+    return snapshot
+
+
+def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
+    """Return the rules of these names. A rate has the same name however it is spelt: `10 per minute` is `10/m`."""
+    chosen = {name: known.get(name) or _rate_named(name, known) for name in names}
+    return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
+
+
+def _rate_named(name: str, known: Iterable[str]) -> Rule:
+    try:
+        return rule_of(name, {})
+    except RateError as error:
+        if error.position is not None:  # it looks like a rate
+            raise
+        raise RuleError(f"{name!r} is not the name of a rule.{did_you_mean(name, known)}") from None
+
+
+def recent_refusals(subject: str) -> list[Event]:
+    """Return a subject's refusals and bans among the newest events of all subjects, the newest first.
+
+    Rules that only a call in your code names appear here too. It is empty if the store is not Redis or keeps no events.
+    Raises `StoreUnavailable`.
+    """
+    events = newest_events(get_limiter().store, current().prefix, PAGE)
+    return [event for event in events if event.subject == subject and event.kind in ("refused", "banned")][
+        :MAX_REFUSALS
+    ]
+
+
+def scan_keys(subject: str) -> dict[str, keys.Key] | None:
+    """Find all keys of a subject by walking through all keys of the store; None for the memory of a process."""
+    store, prefix = get_limiter().store, current().prefix
+    if not store.is_shared:
+        return None
+    start = f"{keys.subject_base(prefix, subject)}}}:"
+    matching = f"{keys.glob(start)}*"
+    if store.redis is None:
+        found = store.names(matching)
+    else:
+        with store.redis.commands(store.redis.server_of(start)) as lent:
+            client: Any = lent
+            found = map(text, list(client.scan_iter(match=matching, count=SCAN_COUNT)))
+    return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}
+
+
+def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the ids of states by rule, and the slots in use by key."""
+    states: dict[str, list[str]] = {}  # without rules of which only a digest is known
+    leases: dict[str, str] = {}
+    for key, read in scanned.items():
+        kind, part, *state_id = f"{read.what}:".split(":", 2)
+        name = keys.named(part)
+        if kind == "r" and name is not None:
+            states.setdefault(name, []).append(state_id[0].removesuffix(":"))
+        elif kind == "l":
+            leases[key] = name or read.what
+    return states, leases
+
+
+def rules_named(name: str, state_ids: Collection[str] | None = None) -> NamedRule:
+    """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
+
+    With `state_ids`, only rules that have one of these states. If there is no such rule, return a text that says so.
+    """
+    rules = []
+    for algorithm in ALGORITHMS:
+        with suppress(RuleError):
+            rules.append(rule_of(name, {"algorithm": algorithm}))
+    return [
+        rule
+        for rule in rules
+        if rule.name == name and (state_ids is None or any(limit.state_id in state_ids for limit in rule.limits))
+    ] or str(UNNAMED)
+
+
+def _possible_slots(subject: str) -> list[str]:
+    """Return the slots that a subject may hold: those of views, and those that calls used recently."""
+    names = set(known_slots())
+    for member in _recent_slots(get_limiter().store, keys.system_key(current().prefix, "slots")):
+        holder, part, _limit = member.split(" ")
+        name = keys.named(part)
+        if holder == keys.escape(subject) and name is not None:
+            names.add(name)
+    return sorted(names)
+
+
+def _recent_slots(store: Store, key: str) -> list[str]:
+    """Return the slots of all subjects that calls used lately, the last one first; none of the memory of a process."""
+    if store.redis is not None:
+        with store.redis.commands() as client:
+            recent: Any = client.zrevrange(key, 0, MAX_SLOTS - 1)
+        return list(map(text, recent))
+    if not store.is_shared:
+        return []
+    (flat,) = store.run(ReadDays([key]), frozen_now())
+    ends = dict(zip(flat[::2], map(int, flat[1::2]), strict=True))
+    return sorted(ends, key=lambda member: -ends[member])[:MAX_SLOTS]
+
+
+@dataclass(slots=True)
+class Contents:
+    """The content of the keys of a subject."""
+
+    now: int
+    """The store's time, in microseconds since 1970."""
+    fields: dict[str, str]
+    """The fields of the subject's hash."""
+    leases: list[HeldStatus]
+
+    @property
+    def rules(self) -> set[str]:
+        """The rules that fields of the hash name in full."""
+        parts = {part for kind, _, part in (name.partition(":") for name in self.fields) if kind in _RULE_FIELDS}
+        return {name for part in parts - {""} if (name := keys.named(part)) is not None}
+
+    def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
+        """Return the bans in force; `rules` are names that a digest may stand for."""
+        names = {keys.field(name): name for name in rules}
+        for field_name, value in sorted(self.fields.items()):
+            kind, _, part = field_name.partition(":")
+            if kind == "b":
+                ends, level, _ = map(int, value.split(" "))
+                if ends > self.now:
+                    yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
+
+
+def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
+    """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
+    operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
+    now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
+    words = list(map(text, flat))
+    contents = Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
+    for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
+        if number:
+            ends_in = tuple((float(end) - now) / SECOND for end in live[1::2])
+            contents.leases.append(HeldStatus(name, ends_in, key, int(number)))
+    return contents
+
+
+def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:
+    """Return a snapshot with the overrides and the bans."""
+    snapshot = SubjectSnapshot(subject, contents.now, bans=list(contents.bans(rules)))
+    overrides.refresh()
+    snapshot.table = OverrideTable(overrides.table.of_subject(subject))
+    redis = get_limiter().store.redis
+    if redis is not None:
+        snapshot.refuses = refused_change(redis, keys.status_key(current().prefix, subject))
+    return snapshot
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def possible_tiers(rule: Rule, subject: str) -> dict[str, Rule]:
+    """Return the tiers of a rule that a subject may be in, or all tiers if that leaves none.
+
+    A user is not anonymous. With the key `"user"`, a subject that is not a user is not signed in. With another key,
+    such as the address, the subject may be signed in.
+    """
+    parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    if any(part.startswith("user:") for part in subject.split("+")):
+        impossible = ANONYMOUS
+    else:
+        impossible = AUTHENTICATED if "user" in parts else ""
+    return {tier: of_tier for tier, of_tier in rule.tiers.items() if tier != impossible} or dict(rule.tiers)
+
+
+_Question = tuple[str, str, Rule | list[Rule]]
+"""A name, a tier, and the rule of that name; for a rate, the rules that a call may mean by it."""
+
+
+def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
+    """Add the limits of these rules, or why they cannot be read."""
+    plain: list[_Question] = []
+    by_tier: list[list[_Question]] = []
+    for name, given in rules.items():
+        if isinstance(given, str):
+            snapshot.unread[name] = given
+        elif isinstance(given, Rule) and given.tiers:
+            tiers = possible_tiers(given, snapshot.subject).items()
+            by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])
+        elif isinstance(given, list) or _is_readable(snapshot, given):
+            plain.append((name, "", given))
+    for questions in batches(plain, by_tier):
+        snapshot.limits += _peek_at(snapshot, questions)
+    order = {name: number for number, name in enumerate(rules)}
+    snapshot.limits.sort(key=lambda limit: order[limit.rule])  # a stable sort, which keeps the order of tiers
+
+
+def _is_readable(snapshot: SubjectSnapshot, rule: Rule, tier: str = "") -> bool:
+    if not rule.dynamic and rule.limits:
+        return True
+    snapshot.unread[f"{rule.name} ({tier})" if tier else rule.name] = str(BY_REQUEST if rule.dynamic else UNLIMITED)
+    return False
+
+
+def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator[Sequence[T]]:
+    """Split rules into batches for one plan each. Two tiers of a rule share its name, so no batch has both."""
+    for first in range(0, len(plain), BATCH_SIZE):
+        yield plain[first : first + BATCH_SIZE]
+    for tiers in zip_longest(*by_tier):
+        yield [tier for tier in tiers if tier is not None]
+
+
+def _peek_at(
+    snapshot: SubjectSnapshot, questions: Sequence[_Question], table: OverrideTable | None = None
+) -> Iterator[LimitStatus]:
+    """Yield the limits of these rules under the overrides of the subject, or under those of another table."""
+    asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
+    rates = {name for name, _, given in questions if isinstance(given, list)}
+    table = snapshot.table if table is None else table
+    found = {name: table.find(snapshot.subject, name, snapshot.now) for name in asked}
+    plan = new_plan(
+        [
+            (rule_under(rule, override) if override else rule, snapshot.subject, 1, "")
+            for name, (_, given) in asked.items()
+            for rule in given
+            for override in [found[name]]
+        ]
+    )
+    for outcome, step in zip(_peek(plan), plan.limits, strict=True):
+        tier, (rule, *others) = asked[outcome.rule]
+        limit = LimitStatus.of(outcome, step.key, tier)
+        override = found[outcome.rule]
+        if override is not None:
+            limit = _under(override, limit, snapshot.now)
+        if others and not limit.used:
+            continue
+        if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
+            without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
+            limit = replace(limit, instead=without)
+        if outcome.rule in rates and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
+            limit = replace(limit, is_burst_unknown=True)
+        yield limit
+
+
+def _peek(plan: Plan) -> Sequence[Outcome]:
+    """Ask the store for the state of a plan's limits, whatever overrides say. Raises `StoreUnavailable`."""
+    if not plan:  # this compiles the plan, so overrides no longer change it
+        return ()
+    decision = get_limiter().decide(plan, "peek")
+    if decision.degraded:
+        raise StoreUnavailable("it did not say what is left of the limits")
+    return decision.outcomes
+
+
+# --- the effect of an override ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RuleChange:
+    """The limits of a rule now, and under the override."""
+
+    rule: str
+    now: list[LimitStatus]
+    then: list[LimitStatus] = field(default_factory=list)
+    """Empty where the override changes nothing."""
+    problem: str = ""
+    """Why the override changes nothing: the rule has an override of its own, or this override does not fit the rule."""
+
+
+@dataclass(slots=True)
+class OverridePreview:
+    """What an override would do."""
+
+    changes: list[RuleChange]
+    is_unknown: bool = False
+    """Whether neither the settings nor the views have this rule. A decorator or a call may still use the name."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """By rule, why its limits could not be read."""
+
+
+def preview_override(subject: str, override: Override) -> OverridePreview:
+    """Return what an override would do to a subject from now on, if it replaced the saved one with its primary key.
+
+    This changes nothing. Raises `RuleError` for a text that cannot be a subject, `StoreUnavailable`.
+    """
+    rules = rules_for(override.rule)
+    snapshot = _snapshot_of(subject, read_contents(subject), rules)
+    _read_limits(snapshot, rules)
+    table = OverrideTable([*snapshot.overrides, override])
+    preview = OverridePreview([], is_unknown=not rules, unread=snapshot.unread)
+    changed: list[_Question] = []
+    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
+        change = RuleChange(name, list(limits))
+        preview.changes.append(change)
+        given = rules[name]
+        rule = next(iter(given.tiers.values()), given) if isinstance(given, Rule) else None
+        found = table.find(subject, name, max(override.begins, snapshot.now))
+        if found is None or found.pk != override.pk:
+            change.problem = gettext("Nothing changes, since this rule has an override of its own.")
+        elif rule is not None and override.mode == "rate":
+            try:
+                rule.with_rates(override.rates)
+            except RuleError as error:
+                change.problem = str(error)
+        if rule is not None and not change.problem:
+            changed.append((name, "", rule))
+    changes = {change.rule: change for change in preview.changes}
+    table = OverrideTable([override._replace(begins=0)])
+    for questions in batches(changed):
+        for limit in _peek_at(snapshot, questions, table):
+            changes[limit.rule].then.append(limit)
+    return preview
+
+
+def rules_for(name: str) -> dict[str, NamedRule]:
+    """Return the rules that an override for this rule name is about."""
+    known = known_rules()
+    if name == ALL_RULES:
+        return dict(known)
+    if name in known:
+        return {name: known[name]}
+    with suppress(RuleError):
+        rule = rule_of(name, {})
+        if rule.name == name:
+            return {name: rule}
+    return {}
+
+
+def _under(override: Override, limit: LimitStatus, now: int) -> LimitStatus:
+    """Return a limit as it is under an override."""
+    if override.mode == "rate":
+        return limit if limit.why == "banned" else replace(limit, why="override")
+    if override.mode == "exempt":
+        return replace(limit, why="exempt", retry_after=0.0)
+    if override.mode == "shadow":
+        return limit
+    ends_in = (override.ends - now) / SECOND if override.ends else None
+    return replace(limit, why="blocked", retry_after=_longer(ends_in, limit.retry_after))
+
+
+def _longer(one: float | None, other: float | None) -> float | None:
+    """Return the longer of two waits, where None is for ever."""
+    return None if one is None or other is None else max(one, other)

@@ -1,0 +1,397 @@
+"""Find users, subjects and rules by what a person types, and say what is probably meant.
+
+Nothing is refused here: a call may use any subject and any rule name. Where a typed text holds a plain value, as in
+`post:phone=+1555`, only the digest of the value is used. Never log or show such a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import router
+from django.db.models import Q
+from django.utils.translation import gettext as _
+
+from django_quota.conf import current, rule_of
+from django_quota.core.errors import RuleError, nearest
+from django_quota.core.keys import MAX_PART, is_digest
+from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.core.rules import Rule, dotted_path, is_valid_name, key_parts
+from django_quota.limiting.known_rules import known_rules, rules_of_requests
+from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
+from django_quota.requests.subjects import (
+    GLOBAL,
+    escape_value,
+    login_subject,
+    named_subject,
+    override_subject,
+    session_subject,
+    user_subject,
+    value_subject,
+)
+
+MAX_USERS = 20
+"""Users that one text may match."""
+
+MAX_USER_TEXT = 320
+"""Characters of the longest text that is looked up as a user's name, e-mail address or key."""
+
+# --- from text to a subject -------------------------------------------------------------------------------------------
+
+_BETWEEN_PARTS = re.compile(
+    r"\+(?=(?:ip|user|session|path|header|cookie|kwarg|get|post|json|login):"
+    r"|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global(?:\+|\Z))"
+)
+"""The plus signs that separate the parts of a subject. A plus sign before anything else belongs to a value."""
+
+_FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
+"""The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
+
+_VALUE = re.compile(r"(?:(header|cookie|kwarg|get|post|json|login):([^=]+)|session)=(.*)", re.DOTALL)
+
+
+def parse_subject_input(text: str) -> str:
+    """Return the subject that a typed text means.
+
+    The text may be a subject, or what people write instead: `203.0.113.9` for `ip:203.0.113.9`, `post:phone=+1555` for
+    the digest of that value, `login:username=ann` for the failed logins of a user name, and any path. A plus sign joins
+    the parts of a subject: `ip:203.0.113.9+post:username=ann`.
+
+    Raises `RuleError` for a text that cannot be a subject.
+    """
+    return named_subject("+".join(_parse_part(part) for part in _BETWEEN_PARTS.split(text)))
+
+
+def parse_search_input(text: str) -> str:
+    """Return the subject to search for. It differs from `parse_subject_input` for networks, which stay as typed."""
+    return named_subject(text) if network_hint(text) else parse_subject_input(text)
+
+
+def parse_override_input(text: str) -> str:
+    """Return the subject of an override that a typed text means: a subject, a network, a kind, or everybody.
+
+    The text may be `198.51.100.0/24` or `ip:198.51.100.0/24`, `user:*`, `*`, or anything that `parse_subject_input`
+    takes. Raises `RuleError` for another text.
+    """
+    if text == EVERYBODY or (text.endswith(":*") and "=" not in text):
+        return override_subject(text)
+    is_of_addresses = is_network(text.removeprefix("ip:")) and "+" not in text
+    return override_subject(f"ip:{text.removeprefix('ip:')}") if is_of_addresses else parse_subject_input(text)
+
+
+def parse_rule_input(text: str) -> str:
+    """Return the name of the rule that a typed text means. A rate has one name: `10 per minute` is `10/m`."""
+    if text not in known_rules():
+        with suppress(RuleError):
+            return rule_of(text, {}).name
+    return text
+
+
+def _parse_part(part: str) -> str:
+    if is_address(part):
+        return f"ip:{part}"
+    if value := _VALUE.fullmatch(part):
+        kind, name, text = value.groups()
+        return _subject_of_value(kind or "session", name or "", text)
+    kind, colon, whole = part.partition(":")
+    is_typed = kind == "path" or (len(whole) > MAX_PART and kind.startswith(("key.", "kwarg.")))
+    if not colon or not is_typed or is_digest(whole):
+        return part
+    return f"{kind}:{escape_value(unquote(whole, errors='surrogatepass'))}"
+
+
+def _subject_of_value(kind: str, name: str, value: str) -> str:
+    """Return the subject of a request with this value, so that spelling and digest are those of real requests."""
+    if not value.strip():
+        raise RuleError(_("The value after the equals sign is missing."))
+    if kind == "session":
+        return session_subject(value)
+    if kind != "login":
+        return value_subject(kind, name.strip(), value)
+    if name.strip() != "username":
+        raise RuleError(_("Write “login:username=<name>”."))
+    return login_subject(value)
+
+
+class SubjectMatch(NamedTuple):
+    """A subject that a typed text may mean."""
+
+    subject: str
+    user: Any = None
+    is_guess: bool = False
+    """Whether nothing was found, so that the text itself is taken as the subject."""
+
+
+def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
+    """Return the subject that a text means, or several users to choose from.
+
+    `with_users`: whether to look for users by their key, their name or e-mail address, or how these begin. Pass False
+    for people who may not see users. Raises `RuleError` for a text that cannot be a subject.
+    """
+    text = text.strip()
+    if not text:
+        raise RuleError(_("Type a user, an address or a subject."))
+    if is_address(text) or not is_bare(text):
+        return [SubjectMatch(parse_subject_input(text))]
+    found = [SubjectMatch(user_subject(user), user) for user in find_users(text, prefix=True)] if with_users else []
+    return found or [SubjectMatch(named_subject(text), is_guess=True)]
+
+
+# --- what a key gives -------------------------------------------------------------------------------------------------
+
+
+def composite_subjects(subject: str) -> dict[str, str]:
+    """Return, by rule, the longer subjects that this one is a part of: those of known rules with several keys.
+
+    Unknown parts are in angle brackets: `ip:203.0.113.9+post:username=<value>`.
+    """
+    found = {}
+    for name, rule in known_rules().items():
+        parts = _BETWEEN_PARTS.split(subject)
+        if isinstance(rule, str) or not isinstance(rule.key, tuple) or len(parts) >= len(rule.key):
+            continue
+        filled = []
+        for key in rule.key:
+            own = next((part for part in parts if _is_own(key, part)), None)
+            filled.append(own or _placeholder(key))
+            parts = [part for part in parts if part != own]
+        if not parts:
+            found[name] = "+".join(filled)
+    return found
+
+
+def known_keys() -> dict[str, list[object]]:
+    """Return the parts of the keys of the known rules, by name. Rules whose key may be unused are left out.
+
+    A configured rule with neither a key nor a match may be meant for calls in your code, which pass any subject.
+    """
+    of_requests = {rule.name for rule in rules_of_requests()}
+    of_requests |= {name for name, given in current().rules.items() if isinstance(given, Mapping) and "key" in given}
+    return {
+        name: [key for option, key in key_parts(rule) if option == "key"]
+        for name, rule in known_rules().items()
+        if isinstance(rule, Rule) and (name in of_requests or rule.match)
+    }
+
+
+def is_given_by(keys: Collection[object], subject: str) -> bool:
+    """Return whether a key with these parts can give a subject, or one of a group; True if no parts are known."""
+    parts = _BETWEEN_PARTS.split(subject)
+    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_gives, keys, parts)))
+
+
+def _gives(key: object, part: str) -> bool:
+    """Return whether a key can give a part of a subject. A request that lacks the part counts by its address."""
+    if _is_function(key) and "." not in part.partition(":")[0]:  # it may return a Subject of any kind
+        return True
+    return _is_own(key, part) or (key not in ("path", GLOBAL) and part.startswith(_FALLBACKS))
+
+
+def _is_function(key: object) -> bool:
+    return not isinstance(key, str) or (":" not in key and "." in key)
+
+
+_FALLBACKS = ("ip:", "network:", "throttle:", "ratelimit:")
+"""The kinds of subjects that any key may give: an address, and those that throttles make from keys of their own."""
+
+
+def _is_own(key: object, part: str) -> bool:
+    """Return whether a part of a subject is of the kind of a key."""
+    kind = part.partition(":")[0]
+    if not isinstance(key, str) or _is_function(key):
+        return kind == "user" or kind.startswith("key.")
+    if key in ("user", "user_or_ip"):
+        return kind in ("user", "ip")
+    of_key, _colon, name = key.partition(":")
+    return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)
+
+
+def _placeholder(key: object) -> str:
+    """Return what to type for a key, with what is unknown in angle brackets."""
+    if not isinstance(key, str) or (":" not in key and key not in _PLACEHOLDERS):
+        return f"key.{key if isinstance(key, str) else dotted_path(key)}:<value>"
+    return _PLACEHOLDERS.get(key, f"{key}=<value>")
+
+
+_PLACEHOLDERS = {
+    "ip": "ip:<address>",
+    "user": "user:<key>",
+    "user_or_ip": "user:<key>",
+    "session": "session=<key>",
+    "path": "path:<path>",
+    GLOBAL: GLOBAL,
+}
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+def subject_hint(subject: str, *, with_users: bool = True) -> str:
+    """Say why no request has this subject, and what to write instead; empty if nothing is wrong.
+
+    `with_users`: whether to look for users by name. Turn it off for people who may not see users.
+    """
+    words = {"subject": subject}
+    if network := network_hint(subject):
+        return network
+    if is_address(subject):
+        words["meant"] = parse_subject_input(subject)
+        return _("No request has the subject “%(subject)s”. Write the address as “%(meant)s”.") % words
+    users = find_users(subject) if with_users and is_bare(subject) else []
+    if len(users) == 1:
+        words["meant"] = user_subject(users[0])
+        return _("No request has the subject “%(subject)s”. The user with this name is “%(meant)s”.") % words
+    if is_bare(subject):
+        return _(
+            "No request has the subject “%(subject)s”. Use, for example, user:<key>, ip:<address> or global. It works "
+            "only where your code passes this subject itself."
+        ) % words  # fmt: skip
+    for part in _BETWEEN_PARTS.split(subject):
+        if part.partition(":")[0] in _FIELDS:
+            words["meant"] = f"{'login:username' if part.startswith('login:') else part.partition('=')[0]}=<value>"
+            return _("No request has the subject “%(subject)s”: the value is missing. Write “%(meant)s”.") % words
+    return _user_hint(subject) if with_users else ""
+
+
+def _user_hint(subject: str) -> str:
+    key = _user_key_of(subject)
+    if key is None or user_of(subject) is not None:
+        return ""
+    words, users = {"key": key}, find_users(key)
+    if len(users) == 1:
+        words["meant"] = user_subject(users[0])
+        return _("There is no user with the key “%(key)s”. The user with this name is “%(meant)s”.") % words
+    return _("There is no user with the key “%(key)s”.") % words
+
+
+def is_bare(subject: str) -> bool:
+    """Return whether a subject is a word that no request has: not `global`, and not a kind with a value."""
+    return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")
+
+
+def network_hint(text: str) -> str:
+    """Say why a network is not a subject; empty for other texts, and for networks that IPv6 addresses count by."""
+    bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
+    if not is_network(bare) or "+" in text:
+        return ""
+    with suppress(RuleError):
+        if bare.endswith(f"/{ipv6 if ':' in bare else ipv4}") and named_subject(f"ip:{bare}"):
+            return ""
+    return _(
+        "No request has the subject “%(subject)s”: it is a network. Use one address. IPv6 addresses "
+        "count by their /%(bits)d."
+    ) % {"subject": text, "bits": ipv6}  # fmt: skip
+
+
+def rule_hint(rule: str) -> str:
+    """Say that neither the settings nor the views have this rule, and name a similar one; empty if they have it."""
+    known = known_rules()
+    if rule == ALL_RULES or rule in known:
+        return ""
+    words = {"rule": rule, "near": nearest(rule, known)}
+    if words["near"]:
+        return _("“%(rule)s” is no rule of the settings or the views. Did you mean “%(near)s”?") % words
+    return _("“%(rule)s” is no rule of the settings or the views.") % words
+
+
+def override_problems(subject: str, rule: str, *, with_users: bool = True) -> list[str]:
+    """Return why an override can have no effect: no request has its subject (under this rule), or there is no rule.
+
+    `subject` is as `override_subject` returns it. `with_users`: whether to look for users; turn it off for people who
+    may not see users.
+    """
+    keys, problems = known_keys().get(rule, []), []
+    if not is_group(subject):
+        problems.append(subject_hint(subject, with_users=with_users))
+    if not _is_rate(rule):
+        problems.append(rule_hint(rule))
+    if not is_given_by(keys, subject):
+        words = {"subject": subject, "rule": rule, "meant": "+".join(map(_placeholder, keys))}
+        problems.append(
+            _("No request has the subject “%(subject)s” under the rule “%(rule)s”, which limits “%(meant)s”.") % words
+        )
+    return [problem for problem in problems if problem]
+
+
+def _is_rate(name: str) -> bool:
+    """Return whether a name is a rate, which a call in your code may use as its rule."""
+    try:
+        return rule_of(name, {}).name == name not in known_rules()
+    except RuleError:
+        return False
+
+
+def is_group(subject: str) -> bool:
+    """Return whether the subject of an override stands for several: everybody, a kind, or a network."""
+    is_of_addresses = subject.startswith("ip:") and "/" in subject and "+" not in subject
+    return subject == EVERYBODY or subject.endswith(":*") or (is_of_addresses and address_of(subject) is None)
+
+
+# --- users ------------------------------------------------------------------------------------------------------------
+
+
+def find_users(text: str, *, prefix: bool = False) -> list[Any]:
+    """Return at most `MAX_USERS` users who have a text as key, name or e-mail address, in one query.
+
+    `prefix`: also those whose name or e-mail address begins with the text, if no user matches it in full.
+    """
+    if len(text) > MAX_USER_TEXT or "\0" in text or not is_valid_name(text):
+        return []
+    model: Any = get_user_model()
+    name, email = model.USERNAME_FIELD, model.get_email_field_name()
+    fields = ["pk", name]
+    wanted = Q(**{f"{name}__istartswith" if prefix else name: text})
+    if (prefix or "@" in text) and email in {field.name for field in model._meta.get_fields()}:
+        fields.append(email)
+        wanted |= Q(**{f"{email}__{'istartswith' if prefix else 'iexact'}": text})
+    key = parse_user_key(text)
+    if key is not None:
+        wanted |= Q(pk=key)
+    users = list(_all_users().filter(wanted).order_by()[:MAX_USERS])
+    exact = [user for user in users if text.lower() in {str(getattr(user, field)).lower() for field in fields}]
+    return exact or users
+
+
+def user_of(subject: str) -> Any:
+    """Return the user that a subject such as `user:42` stands for; None if there is none."""
+    key = parse_user_key(_user_key_of(subject) or "")
+    return None if key is None else _all_users().filter(pk=key).first()
+
+
+def user_names(subjects: Iterable[str]) -> dict[str, str]:
+    """Return the names of the users among these subjects, by subject. It takes at most one query."""
+    texts = filter(None, map(_user_key_of, subjects))
+    keys = {key for text in texts if (key := parse_user_key(text)) is not None}
+    users = _all_users().filter(pk__in=keys) if keys else ()
+    return {user_subject(user): user.get_username() for user in users}
+
+
+def parse_user_key(text: str) -> Any:
+    """Return a text as a primary key of the user model; None if it cannot be one."""
+    if "\0" in text or not is_valid_name(text):
+        return None
+    model: Any = get_user_model()
+    try:
+        key = model._meta.pk.to_python(text)
+        model._meta.pk.run_validators(key)
+    except (ValidationError, ValueError, TypeError, OverflowError):
+        return None
+    return key
+
+
+def _user_key_of(subject: str) -> str | None:
+    """Return the text of the key in `user:<key>`; None for any other subject."""
+    kind, colon, key = subject.partition(":")
+    return unquote(key) if kind == "user" and colon and "+" not in key else None
+
+
+def _all_users() -> Any:
+    """Return all users, from the database for writes: a replica may not have a new user yet."""
+    model: Any = get_user_model()
+    return model._default_manager.using(router.db_for_write(model))

@@ -1,0 +1,133 @@
+"""Lists of addresses and networks, such as those of crawlers and clouds: the overrides with one label are one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from django_quota.core.errors import RuleError
+from django_quota.limiting.override_rows import write_database
+from django_quota.models import QuotaOverride, next_change
+from django_quota.requests.addresses import is_address
+from django_quota.requests.subjects import override_subject
+
+BATCH_SIZE = 1_000
+"""Rows that one statement changes."""
+
+MAX_PROBLEMS = 10
+"""Wrong lines that an error names."""
+
+MAX_SHOWN = 50
+"""Characters of a wrong line that an error shows."""
+
+T = TypeVar("T")
+
+
+def read_list(lines: Iterable[str]) -> list[str]:
+    """Return the subjects of a list: one address or network per line. A `#` begins a comment.
+
+    Raises `RuleError`, which names the wrong lines.
+    """
+    subjects: dict[str, None] = {}
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip().removeprefix("ip:")
+        try:
+            if text:
+                subjects[_subject_of(text)] = None
+        except RuleError as error:
+            problems.append(f"Line {number}: {error}")
+    if problems:
+        more = f"\n{len(problems) - MAX_PROBLEMS:,} more lines are wrong." if len(problems) > MAX_PROBLEMS else ""
+        raise RuleError("\n".join(problems[:MAX_PROBLEMS]) + more)
+    return list(subjects)
+
+
+def _subject_of(text: str) -> str:
+    if not is_address(text):
+        example = "Write, for example, 203.0.113.9 or 198.51.100.0/24."
+        raise RuleError(f"{text[:MAX_SHOWN]!r} is neither an address nor a network.", example)
+    return override_subject(f"ip:{text}")
+
+
+@dataclass(slots=True)
+class ListChange:
+    """What a list changes, as primary keys or subjects."""
+
+    added: list[str] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    kept: int = 0
+    others: list[str] = field(default_factory=list)
+    """Subjects that keep an override of their own under the rule, which has another label or none."""
+
+
+def save_list(
+    subjects: Collection[str],
+    label: str,
+    rule: str,
+    values: Mapping[str, Any],
+    *,
+    dry_run: bool = False,
+    advance: Callable[[int], object] = lambda _: None,
+) -> ListChange:
+    """Replace the overrides with a label by overrides of these subjects. One transaction writes the difference.
+
+    `values`: the other fields of each row. `advance` gets the number of subjects that each step has done. Raises
+    `ValidationError` for a wrong value.
+    """
+    database = write_database()
+    probe = QuotaOverride(subject="ip:203.0.113.9", label=label, rule=rule, **values)
+    probe.full_clean(validate_unique=False, validate_constraints=False)
+    with transaction.atomic(using=database):
+        if not dry_run:
+            next_change(database)  # callers that save at the same time wait here
+        change = _difference(set(subjects), label, rule, values)
+        if not dry_run:
+            advance(change.kept + len(change.others))
+            _write(change, label, rule, values, advance)
+    return change
+
+
+def _difference(wanted: set[str], label: str, rule: str, values: Mapping[str, Any]) -> ListChange:
+    change = ListChange()
+    rows = QuotaOverride.objects.using(write_database()).filter(Q(label=label) | Q(rule=rule))
+    found = set[str]()
+    for pk, subject, of_rule, of_label, *present in rows.values_list("pk", "subject", "rule", "label", *values):
+        if of_label != label:
+            if subject in wanted:
+                change.others.append(subject)
+                found.add(subject)
+        elif of_rule != rule or subject not in wanted:
+            change.deleted.append(pk)
+        else:
+            found.add(subject)
+            if present == list(values.values()):
+                change.kept += 1
+            else:
+                change.changed.append(pk)
+    change.added = sorted(wanted - found)
+    return change
+
+
+def _write(
+    change: ListChange, label: str, rule: str, values: Mapping[str, Any], advance: Callable[[int], object]
+) -> None:
+    rows = QuotaOverride.objects.using(write_database())
+    for pks in _batches(change.deleted):
+        rows.filter(pk__in=pks).delete()
+    for pks in _batches(change.changed):
+        rows.filter(pk__in=pks).update(**values, updated=timezone.now())
+        advance(len(pks))
+    for subjects in _batches(change.added):
+        rows.bulk_create(QuotaOverride(subject=subject, rule=rule, label=label, **values) for subject in subjects)
+        advance(len(subjects))
+
+
+def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (rows[first : first + BATCH_SIZE] for first in range(0, len(rows), BATCH_SIZE))

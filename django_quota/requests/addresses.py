@@ -1,0 +1,264 @@
+"""The address of a client: found behind proxies, and written in one form."""
+
+from __future__ import annotations
+
+import logging
+import os
+import reprlib
+import sys
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+
+from django.http import HttpRequest
+
+from django_quota.conf import UNIX, QuotaSettings, current
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.rule_options import Network
+
+logger = logging.getLogger("django_quota")
+
+_UNIX_PEERS = ("", "unix:", "unix")
+"""The REMOTE_ADDR of a peer on a unix socket, by server."""
+
+Prefixes = tuple[int, int]
+"""How many bits of an IPv4 and of an IPv6 address identify a client."""
+
+FULL: Prefixes = (32, 128)
+"""The bits of whole addresses."""
+
+MAX_LENGTH = 64
+"""Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
+
+
+def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
+    """Return the address of the client; an IPv6 address as its network (/64 by default).
+
+    `prefixes`: how many bits identify a client, if not those in the settings.
+
+    This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
+    X-Forwarded-For that is not a trusted proxy, or the address in `CLIENT_IP_HEADER`. With `TRUSTED_PROXY_COUNT`, it is
+    the address in that place from the right. The client may have written the addresses further left, so they are
+    ignored. Raises `ConfigurationError` if there is no address.
+    """
+    settings = current()
+    proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
+    peer = request.META.get("REMOTE_ADDR") or ""
+    if "HTTP_X_FORWARDED_FOR" in request.META:
+        if not proxies and not count:
+            _warn_of_proxy(peer)
+        if hasattr(request, "scope") and _server_trusts_everybody():
+            _warn_of_server()
+    if count or (proxies and _is_in(peer, proxies)):
+        header = settings.client_ip_header
+        if header:
+            peer = _address(request.META.get(header, "")) or peer
+        else:
+            peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies, count)
+    address = canonical(peer, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix))
+    if address is None:
+        raise _unknown(peer, settings)
+    return address
+
+
+def own_prefixes() -> Prefixes:
+    """Return how many bits of an address identify a client, as the settings say."""
+    settings = current()
+    return settings.ipv4_prefix, settings.ipv6_prefix
+
+
+def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
+    """Return whether the client's full address is in one of these networks."""
+    return _is_in(client_ip(request, FULL), networks)
+
+
+def is_trusted_proxy(address: str) -> bool:
+    """Return whether an address is in `TRUSTED_PROXIES`."""
+    return _is_in(address, current().trusted_proxies)
+
+
+_warned_proxies: set[str] = set()
+
+
+def _warn_of_proxy(peer: str) -> None:
+    """Log once that all clients of a proxy count as one. A client without a proxy may send the header, too."""
+    if _warned_proxies or not _is_private(peer):
+        return
+    _warned_proxies.add(peer)
+    logger.warning(
+        'X-Forwarded-For came from %s, and QUOTA["TRUSTED_PROXIES"] is empty. If that is your proxy, all clients '
+        'behind it count as one. Set, for example, "TRUSTED_PROXIES": [%r].',
+        peer,
+        peer,
+    )
+
+
+@lru_cache(maxsize=1)
+def _server_trusts_everybody() -> bool:
+    """Return whether uvicorn, alone or under gunicorn, trusts X-Forwarded-For from any peer."""
+    given, allowed = sys.argv, os.environ.get("FORWARDED_ALLOW_IPS", "")
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        if option == _ALLOWED:
+            allowed = value
+        elif option.startswith(f"{_ALLOWED}="):
+            allowed = option.partition("=")[2]
+    return "--no-proxy-headers" not in given and allowed.strip() == "*"
+
+
+_ALLOWED = "--forwarded-allow-ips"
+
+
+@lru_cache(maxsize=1)
+def _warn_of_server() -> None:
+    """Log once that every client can choose its own address."""
+    logger.warning(
+        "The server runs with %s '*': it takes the address from X-Forwarded-For of any client, before "
+        "TRUSTED_PROXIES is checked. So every client chooses its own address, and its own limit. Start uvicorn with "
+        "--no-proxy-headers, or gunicorn with %s ''.",
+        _ALLOWED,
+        _ALLOWED,
+    )
+
+
+def _is_private(peer: str) -> bool:
+    try:
+        return ip_address(peer).is_private
+    except ValueError:
+        return False
+
+
+def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
+    problem = f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one."
+    if peer not in _UNIX_PEERS:
+        return ConfigurationError(problem, "Let the server put the peer's address into REMOTE_ADDR.")
+    if UNIX in settings.trusted_proxies or settings.trusted_proxy_count:
+        header = settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
+        return ConfigurationError(problem, f"Let the proxy that connects by a unix socket set {header}.")
+    return ConfigurationError(
+        problem, 'Behind a proxy that connects by a unix socket, set QUOTA["TRUSTED_PROXIES"] = ["unix"].'
+    )
+
+
+def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...], count: int) -> str:
+    """Walk X-Forwarded-For from the right: past `count` proxies, or, if that is 0, past those in `proxies`."""
+    nearest = peer
+    for number, hop in enumerate(reversed(forwarded.split(",")), 1):
+        address = _address(hop)
+        if address is None:
+            break  # the proxy that sent it is the last one to trust
+        nearest = address
+        if number == count or (not count and not _is_in(address, proxies)):
+            break
+    return nearest
+
+
+def _address(hop: str) -> str | None:
+    """Return the address in a header, without the port that some proxies add; None if it is not an address."""
+    address = hop.strip()
+    if address.startswith("["):  # [2001:db8::1]:567
+        address = address[1:].partition("]")[0]
+    else:  # 1.2.3.4:567
+        host, colon, _ = address.partition(":")
+        address = host if colon and "." in host else address
+    return None if len(address) > MAX_LENGTH or canonical(address, FULL) is None else address
+
+
+@lru_cache(maxsize=4096)
+def canonical(text: str, prefixes: Prefixes) -> str | None:
+    """Return an address in its canonical form, or as its network; None if the text is not an address."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if not isinstance(address, IPv4Address):
+        if address.ipv4_mapped is None:
+            full = prefixes[1] == FULL[1]
+            return str(address if full else IPv6Network((int(address), prefixes[1]), strict=False))
+        address = address.ipv4_mapped
+    return str(address if prefixes[0] == FULL[0] else IPv4Network((int(address), prefixes[0]), strict=False))
+
+
+@lru_cache(maxsize=4096)
+def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
+    if peer in _UNIX_PEERS:
+        return UNIX in networks
+    spelt = canonical(peer, FULL)
+    if spelt is None:
+        return False
+    address = ip_address(spelt)
+    return any(not isinstance(network, str) and address in network for network in networks)
+
+
+def canonical_part(part: str, prefixes: Prefixes) -> str:
+    """Return a part of a subject, with its address in canonical form. Raises `RuleError` if the address is wrong."""
+    if not part.startswith("ip:"):
+        return part
+    if len(part) > MAX_LENGTH:
+        raise _no_address(part)
+    return _canonical_part(part, prefixes)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_part(part: str, prefixes: Prefixes) -> str:
+    value = part.removeprefix("ip:")
+    text, slash, prefix = value.partition("/")
+    address = canonical(text, prefixes)
+    is_own = prefixes[0] < FULL[0] and prefix == str(prefixes[0]) and address is not None and ":" not in address
+    if slash and address is not None and not is_own:
+        try:
+            network = IPv6Network((text, int(prefix)), strict=False)
+            address = canonical(str(network.network_address), (prefixes[0], int(prefix)))
+        except ValueError:  # another IPv4 network, or not a prefix
+            address = None
+    if address is None and is_network(value):
+        raise RuleError(
+            f"{reprlib.repr(part)} is a network. Use one address, for example 'ip:203.0.113.9'; "
+            f"an IPv6 address stands for its /{prefixes[1]}."
+        )
+    if address is None:
+        raise _no_address(part)
+    return f"ip:{address}"
+
+
+def canonical_network(text: str, prefixes: Prefixes) -> str:
+    """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for another text.
+
+    A network smaller than `prefixes` cannot be told from others, and is an error.
+    """
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError as error:
+        raise RuleError(f"{reprlib.repr(text)} is not a network. Use, for example, 'ip:198.51.100.0/24'.") from error
+    own = prefixes[network.version == 6]  # noqa: PLR2004 — IPv6
+    if network.prefixlen > own:
+        raise RuleError(
+            f"{reprlib.repr(text)} is smaller than a /{own}, and all addresses of a /{own} count as one client.",
+            f"Use 'ip:{network.supernet(new_prefix=own)}'.",
+        )
+    return str(network.network_address if network.prefixlen == network.max_prefixlen else network)
+
+
+def address_of(subject: str) -> str | None:
+    """Return the address of a subject as `ip_subject` writes it; None if the subject is anything else.
+
+    Such an address has only digits, letters, dots, colons and the slash of a network. A text that begins with an
+    address, a network of several clients and an address with a zone give None.
+    """
+    kind, _, text = subject.partition(":")
+    if kind != "ip" or len(text) > MAX_LENGTH:
+        return None
+    return text if canonical(text.partition("/")[0], own_prefixes()) == text else None
+
+
+def is_network(text: str) -> bool:
+    """Return whether a text looks like a network: an address, a slash and more."""
+    address, slash, _ = text.partition("/")
+    return bool(slash) and canonical(address, FULL) is not None
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
+    return is_network(text) or canonical(text, FULL) is not None
+
+
+def _no_address(part: str) -> RuleError:
+    return RuleError(f"{reprlib.repr(part)} is not an IP address. Use, for example, 'ip:203.0.113.9'.")

@@ -1,0 +1,107 @@
+"""The body of a request, read once: what the keys `post:` and `json:` need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.http import HttpRequest, QueryDict, RawPostDataException
+
+from django_quota.core.errors import ConfigurationError
+from django_quota.requests.request_notes import notes_under
+
+
+@dataclass(slots=True)
+class BodyNotes:
+    """What is known of the body of a request."""
+
+    parse: Callable[[], Any] | None = None
+    """Returns the fields of the body, if a framework parses it."""
+    found: dict[str, Any] | None = None
+    """The object in the body, once that has been read as JSON; an empty dict if there is none."""
+
+
+body_notes = notes_under("_django_quota_body", BodyNotes)
+"""Returns what is known of the body of a request."""
+
+
+def has_unread_body(request: HttpRequest, kind: str) -> bool:
+    """Return whether a key of this kind (`"post"` or `"json"`) has to read the body: a long body takes long."""
+    notes = body_notes(request)
+    if kind == "post" and notes.parse is None:
+        return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
+    if notes.found is not None:
+        return False
+    return notes.parse is not None or (not hasattr(request, "_body") and _may_have_body(request))
+
+
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+"""The types of body that `request.POST` parses."""
+
+
+def form_of(request: HttpRequest) -> QueryDict:
+    """Return the fields of a form, parsed by Django."""
+    return request.POST
+
+
+MAX_JSON = 2_621_440
+"""Bytes: the longest body that is parsed as JSON, if `DATA_UPLOAD_MAX_MEMORY_SIZE` sets no other limit."""
+
+
+def json_object_of(request: HttpRequest) -> dict[str, Any]:
+    """Return the object in the JSON body of a request, or what the framework has parsed.
+
+    A view may parse the body whatever its Content-Type says, so this tries to parse it too. Raises `BadRequest` if the
+    Content-Type says JSON and the body is not, and `RequestDataTooBig`.
+    """
+    notes = body_notes(request)
+    found: Any = {}
+    if notes.parse is not None:
+        found = notes.parse()
+        notes.found = found if isinstance(found, dict) else {}
+        return notes.found
+    content_type = request.content_type or ""
+    says_json = content_type == "application/json" or content_type.endswith("+json")
+    try:
+        body = _body_of(request)
+        found = json.loads(body) if body else {}
+    except (ValueError, RecursionError) as error:
+        if says_json:
+            raise BadRequest("The body is not JSON.") from error
+    except RequestDataTooBig:
+        if says_json:
+            raise
+    except RawPostDataException as error:
+        if says_json:
+            raise ConfigurationError(
+                "A key of the kind 'json:' cannot read the body: other code has read it as a stream before.",
+                "Let that code use request.body, or run after the limit.",
+            ) from error
+    notes.found = found if isinstance(found, dict) else {}
+    return notes.found
+
+
+def _body_of(request: HttpRequest) -> bytes:
+    """Return the body of a request. Raises `RequestDataTooBig`, before it is read if its length is known."""
+    allowed: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    most = MAX_JSON if allowed is None else allowed
+    if not _may_have_body(request):
+        return b""
+    if int(request.META.get("CONTENT_LENGTH") or 0) <= most and len(request.body) <= most:
+        return request.body
+    raise RequestDataTooBig("The body is longer than DATA_UPLOAD_MAX_MEMORY_SIZE.")
+
+
+def _may_have_body(request: HttpRequest) -> bool:
+    """Return whether a request may have a body. With ASGI, a body of unknown length has no Content-Length."""
+    meta = request.META
+    if meta.get("CONTENT_LENGTH") not in (None, "", "0") or hasattr(request, "_body"):
+        return True
+    return hasattr(request, "scope") and (request.method not in _BODILESS or "HTTP_TRANSFER_ENCODING" in meta)
+
+
+_BODILESS = ("GET", "HEAD", "OPTIONS")

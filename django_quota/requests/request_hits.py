@@ -1,0 +1,186 @@
+"""The hits of a request: which rules apply to it, for which subject, and what each costs."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import cast
+
+from django.http import HttpRequest
+
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import QuotaError, RateError, RuleError, did_you_mean
+from django_quota.core.flow import Flow
+from django_quota.core.rates import validate_cost
+from django_quota.core.rule_options import Exemption
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
+from django_quota.engine.plans import Asked
+from django_quota.requests.addresses import is_from
+from django_quota.requests.request_keys import ip_subject, subject_flow
+from django_quota.requests.site_functions import call_flow, user_flow
+from django_quota.requests.subjects import digest
+
+logger = logging.getLogger("django_quota")
+
+
+Decided = Sequence[tuple[Sequence[Rule], Decision]]
+"""Configured rules that have been decided for a request, each group with its Decision."""
+
+
+def asked_flow(rules: Iterable[Rule], request: HttpRequest, decided: Decided = ()) -> Flow[list[Asked]]:
+    """Return what the rules that apply to a request ask for, each with its subject and cost."""
+    found: list[Asked] = []
+    key: object = None
+    subject: str | None = None
+    for rule in rules:
+        is_plain = rule.is_plain  # most rules have no other options than a match
+        if not is_plain and (yield from _is_skipped(rule, request)):
+            continue
+        if subject is None or rule.key != key:  # stacked rules mostly share their key
+            key = rule.key
+            if key == "ip":
+                subject = ip_subject(request)
+            else:
+                reading = subject_flow(key, request)
+                subject = yield from (_of_body(rule, reading) if rule.reads_body else reading)
+        if subject is None or (decided and _is_decided(rule, subject, decided)):
+            continue
+        if is_plain:
+            found.append((rule, subject, cast("int", rule.cost), ""))
+            continue
+        cost = yield from _cost_flow(rule, request)
+        value = "" if rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
+        if value is not None:
+            found.append(((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value))
+    return found
+
+
+def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Asked]:
+    """Return what one rule asks for, whatever its `methods`, `skip` and `exempt` say.
+
+    `cost` and `value` are used instead of the rule's own unless they are None.
+    """
+    subject = yield from subject_flow(rule.key, request)
+    if rule.dynamic:
+        rule = yield from _rates_flow(rule, request)
+    units = (yield from _cost_flow(rule, request)) if cost is None else validate_cost(cost, rule.name)
+    if rule.distinct is not None and value is None:
+        return rule, subject, units, (yield from _value_flow(rule, request))
+    return rule, subject, units, value_digest(rule, value)
+
+
+def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
+    """Return what a flow reads; None if the body cannot be read and the rule is a shadow, which refuses nothing."""
+    try:
+        return (yield from reading)
+    except QuotaError:
+        raise
+    except Exception:  # of Django, or of the framework that parses the body
+        if not rule.shadow:
+            raise
+        return None
+
+
+def _is_decided(rule: Rule, subject: str, decided: Decided) -> bool:
+    """Return whether a configured rule that a decorator names, too, has been decided already."""
+    return any(
+        (outcome.rule, outcome.subject) == (rule.name, subject)
+        for rules, decision in decided
+        if rule in rules
+        for outcome in decision.outcomes
+    )
+
+
+def _cost_flow(rule: Rule, request: HttpRequest) -> Flow[int]:
+    """Return the cost of a request under a rule."""
+    if callable(rule.cost):
+        return validate_cost((yield from call_flow(rule.cost, request)), rule.name)
+    return rule.cost
+
+
+def _is_skipped(rule: Rule, request: HttpRequest) -> Flow[bool]:
+    """Return whether a rule does not apply to a request because of `methods`, `skip` or `exempt`."""
+    if rule.methods is not None and request.method not in rule.methods:
+        return True
+    if rule.skip is not None and (yield from call_flow(rule.skip, request)):
+        return True
+    return rule.exempt is not None and (yield from _is_exempt(rule.exempt, request))
+
+
+def _is_exempt(exemption: Exemption, request: HttpRequest) -> Flow[bool]:
+    """Return whether a request is exempt."""
+    if exemption.networks and is_from(request, exemption.networks):
+        return True
+    if exemption.staff:
+        user = yield from user_flow(request)
+        if getattr(user, "is_active", False) and getattr(user, "is_staff", False):
+            return True
+    for function in exemption.functions:
+        if (yield from call_flow(function, request)):
+            return True
+    return False
+
+
+def _tier_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
+    """Return the rule of the tier of a request."""
+    tier = None if rule.tier is None else (yield from call_flow(rule.tier, request))
+    if isinstance(tier, str) and tier in rule.tiers:
+        return rule.tiers[tier]
+    user = yield from user_flow(request)
+    default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
+    found = rule.tiers.get(default)
+    if found is None:
+        raise RuleError(_no_tier(rule.name, reprlib.repr(default if tier is None else tier), tuple(rule.tiers)))
+    if tier is not None:
+        _log_unknown_tier(rule.name, reprlib.repr(tier), default, tuple(rule.tiers))
+    return found
+
+
+def _no_tier(rule: str, tier: str, known: tuple[str, ...]) -> str:
+    near = did_you_mean(tier.strip("'"), known)
+    return f"Rule {rule!r} has no rate for the tier {tier}.{near}"
+
+
+@lru_cache(maxsize=256)
+def _log_unknown_tier(rule: str, tier: str, default: str, known: tuple[str, ...]) -> None:
+    """Log once that a tier is unknown. The request gets its default tier."""
+    logger.error("%s It is treated as %r.", _no_tier(rule, tier, known), default)
+
+
+def _rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
+    """Return the rule with the rates for this request."""
+    if rule.tiers:
+        return (yield from _tier_flow(rule, request))
+    rates: list[object] = []
+    for rate in rule.rates:
+        given = (yield from call_flow(rate, request)) if callable(rate) else rate
+        rates += given if isinstance(given, (list, tuple)) else (given,)
+    try:
+        return rule.with_rates(*rates)
+    except RateError as error:
+        functions = ", ".join(dotted_path(rate) for rate in rule.rates if callable(rate))
+        hint = f"{error.hint} It came from {functions}, for rule {rule.name!r}."
+        raise RateError(error.text, error.position, error.problem, hint) from error
+
+
+def _value_flow(rule: Rule, request: HttpRequest) -> Flow[str]:
+    """Return the digest of the value that a rule with `distinct=` counts for a request."""
+    if rule.distinct is True:
+        raise RuleError(
+            f"Rule {rule.name!r} counts different values, but does not say which.",
+            "Use, for example, distinct='header:X-Device', or check(..., value=).",
+        )
+    return digest((yield from subject_flow(rule.distinct, request, exact=True)))
+
+
+def value_digest(rule: Rule, value: object) -> str:
+    """Return the digest of a `value=`; empty if there is none. Raises `RuleError` if the rule counts no values."""
+    if value is None:
+        return ""
+    if rule.distinct is None:
+        raise RuleError(f"value= is given, but rule {rule.name!r} counts hits, not values.", "Use distinct=True.")
+    if not isinstance(value, (str, bytes, int)):
+        raise RuleError(f"value= is {type(value).__name__}. Use a text, bytes or a whole number.")
+    return digest(value if isinstance(value, bytes) else str(value))

@@ -1,0 +1,277 @@
+"""Keys: how a request tells who is limited. A key is compiled into resolvers when its rule is first used.
+
+A resolver that has to wait is a flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from asgiref.sync import sync_to_async
+from django.contrib.sessions.backends.signed_cookies import SessionStore as SignedCookieSession
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest
+from django.utils.functional import LazyObject
+
+from django_quota.conf import import_function
+from django_quota.core.caching import cached
+from django_quota.core.errors import RuleError, SubjectKeyError, did_you_mean
+from django_quota.core.flow import Flow, IOCall
+from django_quota.core.rules import Rule, dotted_path, is_lambda
+from django_quota.requests.addresses import client_ip
+from django_quota.requests.request_bodies import body_notes, form_of, has_unread_body, json_object_of
+from django_quota.requests.site_functions import call_flow, user_flow
+from django_quota.requests.subjects import (
+    GLOBAL,
+    Subject,
+    digest,
+    escape_value,
+    is_user,
+    normalized,
+    session_subject,
+    user_subject,
+)
+
+Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow[Any] | None"]
+"""Returns a part of a subject; None if the request does not have it."""
+
+
+def subject_flow(key: object, request: HttpRequest, *, exact: bool = False) -> Flow[Any]:
+    """Return the subject of a request for the key of a rule.
+
+    A part that the request does not have falls back to its IP. So a client gains nothing by leaving out a header.
+    `exact`: whether form fields count exactly as sent; see `_from_field`. Raises `ConfigurationError` if there is no
+    address either, and `RuleError` if the key is wrong.
+    """
+    parts = []
+    for resolver in compile_key(key, exact=exact):
+        part = resolver(request)
+        if part is not None and not isinstance(part, str):
+            part = yield from part
+        parts.append(ip_subject(request) if part is None else part)
+    return parts[0] if len(parts) == 1 else "+".join(parts)
+
+
+@cached(maxsize=256)
+def compile_key(key: object, *, exact: bool = False) -> tuple[Resolver, ...]:
+    """Return the resolvers of the parts of a key. Raises `RuleError` if it is wrong."""
+    if isinstance(key, str):
+        return _compile_text(key, exact=exact)
+    if isinstance(key, tuple):
+        if not key:
+            raise SubjectKeyError("key=() is empty.", "Use, for example, 'ip'.")
+        return tuple(resolver for part in key for resolver in compile_key(part, exact=exact))
+    if callable(key):
+        if is_lambda(key):
+            raise SubjectKeyError(
+                f"key={dotted_path(key)} is a lambda, which has no name. Its subjects would change whenever its "
+                "line moves, and blocks and bans would be lost.",
+                "Write it as a function: def by_tenant(request): ...",
+            )
+        return (partial(_from_callable, key),)
+    raise SubjectKeyError(f"key={key!r} is not a key.", "Use 'ip', 'user', 'header:X-Api-Key' or a function.")
+
+
+def check_keys(rule: Rule) -> None:
+    """Raise `RuleError` if the `key` or the `distinct` of a rule is wrong."""
+    compile_key(rule.key)
+    if rule.distinct is not None and rule.distinct is not True:
+        try:
+            compile_key(rule.distinct)
+        except SubjectKeyError as error:
+            raise SubjectKeyError(f"distinct={rule.distinct!r} is not a key.", error.hint) from None
+
+
+def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
+    if key in _PLAIN:
+        return (_PLAIN[key],)
+    kind, colon, name = key.partition(":")
+    if kind == "json" and "" in name.strip().split("."):
+        raise SubjectKeyError(f"key={key!r} is not a path.", "Use, for example, 'json:phone' or 'json:user.email'.")
+    if kind in _FIELDS and name.strip():
+        return (partial(_FIELDS[kind], name.strip(), exact),)
+    if kind in _NAMED and name.strip():
+        return (partial(_NAMED[kind], name.strip()),)
+    if kind in _EXAMPLES:
+        raise SubjectKeyError(
+            f"key={key!r} does not say which.", f"Use, for example, {kind + ':' + _EXAMPLES[kind]!r}."
+        )
+    if not colon and "." in key:
+        return (partial(_from_callable, _import_key(key)),)
+    known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
+    raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
+
+
+def _import_key(path: str) -> Callable[..., Any]:
+    """Return the function at a dotted path. Raises `SubjectKeyError`, also for an attribute such as `user.id`."""
+    try:
+        return import_function("key", path, SubjectKeyError)
+    except SubjectKeyError as error:
+        kind, _, name = path.removeprefix("request.").partition(".")
+        meant = kind if kind in _PLAIN else f"{kind}:{name}" if kind in _EXAMPLES else ""
+        if not meant:
+            raise
+        hint = f"Write key={meant!r}{', which counts by the primary key' if meant == 'user' else ''}."
+        raise SubjectKeyError(f"key={path!r} is neither a key nor the path of a function.", hint) from error
+
+
+def _user(request: HttpRequest) -> Flow[Any] | str | None:
+    user = getattr(request, "user", None)
+    return _lazy_user(request) if isinstance(user, LazyObject) else _known_user(user)
+
+
+def _lazy_user(request: HttpRequest) -> Flow[Any]:
+    return _known_user((yield from user_flow(request)))
+
+
+def _known_user(user: Any) -> str | None:
+    if not getattr(user, "is_authenticated", False):
+        return None
+    if getattr(user, "pk", None) is None:
+        raise RuleError(
+            f"The request's user is a {type(user).__name__} without a primary key, which a limit needs.",
+            "Give the class a `pk`, or use a function of the request as the key.",
+        )
+    return user_subject(user)
+
+
+def _from_header(name: str, request: HttpRequest) -> str | None:
+    return _secret("header", name.lower(), request.headers.get(name))
+
+
+def _from_cookie(name: str, request: HttpRequest) -> str | None:
+    return _secret("cookie", name, request.COOKIES.get(name))
+
+
+def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
+    return _from_field("get", name, request.GET.get(name), exact=exact)
+
+
+def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    if body_notes(request).parse is not None:
+        return (yield from _from_body("post", name, (name,), exact, request))
+    if has_unread_body(request, "post"):
+        # Parsing takes long, so async code does it in a thread.
+        fields = yield IOCall(partial(form_of, request), partial(sync_to_async(form_of), request))
+    else:
+        fields = request.POST
+    return _from_field("post", name, fields.get(name), exact=exact)
+
+
+def _from_json(path: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    return (yield from _from_body("json", path, path.split("."), exact, request))
+
+
+def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request: HttpRequest) -> Flow[Any]:
+    value: Any = body_notes(request).found
+    if value is None:
+        value = yield IOCall(partial(json_object_of, request), partial(sync_to_async(json_object_of), request))
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, (bool, list, dict)):
+        raise BadRequest(f"The field {path!r} of the body is not a text or a number.")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 42, 42.0, 4.2e1 and "42" are one value for most views
+    return _from_field(kind, path, None if value is None else str(value), exact=exact)
+
+
+def _from_field(kind: str, name: str, value: str | None, *, exact: bool) -> str | None:
+    """Return the part for a field of a form, a query or a JSON body.
+
+    Values that Django's forms treat as equal are one subject: whitespace stripped, NFKC-normalised, case-insensitive.
+    `exact`: the value counts exactly as it was sent, as `distinct=` needs.
+    """
+    return _secret(kind, name, normalized(value) if value and not exact else value)
+
+
+def _from_kwarg(name: str, request: HttpRequest) -> str | None:
+    match = request.resolver_match
+    value = None if match is None else match.kwargs.get(name)
+    if value is None or value == "":
+        return None
+    if _is_shown_by_address(value):
+        raise RuleError(
+            f"The URL argument {name!r} is a {type(value).__name__}, which has no text of its own.",
+            "Give the class a __str__, or use a function of the request as the key.",
+        )
+    return f"kwarg.{escape_value(name)}:{escape_value(str(value))}"
+
+
+def _session(request: HttpRequest) -> Flow[Any]:
+    """Return the part for the session: a digest of its key, which is a secret.
+
+    The key comes from the cookie, so it counts only if there is such a session: loading the session finds out. Looking
+    up any name in the session loads it, and changes nothing. Sessions in signed cookies have no key that lasts.
+    """
+    session: Any = getattr(request, "session", None)
+    if getattr(session, "session_key", None) is None or isinstance(session, SignedCookieSession):
+        return None
+    yield IOCall(session.has_key, session.ahas_key, "")
+    return session_subject(session.session_key) if session.session_key else None
+
+
+def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow[Any]:
+    value = yield from call_flow(function, request)
+    if value is None or value == "":
+        return None
+    if value is getattr(request, "user", None) and isinstance(value, LazyObject):
+        return (yield from _lazy_user(request))
+    if isinstance(value, Subject):
+        return str(value)
+    if is_user(value):
+        return _known_user(value)
+    if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):
+        raise RuleError(
+            f"{dotted_path(function)} returned {type(value).__name__}, which identifies nobody.",
+            "Return a text, a number, a user or a Subject, for example Subject('org', value.pk).",
+        )
+    return f"key.{escape_value(dotted_path(function))}:{escape_value(str(value))}"
+
+
+def _is_shown_by_address(value: object) -> bool:
+    """Return whether the text of a value is its address in memory, which changes with each request."""
+    shown = type(value)
+    return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
+
+
+def ip_subject(request: HttpRequest) -> str:
+    """Return the subject of the request's client address: `ip:203.0.113.9`, `ip:2001:db8::/64`."""
+    return f"ip:{client_ip(request)}"
+
+
+_PLAIN: dict[str, Resolver] = {
+    "ip": ip_subject,
+    "user": _user,
+    "user_or_ip": _user,
+    "session": _session,
+    "path": lambda request: f"path:{escape_value(request.path_info)}",
+    GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
+}
+
+_NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {
+    "header": _from_header,
+    "cookie": _from_cookie,
+    "kwarg": _from_kwarg,
+}
+
+_FIELDS: dict[str, Callable[[str, bool, HttpRequest], str | Flow[Any] | None]] = {
+    "get": _from_get,
+    "post": _from_post,
+    "json": _from_json,
+}
+
+_EXAMPLES = {
+    "header": "X-Api-Key",
+    "cookie": "device",
+    "kwarg": "pk",
+    "get": "token",
+    "post": "phone",
+    "json": "phone",
+}
+
+
+def _secret(kind: str, name: str, value: str | None) -> str | None:
+    """Return the part for a value from a client: a keyed digest, so that no secret reaches Redis, logs or the admin."""
+    return f"{kind}.{escape_value(name)}:{digest(value)}" if value else None

@@ -1,0 +1,126 @@
+"""The configured rules that have a `match`, and which of them fit a request.
+
+A site may have thousands of such rules, and a request may spend only microseconds on them. So an index finds them by
+the name of the view, its namespaces and the first part of the path, and only those are compared with the request. It
+remembers what it has found for a path and a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from django.core.exceptions import DisallowedHost
+from django.http import HttpRequest
+from django.http.request import split_domain_port
+
+from django_quota.conf import QuotaSettings, current
+from django_quota.core.matching import Target
+from django_quota.core.rules import Rule
+
+MAX_KNOWN, MAX_PATH = 1_000, 200
+"""For how many pairs of a path and a view a process remembers the rules, and how long these paths may be."""
+
+
+class RequestTarget:
+    """The path, view and host of a request, for `Match.matches`."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self.path, self.view = _path_and_view(request)
+
+    @cached_property
+    def host(self) -> str | None:
+        """The host; None if Django does not allow it."""
+        try:
+            return str(split_domain_port(self._request.get_host())[0])
+        except DisallowedHost:  # Django will answer 400
+            return None
+
+    @property
+    def index_keys(self) -> Iterator[tuple[str, str]]:
+        """The keys under which the index has rules for this target."""
+        yield "path", self.path.split("/", 2)[1] if self.path.startswith("/") else ""
+        if self.view:
+            yield "view", self.view
+            end = self.view.find(":")
+            while end >= 0:
+                yield "view", self.view[: end + 1]
+                end = self.view.find(":", end + 1)
+
+
+def _path_and_view(request: HttpRequest) -> tuple[str, str]:
+    match = request.resolver_match
+    return request.path_info, (match.view_name or "") if match is not None else ""
+
+
+class RuleIndex:
+    """Rules that have a `match`, and which of them fit a request."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules: list[Rule] = []
+        self._everywhere: list[int] = []
+        self._by_key: dict[tuple[str, str], list[int]] = {}
+        self._asks_host = False
+        """Whether the host of a request matters, too: then nothing is remembered."""
+        self._known: dict[tuple[str, str], list[Rule]] = {}
+        for rule in rules:
+            self._add(rule)
+
+    def _add(self, rule: Rule) -> None:
+        for option in (rule.match, rule.exclude):
+            if option is not None and any(pattern.kind == "host" for pattern in option.patterns):
+                self._asks_host = True
+        keys = None if rule.match is None else rule.match.index_keys
+        places = [self._everywhere] if keys is None else [self._by_key.setdefault(key, []) for key in keys]
+        for place in places:
+            place.append(len(self._rules))
+        self._rules.append(rule)
+
+    def find(self, request: HttpRequest) -> list[Rule]:
+        """Return the rules that fit a request, in their order. Do not change the list."""
+        if not self._rules:
+            return []
+        if self._asks_host:
+            return self._find(RequestTarget(request))
+        place = _path_and_view(request)
+        rules = self._known.get(place)
+        if rules is None:
+            rules = self._find(RequestTarget(request))
+            if len(place[0]) <= MAX_PATH:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[place] = rules
+        return rules
+
+    def _find(self, target: RequestTarget) -> list[Rule]:
+        found = set(self._everywhere)
+        for key in target.index_keys:
+            found.update(self._by_key.get(key, ()))
+        return [self._rules[position] for position in sorted(found) if applies_to(self._rules[position], target)]
+
+
+def applies_to(rule: Rule, target: Target) -> bool:
+    """Return whether the `match` of a configured rule fits, and its `exclude` does not."""
+    if rule.match is None or not rule.match.matches(target, unknown=True):
+        return False
+    return rule.exclude is None or not rule.exclude.matches(target, unknown=False)
+
+
+_index: tuple[QuotaSettings, RuleIndex] | None = None
+"""The index of the configured rules, and the settings that it was made from."""
+
+
+def site_rules(request: HttpRequest) -> list[Rule]:
+    """Return the configured rules that fit a request. Raises `RuleError` if a rule with a `match` is wrong."""
+    global _index  # noqa: PLW0603
+    settings, known = current(), _index
+    if known is None or known[0] is not settings:
+        _index = known = settings, RuleIndex(_placed_rules(settings))
+    return known[1].find(request)
+
+
+def _placed_rules(settings: QuotaSettings) -> Iterator[Rule]:
+    for name, value in settings.rules.items():
+        if isinstance(value, Mapping) and value.get("match") is not None:
+            yield settings.rule(name)

@@ -1,0 +1,221 @@
+"""Subjects: the text that names who is limited, such as `ip:203.0.113.9` or `user:42`, in one canonical form."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import reprlib
+import unicodedata
+from functools import lru_cache
+from typing import Any, cast
+from uuid import UUID
+
+from django.utils.encoding import force_bytes
+
+from django_quota.conf import current
+from django_quota.core.errors import RuleError
+from django_quota.core.keys import MAX_PART, digested, is_digest
+from django_quota.core.overrides import EVERYBODY
+from django_quota.requests.addresses import Prefixes, canonical_network, canonical_part, own_prefixes
+
+GLOBAL = "global"
+
+
+class Subject(str):
+    """A subject that your code names: `Subject("org", 7)` is `org:7`, in calls, in tasks, in counters and on views.
+
+    Return a Subject from a key function, if a call or another view counts for the same subject. A plain text from a key
+    function counts under the name of the function. So what a client sends is never somebody else's subject: make a
+    Subject only of what your code has checked.
+
+    `kind`: a word in lower case, but none that a key uses, such as `header` and `path`. `value`: a text, a whole number
+    or a UUID that does not change, such as a primary key. `Subject("user", 7)` is the user with this key. Raises
+    `RuleError` for any other value.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, kind: str, value: str | int | UUID) -> Subject:
+        """Make a subject. Raises `RuleError` for a wrong kind or value."""
+        if not isinstance(cast("object", kind), str) or not _KIND.fullmatch(kind) or kind in _OF_CLIENTS:
+            raise RuleError(f"{reprlib.repr(kind)} is not a kind of subject.", "Use a word of your own, such as 'org'.")
+        text = _text_of(value)
+        if not text:
+            raise RuleError(
+                f"{reprlib.repr(value)} is not a value of a subject.",
+                f"Use a text, a whole number or a UUID, such as the primary key: Subject({kind!r}, 7).",
+            )
+        return super().__new__(cls, named_subject(f"{kind}:{escape_value(text)}"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+def _text_of(value: object) -> str:
+    """Return the text of a subject's value, also of an enumeration member; empty if the value has a wrong type."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__repr__(value)
+    return str(value) if isinstance(value, UUID) else ""
+
+
+_KIND = re.compile("[a-z][a-z0-9_-]{0,49}")
+
+_OF_CLIENTS = frozenset({"cookie", "get", "header", "json", "kwarg", "path", "post", "session"}) | {
+    "global", "key", "login", "network", "ratelimit", "throttle",
+}  # fmt: skip
+"""Kinds whose subjects only keys make, in a form of their own."""
+
+
+def normalized(value: str) -> str:
+    """Return a typed text with whitespace stripped, NFKC-normalised and case-folded."""
+    value = value.strip()
+    return unicodedata.normalize("NFKC", value).casefold().strip() if len(value) <= MAX_FOLDED else value
+
+
+MAX_FOLDED = 1_000
+"""Characters: a longer field is not normalised, because that takes long. No name is that long."""
+
+
+def session_subject(session_key: str) -> str:
+    """Return the subject of a session."""
+    return f"session:{digest(session_key)}"
+
+
+def escape_value(value: str) -> str:
+    """Escape the plus sign, which joins parts, and characters that are not visible; a long value becomes a digest.
+
+    A client may choose the value, so a long one is not looked at character by character.
+    """
+    if len(value) > MAX_PART or is_digest(value):
+        return digested(value)
+    return value.translate(_escapes("%+")) if _UNSAFE.search(value) else value
+
+
+_INVISIBLE = (
+    "\0-\x1f\x7f-\x9f\u2028-\u2029"  # they end a line or control a terminal
+    "\xad-\xad\u061c-\u061c\u180e-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"  # invisible
+    "\ufeff-\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible, too
+    "\ud800-\udfff"  # surrogates from JSON, which no page and no database accepts
+)  # with them, two subjects could look the same, or break whatever shows them
+
+_UNSAFE = re.compile(f"[%+{_INVISIBLE}]")
+
+_UNPRINTABLE = re.compile(f"[{_INVISIBLE}]")
+
+
+@lru_cache(maxsize=2)
+def _escapes(others: str) -> dict[int, str]:
+    """Return the escape of each invisible character, and of these others, for `str.translate`."""
+    spans = zip(_INVISIBLE[::3], _INVISIBLE[2::3], strict=True)
+    codes = [*map(ord, others), *(code for first, last in spans for code in range(ord(first), ord(last) + 1))]
+    return {code: "".join(f"%{byte:02X}" for byte in chr(code).encode(errors="surrogatepass")) for code in codes}
+
+
+def value_subject(kind: str, name: str, value: str) -> str:
+    """Return the subject of a request with this value of a header, a cookie, an argument of the URL or a field."""
+    if kind == "kwarg":
+        return f"kwarg.{escape_value(name)}:{escape_value(value)}"
+    name = name.lower() if kind == "header" else name
+    return f"{kind}.{escape_value(name)}:{digest(value if kind in ('header', 'cookie') else normalized(value))}"
+
+
+def digest(value: str | bytes) -> str:
+    """Return the keyed digest of a value: 32 hexadecimal digits."""
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    return hashlib.blake2b(data, key=_digest_key(current().digest_key), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _digest_key(secret: str | bytes) -> bytes:
+    return hashlib.sha256(b"django_quota.subjects" + force_bytes(secret)).digest()
+
+
+def is_user(value: object) -> bool:
+    """Return whether a value is a user, anonymous or not."""
+    return hasattr(value, "is_authenticated") and hasattr(value, "pk")
+
+
+def login_subject(name: str) -> str:
+    """Return the subject of a user name that somebody typed to log in: `login.username:<digest>`.
+
+    Names that Django's forms treat as equal are one subject. Raises `RuleError` for an empty name.
+    """
+    name = normalized(name)
+    if not name:
+        raise RuleError("An empty text is not a user name.")
+    return f"{LOGIN}{digest(name)}"
+
+
+LOGIN = "login.username:"
+"""The beginning of the subjects of user names that somebody typed to log in."""
+
+
+def user_subject(user: Any) -> str:
+    """Return the subject of a user: `user:42`. Raises `RuleError` if the user has no primary key."""
+    if user.pk is None:
+        raise RuleError(
+            f"{user!r} has no primary key. Pass the request, so that an anonymous visitor is limited by IP, "
+            "or a subject such as 'ip:203.0.113.9'."
+        )
+    return f"user:{escape_value(str(user.pk))}"
+
+
+def named_subject(subject: str) -> str:
+    """Return a subject from a text, with addresses as `ip_subject` writes them and digests for long values."""
+    prefixes = own_prefixes()
+    if len(subject) > MAX_PART:
+        subject = "+".join(map(_with_short_value, subject.split("+", MAX_PARTS)))
+    # Longer subjects must not fill the cache.
+    return _named(subject, prefixes) if len(subject) <= MAX_PART else _canonical(subject, prefixes)
+
+
+def override_subject(text: str) -> str:
+    """Return the subject of an override in its canonical form: a subject, a network, a kind of subjects, or everybody.
+
+    Raises `RuleError` for a text that is none of these.
+    """
+    if text == EVERYBODY or (text.endswith(":*") and "+" not in text):
+        return text
+    kind, _, address = text.partition(":")
+    if kind != "ip" or "/" not in address or "+" in address:
+        return named_subject(text)
+    return f"ip:{canonical_network(address, own_prefixes())}"
+
+
+MAX_PARTS = 20
+"""How many plus signs split a given subject. No key has more parts, and a client may send thousands of signs."""
+
+
+def _with_short_value(part: str) -> str:
+    kind, colon, value = part.partition(":")
+    return f"{kind}:{digested(value)}" if colon and len(value) > MAX_PART else part
+
+
+def _canonical(subject: str, prefixes: Prefixes) -> str:
+    if not subject:
+        raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+    if subject.startswith("ip:") or "+ip:" in subject:
+        subject = "+".join(canonical_part(part, prefixes) for part in subject.split("+", MAX_PARTS))
+    if subject.partition(":")[1:] == (":", ""):
+        raise RuleError(
+            f"{reprlib.repr(subject)} has no value behind the colon: all callers without one would share a limit.",
+            "Use, for example, 'user:42' or 'ip:203.0.113.9'.",
+        )
+    return subject.translate(_escapes("")) if _UNPRINTABLE.search(subject) else subject
+
+
+_named = lru_cache(maxsize=8192)(_canonical)
+
+
+def subject_of(given: object, whose: str) -> str:
+    """Return the subject of a text or a user. `whose` names its owner in the error.
+
+    Raises `RuleError` if it is neither.
+    """
+    if isinstance(given, str):
+        return named_subject(given)
+    if is_user(given):
+        return user_subject(given)
+    raise RuleError(f"{given!r} is not a subject of {whose}. Use a text such as 'user:42', or a user.")

@@ -1,1 +1,0 @@
-"""What the package does with a store: limits, counters, leases, overrides, events. No HTTP."""

@@ -1,0 +1,1 @@
+"""The database store: states are rows of PostgreSQL or SQLite."""

@@ -1,0 +1,106 @@
+"""SQLite: states are in a file of their own, beside the site's database: `db.quota.sqlite3` beside `db.sqlite3`.
+
+SQLite has one writer at a time. In the file of the site, a hit would wait for the transaction of the very request that
+it belongs to, and the request's own writes would fail because a hit was written since it began to read. The file makes
+itself: it needs no migration and no alias. A database in memory keeps its states in memory, too.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from django_quota.core.clock import machine_now
+from django_quota.stores.database.sql import BANS, EVENTS, STATES
+
+TIMEOUT = 1.0
+"""Seconds that a transaction waits for another process."""
+
+IN_MEMORY = ":memory:"
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS {STATES} (
+    id TEXT PRIMARY KEY, key TEXT NOT NULL, value TEXT NOT NULL, expires INTEGER NOT NULL, hour INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS {STATES}_hour ON {STATES} (hour);
+CREATE TABLE IF NOT EXISTS {EVENTS} (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, batch INTEGER NOT NULL, at INTEGER NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS {EVENTS}_order ON {EVENTS} (batch, id);
+CREATE TABLE IF NOT EXISTS {BANS} (
+    id TEXT PRIMARY KEY, log TEXT NOT NULL, subject TEXT NOT NULL, rule TEXT NOT NULL, until INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS {BANS}_until ON {BANS} (until);
+"""
+
+
+def file_of(alias: str) -> str:
+    """Return the file of the states for the database of an alias; `IN_MEMORY` for one in memory."""
+    name = str(connections.settings[alias]["NAME"])
+    if not name or name == IN_MEMORY or "mode=memory" in name:
+        return IN_MEMORY
+    path = Path(name.removeprefix("file:").partition("?")[0] if name.startswith("file:") else name)
+    return str(path.with_name(f"{path.stem}.quota{path.suffix}"))
+
+
+class SqliteConnection:
+    """The connection of this process to the file. One thread uses it at a time."""
+
+    now = "quota_now()"
+    batch = "0"
+    settled = "1"
+    skip_locked = ""
+
+    def __init__(self, alias: str) -> None:
+        # Autocommit: the transactions are ours. It takes a busy file for `begin` to be patient.
+        connection = sqlite3.connect(file_of(alias), timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
+        connection.create_function("quota_now", 0, machine_now)
+        self._connection = connection
+        try:
+            self._prepare()
+        except BaseException:
+            connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_SCHEMA}")
+        self._connection.execute("PRAGMA busy_timeout = 0")
+
+    def begin(self, subjects: Iterable[str], query: str) -> Sequence[Sequence[Any]]:  # noqa: ARG002 — the file is locked
+        """Begin a transaction that has locked the file, and return what a query finds in it."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                # SQLite's own waiting grows to a tenth of a second, and lets those go first who have come last.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311 — no secret
+        return self._connection.execute(query).fetchall()
+
+    def commit(self, statements: Sequence[str]) -> None:
+        """Do these statements and commit."""
+        for statement in (*statements, "COMMIT"):
+            self._connection.execute(statement)
+
+    def read(self, query: str) -> Sequence[Sequence[Any]]:
+        """Return what a query finds. It waits for no writer."""
+        return self._connection.execute(query).fetchall()
+
+    def rollback(self) -> None:
+        """End the transaction; nothing of it stays."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()

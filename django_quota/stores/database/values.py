@@ -1,0 +1,101 @@
+"""Values of states as JSON texts, and back. Only what the specifications keep is written, and only that is read.
+
+A whole number is itself, and a mapping is an object. The others are arrays that begin with the name of their type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any, NoReturn
+
+from django_quota.core.algorithms.fixed_window import WindowCount
+from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.token_bucket import Bucket
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def dumps(value: object) -> str:
+    """Return a value as text, in ASCII. Raises `TypeError` for one that no specification keeps."""
+    kind = type(value)
+    if kind is tuple:
+        return _encode(["entries", *_numbers_of(value)])
+    if kind is int:
+        return str(value)
+    if isinstance(value, Mapping):
+        if all(type(name) is str and type(each) in (int, str) for name, each in value.items()):
+            return _encode(value)
+    elif kind is WindowCount:
+        return _encode(["window", *value])  # type: ignore[misc]
+    elif kind is Bucket:
+        return _encode(["bucket", *value])  # type: ignore[misc]
+    elif isinstance(value, frozenset) and all(type(each) is str for each in value):
+        return _encode(["set", *sorted(value)])
+    raise TypeError(f"no specification keeps {kind.__name__}")
+
+
+def _numbers_of(entries: Any) -> list[int]:
+    """Return three numbers for each entry: by how much total and expiry differ from the one before, and the cost.
+
+    A hundred entries are one kilobyte so. PostgreSQL packs a value above two, which takes longer than all the rest.
+    """
+    numbers = list[int]()
+    last_total = last_expiry = 0
+    for entry in entries:
+        if type(entry) is not Entry:
+            raise TypeError("a tuple holds something else than entries")
+        total, cost, expiry = entry
+        numbers += (total - last_total, cost, expiry - last_expiry)
+        last_total, last_expiry = total, expiry
+    return numbers
+
+
+def loads(text: str) -> Any:
+    """Return the value of a text. Raises `ValueError` for a text that `dumps` does not return."""
+    value = _decode(text)
+    if type(value) is int:
+        return value
+    if type(value) is dict:
+        if all(type(each) in (int, str) for each in value.values()):
+            return value
+    elif type(value) is list and value and type(value[0]) is str:
+        read = _READ.get(value[0])
+        if read is not None:
+            return read(value[1:])
+    raise ValueError("it is no value of ours")
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no whole number")
+
+
+_decode = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse).decode
+
+
+def _checked(parts: list[Any], kind: type, size: int) -> list[Any]:
+    if len(parts) % size or any(type(part) is not kind for part in parts):
+        raise ValueError("it has other parts than a value of ours")
+    return parts
+
+
+def _entries(parts: list[Any]) -> tuple[Entry, ...]:
+    _checked(parts, int, 3)
+    return tuple(map(Entry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
+
+
+def _pair(made: Callable[[int, int], Any]) -> Callable[[list[Any]], Any]:
+    def read(parts: list[Any]) -> Any:
+        first, second = _checked(parts, int, 2)
+        return made(first, second)
+
+    return read
+
+
+_READ: Mapping[str, Callable[[list[Any]], Any]] = {
+    "entries": _entries,
+    "window": _pair(WindowCount),
+    "bucket": _pair(Bucket),
+    "set": lambda parts: frozenset(_checked(parts, str, 1)),
+}

@@ -1,0 +1,80 @@
+"""Walks over all servers of a store, and over all keys of Redis, for work that concerns all subjects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from django_quota.core.clock import SECOND
+from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
+from django_quota.engine.operations import text
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from django_quota.stores.base import Store
+    from django_quota.stores.redis.store import RedisStore, Server
+
+SCAN_COUNT = 1_000
+"""Keys that one SCAN looks at."""
+
+
+class Walk:
+    """One round over the servers of a store. A database is one server.
+
+    A server that does not answer does not stop the others, and is reported at the end. If there is only one, its first
+    error ends the round.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.servers: Sequence[Server] = [None] if store.redis is None else store.redis.servers()
+        self.missed = 0
+        """Parts that were skipped."""
+        self._first: StoreUnavailable | None = None
+
+    @contextmanager
+    def past(self) -> Iterator[None]:
+        """Do one part; skip it if the server does not answer."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            if len(self.servers) == 1:
+                raise
+            self.missed += 1
+            self._first = self._first or error
+
+    @property
+    def problem(self) -> StoreUnavailable | None:
+        """The error to report at the end: the first one."""
+        if self._first is None:
+            return None
+        kind = StorePermissionDenied if isinstance(self._first, StorePermissionDenied) else StoreUnavailable
+        return kind(f"a part of the Cluster did not answer, and the rest was done: {self._first.reason}")
+
+    def end(self) -> None:
+        """Raise `StoreUnavailable` if a part was skipped."""
+        if self.problem is not None:
+            raise self.problem from self._first
+
+
+def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
+    """Yield names, at most so many at a time."""
+    while found := list(islice(names, size)):
+        yield found
+
+
+def scan(store: RedisStore, matching: str, batch: int = SCAN_COUNT, kind: str | None = None) -> Iterator[list[str]]:
+    """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
+    walk = Walk(store)
+    for server in walk.servers:
+        with walk.past(), store.commands(server) as client:
+            yield from batched(map(text, client.scan_iter(matching, batch, kind)), batch)
+    walk.end()
+
+
+def time_of(client: Redis) -> int:
+    """Return the server's time in microseconds."""
+    seconds, microseconds = client.time()
+    return int(seconds) * SECOND + int(microseconds)

@@ -1,0 +1,33 @@
+"""The classes of what calls return and take, for your annotations: `def view(request: QuotaRequest) -> HttpResponse`.
+
+You need not make any of them yourself. `Decision`, `Rule` and `Subject` are in `django_quota`.
+"""
+
+from __future__ import annotations
+
+from django_quota.core.decisions import Outcome
+from django_quota.core.rates import Rate
+from django_quota.core.rules import RuleOptions
+from django_quota.features.counters import Counter
+from django_quota.features.leases import Lease, Slot
+from django_quota.features.reservations import Hold
+from django_quota.operating.activity import RunningTotals
+from django_quota.operating.reset import ResetReport
+from django_quota.web.limited_requests import QuotaRequest
+from django_quota.web.view_lookup import Endpoint
+from django_quota.web.wording import RefusalDetails
+
+__all__ = [
+    "Counter",
+    "Endpoint",
+    "Hold",
+    "Lease",
+    "Outcome",
+    "QuotaRequest",
+    "Rate",
+    "RefusalDetails",
+    "ResetReport",
+    "RuleOptions",
+    "RunningTotals",
+    "Slot",
+]

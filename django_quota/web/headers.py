@@ -1,0 +1,119 @@
+"""The headers of a limited response, as in draft-ietf-httpapi-ratelimit-headers-11 and RFC 9651 (structured fields)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TypeVar
+from urllib.parse import quote
+
+from django.http import HttpRequest, HttpResponseBase
+
+from django_quota.conf import current
+from django_quota.core.algorithms import Limit
+from django_quota.core.algorithms.concurrency import AtOnce
+from django_quota.core.decisions import AnyLimit, Decision, Left
+from django_quota.core.rates import Rate
+from django_quota.web.limited_requests import decision_of, state_of
+from django_quota.web.refusal_log import log_refusal
+from django_quota.web.wording import refusal_status
+
+R = TypeVar("R", bound=HttpResponseBase)
+
+
+def write_headers(request: HttpRequest, response: R) -> R:
+    """Write the headers of the decision on a request to its response, if they belong there."""
+    decision = decision_of(request)
+    if decision is not None and has_headers(request, response):
+        set_headers(response, decision)
+    return response
+
+
+def has_headers(request: HttpRequest, response: HttpResponseBase) -> bool:
+    """Return whether to write headers here: not if the middleware does, nor if a cache would show them to others."""
+    state = state_of(request)
+    if state.is_in_middleware or not isinstance(response, HttpResponseBase):  # Django complains about anything else
+        return False
+    is_stored = state.is_cached and response.status_code in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
+    return not is_stored or "private" in response.headers.get("Cache-Control", "")
+
+
+_MAX_INTEGER = 999_999_999_999_999
+"""The largest integer of a structured field."""
+
+OWN_HEADERS = "_django_quota_own_headers"
+"""The attribute of a response from the `RESPONSE` setting that names its own headers. They are kept."""
+
+
+def set_headers(response: HttpResponseBase, decision: Decision) -> None:
+    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
+    if decision.enforced and response.status_code == refusal_status(decision):
+        log_refusal(response, decision)
+    left = decision.left()
+    if not left:
+        return
+    settings = current()
+    own = getattr(response, OWN_HEADERS, ())
+    if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
+        names, policy = policies(tuple([of for of, _, _ in left]))
+        headers = response.headers
+        headers["RateLimit-Policy"] = policy
+        headers["RateLimit"] = ", ".join(map(_state, names, left))
+    if settings.legacy_headers and decision.binding is not None:
+        legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
+        for name, value in legacy.items():
+            if f"x-ratelimit-{name.lower()}" not in own:
+                response.headers[f"X-RateLimit-{name}"] = str(value)
+
+
+@lru_cache(maxsize=1024)
+def policies(limits: tuple[AnyLimit, ...]) -> tuple[list[str], str]:
+    """Return the public names of limits, and their RateLimit-Policy."""
+    names = policy_names(limits)
+    return names, ", ".join(map(_policy, names, limits))
+
+
+def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
+    """Return the public name of each limit: the last part of the rule's name, with the window if a rule has several.
+
+    A rule without a name has the path of its view and the arguments of `as_view()`. These arguments stay private.
+    """
+    taken: dict[str, None] = {}
+    rules = [limit.rule for limit in limits]
+    for limit in limits:
+        name = base = _label(limit.rule, limit.rate if rules.count(limit.rule) > 1 else None)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}-{number}"
+        taken[name] = None
+    return list(taken)
+
+
+def _label(rule: str, rate: Rate | AtOnce | None) -> str:
+    public = _ARGUMENTS.sub("", rule)
+    name = quote(public.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
+    return name if rate is None else f"{name}-{rate.window}"
+
+
+_ARGUMENTS = re.compile(r"(?<=\w)\(.*\)(?=#\d+\Z|\Z)", re.DOTALL)
+"""The arguments of `as_view()` in the name of a rule."""
+
+
+def _policy(name: str, limit: AnyLimit) -> str:
+    # A month and a year have no fixed length, so their window is left out, as the draft allows.
+    window = "" if limit.window is None else f";w={limit.window}"
+    unit = "" if limit.unit == Limit.unit else f';qu="{limit.unit}"'
+    return f'"{name}";q={limit.capacity}{unit}{window}'
+
+
+def _state(name: str, left: Left) -> str:
+    _, remaining, wait = left
+    if not 0 <= remaining <= _MAX_INTEGER:
+        remaining = min(max(remaining, 0), _MAX_INTEGER)
+    if wait is None:  # nothing is used
+        return f'"{name}";r={remaining}'
+    return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'

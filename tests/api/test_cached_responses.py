@@ -1,0 +1,149 @@
+"""Responses that Django's cache shows to others: nobody sees the RateLimit headers of another visitor."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import cache_page, never_cache
+from ninja import NinjaAPI
+from ninja.decorators import decorate_view
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_quota import Rule, concurrency, quota
+from django_quota.contrib.ninja import limits
+from django_quota.contrib.rest_framework import QuotaThrottle
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+api = NinjaAPI(urls_namespace="cached-responses")
+limited = quota("3/m", key="ip", name="own")
+in_cache = cache_page(60)
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def async_page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+class Throttled(APIView):  # type: ignore[misc]
+    throttle_classes = (QuotaThrottle,)
+    quota_rules = (Rule.make("own", "3/m", key="ip"),)
+
+    def get(self, request: Any) -> Response:
+        return Response("ok")
+
+
+@method_decorator(in_cache, name="get")
+class CachedMethod(Throttled):
+    def get(self, request: Any) -> Response:
+        return super().get(request)
+
+
+@api.get("/")
+@decorate_view(in_cache)
+@limits("3/m", key="ip", name="own")
+def operation(request: HttpRequest) -> HttpResponse:
+    return page(request)
+
+
+urlpatterns = [
+    path("below/", in_cache(limited(page))),
+    path("slot/", in_cache(concurrency(3, name="own", key="ip")(page))),
+    path("throttle/", in_cache(Throttled.as_view())),
+    path("ninja/", api.urls),
+    path("above/", limited(in_cache(page))),
+    path("method/", CachedMethod.as_view()),
+    path("plain/", page),
+    path("limited/", limited(page)),
+    path("limited-throttle/", Throttled.as_view()),
+    path("limited-async/", limited(async_page)),
+    path("private/", limited(never_cache(page))),
+]
+OURS = "django_quota.middleware.QuotaMiddleware"
+FIRST, LAST = "django.middleware.cache.UpdateCacheMiddleware", "django.middleware.cache.FetchFromCacheMiddleware"
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": __name__}}
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    cache.clear()
+
+
+def ask(route: str, *visitors: str, method: str = "get") -> list[str | None]:
+    """Return what each visitor sees of the limit `own`; None if there is no header of a limit."""
+
+    def reply_to(address: str) -> Any:
+        client: Any = AsyncClient() if "async" in route else Client()
+        reply = getattr(client, method)(f"/{route}/", REMOTE_ADDR=address)
+        return asyncio.run(reply) if "async" in route else reply
+
+    return [_shown(reply_to(address)) for address in visitors]
+
+
+def _shown(reply: Any) -> str | None:
+    names = [name for name in reply.headers if "RateLimit" in name]
+    assert len(names) in (0, 5)
+    return reply.headers["RateLimit"].partition(";t=")[0] if names else None
+
+
+ANN, BOB = "192.0.2.1", "192.0.2.2"
+
+
+@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
+class TestCachePage:
+    @pytest.mark.parametrize("route", ["below", "slot", "throttle", "ninja"])
+    def test_a_limit_below_it_shows_nobody_the_headers_of_another(
+        self, route: str, middleware: list[str], settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = middleware
+        shown = '"own";r=2' if middleware else None  # the middleware writes them after the cache
+        assert ask(route, ANN, BOB, ANN) == [shown, None, None]
+
+    @pytest.mark.parametrize("route", ["above", "method"])
+    def test_a_limit_above_it_shows_each_visitor_their_own(
+        self, route: str, middleware: list[str], settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = middleware
+        assert ask(route, ANN, BOB, ANN) == ['"own";r=2', '"own";r=2', '"own";r=1']
+
+    def test_refusals_and_other_methods_are_not_stored_and_have_their_headers(
+        self, middleware: list[str], settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = middleware
+        assert ask("below", ANN, ANN, BOB, method="post") == ['"own";r=2', '"own";r=1', '"own";r=2']
+        assert ask("below", ANN, method="post") == ['"own";r=0']
+        assert ask("below", ANN) == ['"own";r=0']
+        assert ask("below", BOB, ANN) == ['"own";r=1' if middleware else None, None]
+
+
+class TestCacheOfTheSite:
+    @pytest.fixture(autouse=True, params=[[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"])
+    def middleware(self, request: pytest.FixtureRequest, settings: Any) -> None:
+        settings.MIDDLEWARE = request.param
+
+    @pytest.mark.parametrize("route", ["limited", "limited-async", "limited-throttle"])
+    def test_a_limited_view_shows_no_headers(self, route: str) -> None:
+        assert ask(route, ANN, BOB, ANN) == [None] * 3
+
+    def test_what_is_private_is_not_stored_and_has_its_headers(self) -> None:
+        assert ask("private", ANN, BOB, ANN) == ['"own";r=2', '"own";r=2', '"own";r=1']
+
+
+def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(settings: Any) -> None:
+    own = {"rate": "3/m", "key": "ip", "match": "/", "exempt": "192.0.2.9"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"own": own}}
+    settings.MIDDLEWARE = [FIRST, OURS, LAST]
+    assert ask("plain", ANN, BOB, ANN, "192.0.2.9") == [None, '"own";r=2', '"own";r=1', None]

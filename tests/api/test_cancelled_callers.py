@@ -1,0 +1,330 @@
+"""Tasks that are cancelled, once or on and on, wherever they are: they keep no slot, and hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+
+from django_quota import areserve, concurrency, lock, peek, slot
+from django_quota.exceptions import LeaseLost
+from django_quota.features.leases import Slot
+from tests.support.calls import get
+from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
+from tests.support.slots import calls, forget, is_asked_for_by, is_release, is_renewal, waiting
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+places = pytest.mark.parametrize("where", ["queued", "sent", "answered"])
+often = pytest.mark.parametrize("times", [1, 20])
+
+
+def is_asked_for(operation: Any) -> bool:
+    return is_asked_for_by(operation) is not None
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    while not happened():  # noqa: ASYNC110 — nothing tells
+        await asyncio.sleep(0)
+
+
+async def nobody_has(name: str) -> bool:
+    return await lock(name).aholders() == [] and waiting(name) == 0
+
+
+async def left_while(task: asyncio.Task[Any], stop: Barrier, times: int) -> None:
+    """Cancel a task while a call of the store has stopped; the call goes on meanwhile."""
+    await until(lambda: stop.met)
+    await cancelled(task, times)
+    stop.open()
+    assert await ended(task)
+
+
+# --- taking a slot ----------------------------------------------------------------------------------------------------
+
+
+@places
+@often
+def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Where, times: int) -> None:
+    async def leave() -> None:
+        for is_taken in (is_asked_for, lambda _: is_asked_for(_) or is_release(_)):
+            with barrier(is_taken, where) as stop:
+                task = asyncio.create_task(lock("line", wait=60).aacquire())
+                await left_while(task, stop, times)
+            assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+@places
+def test_a_caller_that_is_cancelled_until_it_has_left_keeps_no_slot(where: Where) -> None:
+    """As anyio does with all that is in a cancelled scope."""
+
+    async def leave() -> None:
+        with barrier(is_asked_for, where) as stop:
+            task = asyncio.create_task(lock("line", wait=60).aacquire())
+            await until(lambda: stop.met)
+            for turn in range(1_000_000):
+                if task.done():
+                    break
+                task.cancel()
+                await asyncio.sleep(0)
+                if turn == 10:
+                    stop.open()
+            assert task.cancelled()
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+@places
+def test_a_group_of_tasks_that_fails_keeps_no_slot(where: Where) -> None:
+    async def hold() -> None:
+        async with slot("line", 2, wait=60):
+            await asyncio.Event().wait()
+
+    async def fail(stop: Barrier) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(hold())
+            await until(lambda: stop.met)
+            asyncio.get_running_loop().call_soon(stop.open)
+            raise ZeroDivisionError
+
+    async def leave() -> None:
+        with barrier(is_asked_for, where) as stop, pytest.raises(ExceptionGroup) as failed:
+            await fail(stop)
+        assert [type(error) for error in failed.value.exceptions] == [ZeroDivisionError]
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+@places
+def test_a_timeout_that_ends_while_the_store_is_asked_keeps_no_slot(where: Where) -> None:
+    async def end(limit: asyncio.Timeout, stop: Barrier) -> None:
+        await until(lambda: stop.met)
+        limit.reschedule(0)
+        await until(limit.expired)
+        stop.open()
+
+    async def ask(stop: Barrier) -> None:
+        async with asyncio.timeout(None) as timeout:
+            ending.append(asyncio.create_task(end(timeout, stop)))
+            await lock("line", wait=60).aacquire()
+
+    async def leave() -> None:
+        with barrier(is_asked_for, where) as stop, pytest.raises(TimeoutError):
+            await ask(stop)
+        await ending[0]
+        assert await nobody_has("line")
+        current = asyncio.current_task()
+        assert current is not None
+        assert current.cancelling() == 0
+
+    ending: list[asyncio.Task[None]] = []
+    asyncio.run(leave())
+
+
+@often
+def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(times: int) -> None:
+    async def leave() -> None:
+        asked: list[Any] = []
+        held = await lock("line").aacquire()
+        first = asyncio.create_task(lock("line", wait=60).aacquire())
+        await until(lambda: waiting("line") == 1)
+        tasks = [asyncio.create_task(lock("line", wait=60).aacquire()) for _ in range(5)]
+        await until(lambda: waiting("line") == 6)
+        with calls(before=asked.append):
+            for task in tasks[:4]:
+                await cancelled(task, times)
+                assert await ended(task)
+        assert not any(map(is_release, asked))
+        await cancelled(first, times)
+        assert await ended(first)
+        await held.arelease()
+        await (await tasks[4]).arelease()
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+# --- giving it back ---------------------------------------------------------------------------------------------------
+
+
+async def _release(line: Slot, held: asyncio.Event) -> None:
+    lease = await line.aacquire()
+    held.set()
+    await lease.arelease()
+
+
+async def _block(line: Slot, held: asyncio.Event) -> None:
+    async with line:
+        held.set()
+
+
+async def _lease(line: Slot, held: asyncio.Event) -> None:
+    async with await line.aacquire():
+        held.set()
+
+
+async def _view(line: Slot, held: asyncio.Event) -> None:
+    @concurrency(1, name=line.name, renew=line.renews)
+    async def view(request: Any) -> HttpResponse:
+        held.set()
+        return HttpResponse()
+
+    await view(get())
+
+
+ENDS = [_release, _block, _lease, _view]
+
+each_end = pytest.mark.parametrize("hold", ENDS, ids=lambda hold: hold.__name__.strip("_"))
+
+
+@each_end
+@places
+@often
+def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
+    hold: Callable[[Slot, asyncio.Event], Awaitable[None]], where: Where, times: int
+) -> None:
+    async def leave() -> None:
+        for line in (lock("line"), lock("line", renew=True)):
+            with barrier(is_release, where) as stop:
+                task = asyncio.ensure_future(hold(line, asyncio.Event()))
+                await left_while(task, stop, times)
+            assert await nobody_has("line")
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(leave())
+
+
+def test_the_end_of_an_event_loop_gives_the_slot_back() -> None:
+    """`asyncio.run` cancels all tasks at its end, also those that give a slot back."""
+
+    async def leave(where: Where) -> None:
+        with barrier(is_release, where) as stop:
+            held = asyncio.Event()
+            waits = asyncio.create_task(_block(lock("line"), held))
+            await until(lambda: stop.met)
+            for task in asyncio.all_tasks():
+                if task is not asyncio.current_task():
+                    task.cancel()
+            await asyncio.sleep(0)
+            stop.open()
+            assert await ended(waits)
+        assert await nobody_has("line")
+
+    for where in ("queued", "sent", "answered"):
+        asyncio.run(leave(where))
+
+
+def is_renewed_again(operation: Any) -> bool:
+    return is_renewal(operation) and operation.again
+
+
+@pytest.mark.usefixtures("renewed_often")
+@places
+@often
+def test_a_renewal_under_way_takes_no_slot_that_was_given_back(where: Where, times: int) -> None:
+    async def leave() -> None:
+        with barrier(is_renewed_again, where) as stop:
+            lease = await lock("line", renew=True).aacquire()
+            forget("line")
+            await until(lambda: stop.met)
+            task = asyncio.create_task(lease.arelease())
+            await asyncio.sleep(0)
+            await cancelled(task, times)
+            stop.open()
+            assert await ended(task)
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+@pytest.mark.usefixtures("renewed_often")
+@places
+def test_neither_does_one_of_another_thread(where: Where) -> None:
+    async def leave() -> None:
+        with barrier(is_renewed_again, where) as stop:
+            lease = await lock("line", renew=True).aacquire()
+            forget("line")
+            await until(lambda: stop.met)
+            with pytest.raises(LeaseLost):
+                await asyncio.to_thread(lease.release)
+            stop.open()
+            await until(lambda: len(asyncio.all_tasks()) == 1)
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
+@each_end
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_caller_may_be_cancelled_from_any_await_on(
+    hold: Callable[[Slot, asyncio.Event], Awaitable[None]], renews: bool
+) -> None:
+    async def leave() -> int:
+        for step in range(200):
+            steps = Steps(hold(lock("line", wait=60, renew=renews), asyncio.Event()), step, on_and_on=True)
+            task = asyncio.ensure_future(steps.run())
+            assert await ended(task) == steps.was_cut
+            assert await nobody_has("line")
+            assert len(asyncio.all_tasks()) == 1
+            if not steps.was_cut:
+                return step
+        raise AssertionError
+
+    assert asyncio.run(leave()) >= 2
+
+
+# --- reservations -----------------------------------------------------------------------------------------------------
+
+
+def is_decision(operation: Any) -> bool:
+    return hasattr(operation, "hits")
+
+
+@places
+@often
+@pytest.mark.parametrize("ends", ["settled", "failed", "left"])
+def test_a_reservation_that_is_cancelled_while_it_is_settled_is_settled(where: Where, times: int, ends: str) -> None:
+    async def leave() -> None:
+        hold = await areserve("1000/h", "user:7", 600)
+
+        async def work() -> None:
+            async with hold:
+                if ends == "failed":
+                    raise ZeroDivisionError
+                if ends == "settled":
+                    await hold.asettle(0)
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(work())
+        if ends == "left":
+            await asyncio.sleep(0)
+            task.cancel()
+        with barrier(bool, where) as stop:
+            await left_while(task, stop, times)
+        assert peek("1000/h", "user:7").remaining == 1_000
+
+    asyncio.run(leave())
+
+
+@places
+@often
+def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: Where, times: int) -> None:
+    async def work() -> None:
+        async with areserve("1000/h", "user:7", 600):
+            raise AssertionError
+
+    async def leave() -> None:
+        with barrier(bool, where) as stop:
+            task = asyncio.ensure_future(work())
+            await left_while(task, stop, times)
+        assert peek("1000/h", "user:7").remaining == 1_000
+
+    asyncio.run(leave())

@@ -1,0 +1,327 @@
+"""What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+import psycopg
+import pytest
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.test import Client
+
+from django_quota import Rule, check, counter, slot, unban
+from django_quota.core.clock import now
+from django_quota.features.event_stream import EventRows, event_log
+from django_quota.features.usage import usage
+from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
+from django_quota.limiting.registry import get_limiter
+from django_quota.models import DailyCounter
+from django_quota.operating.activity import activity, running_totals, subjects_seen
+from django_quota.operating.inspection import load_snapshot, recent_refusals
+from django_quota.stores.database import sql
+from django_quota.stores.database.log import Expired, count_expired, delete_expired
+from django_quota.stores.database.store import DatabaseStore
+from django_quota.testing import freeze
+from tests.support.specifications import Put
+from tests.support.steps import SECOND, Clock
+from tests.support.stores import current_store
+
+BANNING = Rule.make("login", "2/m", ban={"after": "2/m", "for": "1h"})
+
+
+@pytest.fixture
+def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
+    """The store of the settings on each database, empty."""
+    settings.QUOTA = {"STORE": "database", "RULES": {"login": {"rate": "2/m", "ban": {"after": "2/m", "for": "1h"}}}}
+    return current_store()  # type: ignore[no-any-return]
+
+
+def printed(command: str, *words: str) -> str:
+    out = StringIO()
+    call_command(command, *words, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+def log() -> EventRows:
+    found = event_log(current_store(), "quota")
+    assert isinstance(found, EventRows)
+    return found
+
+
+def told() -> list[tuple[str, str | None]]:
+    """Return all events, the oldest first."""
+    return [(event.kind, event.subject) for event in log().last(1_000, lambda _: True)]
+
+
+def refuse(subject: str, times: int = 1) -> None:
+    for _ in range(times):
+        check("0/m", subject)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_written_with_the_decision(store: DatabaseStore) -> None:
+    decisions = [check(BANNING, "ip:192.0.2.1") for _ in range(4)]
+    assert [bool(each) for each in decisions] == [True, True, False, False]
+    check("3/m", "user:1", warn_at=0.3)
+    assert told() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
+    (ban,) = [event for event in log().last(9, lambda _: True) if event.kind == "banned"]
+    assert (ban.rule, ban.level, ban.until > ban.at > 0) == ("login", 1, True)
+
+
+def test_a_site_with_another_prefix_has_its_own_events(store: DatabaseStore, settings: Any) -> None:
+    refuse("ip:192.0.2.1")
+    settings.QUOTA = {"STORE": "database", "PREFIX": "other"}
+    found = event_log(current_store(), "other")
+    assert found is not None
+    assert found.newest(9) == []
+    assert found.last_id() == "0-0.0"
+
+
+def test_events_are_printed_and_a_group_needs_redis(store: DatabaseStore) -> None:
+    refuse("ip:192.0.2.1")
+    check(BANNING, "ip:192.0.2.2")
+    (line,) = printed("quota_events", "--json", "--kind", "refused").splitlines()
+    assert json.loads(line)["subject"] == "ip:192.0.2.1"
+    with pytest.raises(CommandError, match="--group needs Redis"):
+        printed("quota_events", "--follow", "--group", "audit")
+
+
+def test_a_follower_reads_page_by_page_and_nothing_twice(store: DatabaseStore) -> None:
+    refuse("ip:192.0.2.1")
+    place, subjects = log().last_id(), [f"ip:198.51.100.{number}" for number in range(20)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(refuse, subjects))
+    found: list[str] = []
+    while page := log().after(place):
+        place = page[-1].id
+        found += [str(entry.event.subject) for entry in page if entry.event is not None]
+    assert sorted(found) == sorted(subjects)
+    assert len(log().newest(5)) == 5
+    assert [entry.id for entry in log().newest(5)][1:] == [e.id for e in log().newest(4, log().newest(1)[0].id)]
+
+
+@contextmanager
+def event_of_another_process(server: dict[str, Any]) -> Iterator[None]:
+    """Have another process write an event that is not committed before the end of the block."""
+    with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres") as other:
+        other.execute(
+            f"INSERT INTO {sql.EVENTS} (log, batch, at, data) VALUES "
+            "('quota:1:{!}:events', pg_current_xact_id()::text::bigint, %s, %s)",
+            [now(), json.dumps(["refused", "slow", "user:1", 0, 0, 1, 0, 0])],
+        )
+        yield
+
+
+def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, database: dict[str, Any]) -> None:
+    """It has a smaller id than the events that are read before it ends."""
+    if "HOST" not in database or not database["HOST"]:
+        return  # SQLite has one writer at a time
+    place = log().last_id()
+    with event_of_another_process(database):
+        refuse("ip:192.0.2.1")
+        assert log().after(place) == []
+        assert told() == [("refused", "ip:192.0.2.1")]
+    events = [entry.event for entry in log().after(place)]
+    assert sorted(str(event.subject) for event in events if event) == ["ip:192.0.2.1", "user:1"]
+
+
+def test_a_row_that_is_not_ours_is_no_event(store: DatabaseStore) -> None:
+    columns, values = "log, batch, at, data", "'quota:1:{!}:events', 0, 1, '[1]'"
+    store.write(lambda _: f"INSERT INTO {sql.EVENTS} ({columns}) VALUES ({values}) RETURNING 1")
+    assert [entry.event for entry in log().newest(9)] == [None]
+
+
+# --- bans, figures, one subject ---------------------------------------------------------------------------------------
+
+
+def test_the_overview_has_figures_bans_and_slots(store: DatabaseStore) -> None:
+    for _ in range(4):
+        check(BANNING, "ip:192.0.2.1")
+    with slot("export", 3):
+        found = activity()
+    assert [(ban.subject, ban.rule) for ban in found.bans or ()] == [("ip:192.0.2.1", "login")]
+    assert found.banned == running_totals().banned == 1
+    assert [(rule.rule, rule.allowed, rule.refused) for rule in found.rules] == [("login", 2, 2)]
+    assert [(use.name, use.held, use.limit) for use in found.slots] == [("export", 1, 3)]
+    assert subjects_seen() == ["ip:192.0.2.1"]
+    assert unban("ip:192.0.2.1") == 1
+    assert activity().bans == []
+
+
+def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: DatabaseStore) -> None:
+    check("7/m", "ip:192.0.2.1")
+    for _ in range(4):
+        check(BANNING, "ip:192.0.2.1")
+    check("7/m", "ip:192.0.2.10")
+    with slot("export", 3, subject="ip:192.0.2.1"):
+        activity()  # sends which slots were used
+        found = load_snapshot("ip:192.0.2.1", scan=True)
+        by_name = load_snapshot("ip:192.0.2.1")
+    assert {(limit.rule, limit.used) for limit in found.limits if limit.used} == {("login", 2), ("7/m", 1)}
+    assert [each.name for each in found.leases] == [each.name for each in by_name.leases] == ["export"]
+    assert [ban.rule for ban in found.bans] == ["login"]
+    assert [event.kind for event in recent_refusals("ip:192.0.2.1")] == ["banned", "refused"]
+    assert "login" in printed("quota_status", "ip:192.0.2.1")
+    assert "login" in printed("quota_reset", "ip:192.0.2.1")
+    assert not load_snapshot("ip:192.0.2.1").bans
+    assert activity().bans == []
+
+
+@pytest.mark.parametrize("sizes", ["", "?sizes=1"])
+def test_the_page_of_the_overview(store: DatabaseStore, client: Client, sizes: str) -> None:
+    client.force_login(User.objects.create_superuser("root"))
+    for _ in range(4):
+        check(BANNING, "ip:192.0.2.1")
+    page = client.get(f"/admin/django_quota/overview/{sizes}")
+    assert page.status_code == 200
+    text = page.content.decode()
+    assert "ip:192.0.2.1" in text
+    assert "banned" in text
+    assert "The memory store" not in text
+    assert "Redis" not in text
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
+    rule = Rule.make("api", "5/m", daily=True)
+    for _ in range(3):
+        check(rule, "user:1", cost=2)
+    before = usage("user:1")
+    report = json.loads(printed("quota_rollup", "--json"))
+    assert (report["days"], report["allowed"], report["refused"], report["units"]) == (1, 2, 1, 4)
+    (row,) = DailyCounter.objects.all()
+    assert (row.allowed, row.refused, row.units) == (2, 1, 4)
+    assert usage("user:1") == before
+    assert json.loads(printed("quota_rollup", "--json"))["days"] == 0
+
+
+def test_counters_keep_their_days_and_different_values(store: DatabaseStore) -> None:
+    clicks = counter("clicks")
+    assert [clicks.incr("user:1"), clicks.incr("user:1", 5)] == [1, 6]
+    today = datetime.now(UTC).date()
+    assert clicks.series("user:1", today, today) == {today: 6}
+    assert [clicks.unique("page:/", value) for value in ("a", "b", "a")] == [True, True, False]
+    assert clicks.unique_count("page:/") == 2
+    assert clicks.pop("user:1") == 6
+
+
+# --- what has expired -------------------------------------------------------------------------------------------------
+
+
+def fill(store: DatabaseStore, number: int, expiry: int, kind: str = "c") -> None:
+    for each in range(number):
+        store.run(Put(f"quota:1:{{user:{each}}}:{kind}:x", 1, expiry))
+
+
+def states(store: DatabaseStore) -> int:
+    return len(list(store.names("*")))
+
+
+def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "database", "EVENTS": 3}
+    store, moment = current_store(), now()
+    fill(store, 5, moment - 2 * 3_600 * SECOND)
+    fill(store, 4, moment + 3_600 * SECOND, "u")
+    with freeze(moment - 3 * 3_600 * SECOND):
+        for _ in range(4):
+            check(BANNING, "ip:192.0.2.1")  # a ban that has ended, and states
+    for number in range(3):
+        refuse(f"ip:198.51.100.{number}")
+    dry = json.loads(printed("quota_sweep", "--json", "--dry-run"))
+    assert (dry["bans"], dry["events"]) == (1, 2)
+    assert dry["states"] >= 6
+    assert len(told()) == 5
+    report = json.loads(printed("quota_sweep", "--json"))
+    assert {name: report[name] for name in ("states", "bans", "events", "complete")} == {
+        **{name: dry[name] for name in ("states", "bans", "events")}, "complete": True,
+    }  # fmt: skip
+    assert len(told()) == 3
+    assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
+    assert list(store.names("quota:1:{user:*}:c:x")) == []
+    assert max(count_expired(store, moment, 3)) == 0
+    assert "Deleted 0 expired states" in printed("quota_sweep")
+
+
+def test_a_sweep_by_rule_needs_redis(store: DatabaseStore) -> None:
+    with pytest.raises(CommandError, match="--rule needs Redis"):
+        printed("quota_sweep", "--rule", "login")
+
+
+def test_a_batch_is_not_larger_than_it_may_be(store: DatabaseStore) -> None:
+    moment = now()
+    fill(store, 7, moment - 2 * 3_600 * SECOND)
+    assert [delete_expired(store, moment, 10, 3).states for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_a_process_that_decides_deletes_a_batch_now_and_then(
+    store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 3, now() - 2 * 3_600 * SECOND)
+    timer = Clock()
+    cleaning = Cleaning(store, timer)
+    cleaning.flush()
+    assert states(store) == 3
+    timer.now += 1.5 * INTERVAL
+    full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
+    monkeypatch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: full.pop(0))
+    cleaning.flush()
+    cleaning.flush()  # a full batch leaves more behind
+    assert full == []
+    cleaning.flush()
+    monkeypatch.undo()
+    timer.now += 1.5 * INTERVAL
+    cleaning.flush()
+    assert states(store) == 0
+    assert get_limiter().cleaning is not None
+
+
+# --- system checks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quota", "database", "ids"),
+    [
+        ({"STORE": "database"}, {}, []),
+        ({"STORE": "database", "DATABASE": "elsewhere"}, {}, ["E028"]),
+        ({"STORE": "database"}, {"ENGINE": "django.db.backends.dummy"}, ["E029"]),
+        ({"STORE": "database", "DATABASE": 5}, {}, ["E002"]),
+        ({"STORE": "postgres"}, {}, ["E002"]),
+        ({"STORE": "database", "CACHE": "default"}, {}, ["W034"]),
+        ({"STORE": "memory", "DATABASE": "default"}, {}, ["W034"]),
+    ],
+)
+def test_a_wrong_database_is_found_when_the_site_starts(
+    quota: dict[str, Any], database: dict[str, Any], ids: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = quota
+    if database:
+        monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], **database})
+    assert [str(found.id).partition(".")[2] for found in run_checks(tags=["django_quota"])] == ids
+
+
+def test_the_tables_of_states_are_missing(store: DatabaseStore, database: dict[str, Any]) -> None:
+    def found() -> list[str]:
+        return [str(each.id) for each in run_checks(tags=["django_quota"], databases=["default"])]
+
+    assert found() == []
+    if connection.vendor == "sqlite":
+        return  # its file makes itself
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {sql.BANS} RENAME TO gone")
+        try:
+            assert found() == ["django_quota.W035"]
+        finally:
+            cursor.execute(f"ALTER TABLE gone RENAME TO {sql.BANS}")

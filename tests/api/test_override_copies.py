@@ -1,0 +1,597 @@
+"""The copy of the overrides that each process decides by: how new it is, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import HealthCheck, example, given
+from hypothesis import strategies as st
+
+from django_quota import acheck, check, peek
+from django_quota.core.overrides import Override
+from django_quota.limiting import overrides as copies
+from django_quota.limiting.override_rows import DatabaseRows
+from django_quota.limiting.overrides import overrides
+from django_quota.models import OverrideChanges, Overview, QuotaOverride, Subject
+from django_quota.testing import QuotaKit
+from tests.support.databases import default_database, sqlite_database
+from tests.support.inputs import inputs
+
+SUBJECT = "ip:192.0.2.1"
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+class Watch:
+    """Says how old the copy is."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch(database: Any, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Let the test say how old the copy is, which was read just now."""
+    watch = Watch()
+    monkeypatch.setattr("django_quota.core.clock.elapsed", watch)
+    with overrides._lock:  # a refresh of the test before, whose clock was another, changes nothing any more
+        overrides._running = None
+        overrides.clear()
+    monkeypatch.setattr(copies, "FIRST_WAIT", 60.0)  # a busy machine may take longer than a request may wait
+    monkeypatch.setattr(copies, "MAX_WAIT", 60.0)
+    assert admits("ip:203.0.113.9")
+    return watch
+
+
+def admits(subject: str = SUBJECT, rule: str = "1000/m") -> bool:
+    return bool(check(rule, subject))
+
+
+def block(subject: str = SUBJECT, **values: Any) -> QuotaOverride:
+    return QuotaOverride.objects.create(subject=subject, mode="blocked", **values)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Let the block change the table as another process does: this one is not told."""
+    with patch.object(overrides, "change"):
+        yield
+
+
+def let_refreshes_end() -> None:
+    """Wait until the thread that refreshes has ended."""
+    running = overrides._running
+    if running is not None:
+        running.result(timeout=60)
+
+
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """Let the database fail."""
+    with patch.object(DatabaseRows, "latest", side_effect=DatabaseError("the connection is closed")):
+        yield
+
+
+# --- the copy is as the table -----------------------------------------------------------------------------------------
+
+SUBJECTS = [f"ip:192.0.2.{number}" for number in range(1, 4)]
+
+
+def table() -> dict[str, str]:
+    return {row.subject: row.mode for row in QuotaOverride.objects.all()}
+
+
+def copy() -> dict[str, str]:
+    """Return by what this process decides. A peek uses no limit up, however often it is asked."""
+    blocked = {subject: "blocked" for subject in SUBJECTS if not peek("1/m", subject)}
+    return blocked | {subject: "exempt" for subject in SUBJECTS if peek("0/m", subject)}
+
+
+def save(rows: Any, subject: str, mode: str) -> None:
+    row = rows.filter(subject=subject).first() or rows.model(subject=subject)
+    row.mode = mode
+    row.save()
+
+
+def save_in_bulk(rows: Any, subject: str, mode: str) -> None:
+    saved = list(rows.filter(subject=subject))
+    for row in saved:
+        row.mode = mode
+    rows.bulk_update(saved, ["mode"])
+    rows.bulk_create([] if saved else [rows.model(subject=subject, mode=mode)])
+
+
+def rename(rows: Any, subject: str, mode: str) -> None:
+    if subject not in table():
+        rows.filter(pk=rows.values_list("pk", flat=True).first()).update(subject=subject)
+
+
+def delete(rows: Any, subject: str, mode: str) -> None:
+    for row in rows.filter(subject=subject):
+        row.delete()
+
+
+ACTS: list[Any] = [
+    save, save_in_bulk, rename, save, delete,
+    lambda rows, subject, mode: rows.update_or_create(subject=subject, rule="*", defaults={"mode": mode}),
+    lambda rows, subject, mode: rows.update(mode=mode),
+    lambda rows, subject, mode: rows.all().delete(),
+]  # fmt: skip
+MANAGERS = [QuotaOverride.objects, Subject.objects, Overview.objects]
+MODES = ["blocked", "exempt"]
+PLACES = ["here", "elsewhere", "undone", "committed", "read again"]
+changes = st.tuples(*map(st.sampled_from, (ACTS, MANAGERS, SUBJECTS, MODES)))
+EACH = [
+    ((act, MANAGERS[n % 3], SUBJECTS[n % 2], MODES[n % 2]), (save, MANAGERS[0], SUBJECTS[2], MODES[n // 2 % 2]), place)
+    for n, (place, act) in enumerate(product(PLACES, ACTS))
+]
+
+
+@inputs(60, [HealthCheck.function_scoped_fixture])
+@example(EACH)
+@given(st.lists(st.tuples(changes, changes, st.sampled_from(PLACES)), max_size=10))
+def test_a_process_decides_by_what_the_table_says(watch: Watch, steps: list[Any]) -> None:
+    """What it saves holds at once, until it is rolled back; what others save, when `WAIT_AFTER` has passed."""
+    QuotaOverride.objects.all().delete()
+    for (act, *of), (other, *whose), place in steps:
+        if place in ("here", "elsewhere"):
+            with elsewhere() if place == "elsewhere" else nullcontext():
+                act(*of)
+            watch.now += copies.WAIT_AFTER if place == "elsewhere" else 0
+        else:
+            with transaction.atomic():
+                act(*of)
+                assert copy() == table()
+                with transaction.atomic():
+                    other(*whose)
+                    assert copy() == table()
+                    transaction.set_rollback(place == "undone")
+                assert copy() == table()
+                if place == "read again":  # which leaves what is not committed yet
+                    overrides.clear()
+                    overrides.refresh()
+                    assert copy() == table()
+                transaction.set_rollback(of[1] == SUBJECTS[0])
+        assert copy() == table()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_all_overrides_are_read_before_the_first_decision(database: Any, is_async: bool) -> None:
+    with elsewhere():
+        block()
+    assert not (asyncio.run(acheck("1000/m", SUBJECT)) if is_async else admits())
+
+
+def test_a_new_copy_asks_nothing_and_an_older_one_is_refreshed_in_the_background(watch: Watch) -> None:
+    with elsewhere():
+        block()
+    watch.now += copies.REFRESH_AFTER - 0.1
+    with CaptureQueriesContext(connection) as queries:
+        assert admits()
+    assert not queries.captured_queries
+    watch.now += 0.1
+    with patch.object(overrides, "_wait") as waited:
+        admits()
+    assert not waited.called
+    let_refreshes_end()
+    assert (admits(), overrides.problem) == (False, "")
+
+
+def test_a_change_after_one_that_was_rolled_back_is_noticed(watch: Watch) -> None:
+    """Both have the same number."""
+    with transaction.atomic():
+        block("ip:192.0.2.2")
+        assert not admits("ip:192.0.2.2")
+        transaction.set_rollback(True)
+    with elsewhere():
+        block()
+    watch.now += copies.WAIT_AFTER
+    assert (admits(), admits("ip:192.0.2.2")) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM django_quota_quotaoverride WHERE subject = 'ip:192.0.2.2'",
+        "UPDATE django_quota_quotaoverride SET subject = 'ip:192.0.2.1', updated = '2099-01-01 00:00:00+00:00'",
+    ],
+)
+def test_a_row_that_sql_changes_is_noticed_within_a_minute(watch: Watch, statement: str) -> None:
+    with elsewhere():
+        block("ip:192.0.2.2")
+    watch.now += copies.WAIT_AFTER
+    assert not admits("ip:192.0.2.2")
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+    watch.now += copies.COMPARE_AFTER
+    assert admits("ip:192.0.2.2")
+
+
+def test_a_table_that_went_back_in_time_is_read_again(watch: Watch) -> None:
+    """As when the database is restored from a backup."""
+    for number in range(3):
+        block(f"ip:192.0.2.{number}")
+    watch.now += copies.WAIT_AFTER
+    assert not admits()
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_quota_quotaoverride")
+        cursor.execute("UPDATE django_quota_overridechanges SET number = 1")
+    watch.now += copies.WAIT_AFTER
+    assert admits()
+
+
+# --- a database that fails --------------------------------------------------------------------------------------------
+
+
+def test_without_its_database_what_is_known_holds_and_one_line_says_why(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    block()
+    with unreadable():
+        for _ in range(5):
+            watch.now += 10
+            assert not admits()
+            let_refreshes_end()
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert lines == [
+        "The overrides cannot be read: the connection is closed. Those that this process knows hold; there are 1."
+    ]
+    with elsewhere():
+        block("ip:192.0.2.2")
+    watch.now += 10  # the first decision after the outage waits for the refresh
+    assert (admits("ip:192.0.2.2"), overrides.problem) == (False, "")
+    let_refreshes_end()  # it logs after it has told what it read
+    assert "can be read again" in caplog.text
+
+
+class TestAQueryThatHangs:
+    """As to a server that is gone without a word."""
+
+    @pytest.fixture
+    def hang(self, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+        """Let the next query hang until the event is set."""
+        latest, hung, released = DatabaseRows.latest, threading.Event(), threading.Event()
+
+        def hanging(rows: DatabaseRows) -> tuple[int, int]:
+            found = latest(rows)
+            if not hung.is_set():
+                hung.set()
+                released.wait(60)
+            return found
+
+        monkeypatch.setattr(DatabaseRows, "latest", hanging)
+        monkeypatch.setattr(copies, "MAX_WAIT", 0.0)
+        monkeypatch.setattr(copies, "FIRST_WAIT", 0.0)
+        watch.now += 10
+        assert admits()
+        assert hung.wait(60)  # else the refresh in its place may hang instead
+        yield released
+        released.set()
+        let_refreshes_end()
+
+    def test_another_one_is_made_in_its_place(
+        self, hang: threading.Event, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with elsewhere():
+            block()
+        watch.now += copies.REFRESH_AFTER
+        assert admits()
+        watch.now += copies.GIVE_UP_AFTER
+        monkeypatch.setattr(copies, "MAX_WAIT", 60.0)
+        assert (admits(), overrides.problem) == (False, "")
+
+    def test_what_it_reads_in_the_end_changes_nothing(
+        self, hang: threading.Event, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hung = overrides._running
+        assert hung is not None
+        with elsewhere():
+            block()
+        watch.now += copies.GIVE_UP_AFTER
+        monkeypatch.setattr(copies, "MAX_WAIT", 60.0)
+        assert (admits(), overrides.problem) == (False, "")
+        hang.set()
+        hung.result(60)
+        assert not admits()
+
+    def test_a_page_that_refreshes_does_not_wait_for_it_again(self, hang: threading.Event) -> None:
+        overrides.refresh()
+        assert overrides.problem == "the database does not answer"
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_handler_of_the_log_may_decide(watch: Watch, monkeypatch: pytest.MonkeyPatch, is_private: bool) -> None:
+    heard: list[bool] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(admits())
+
+    monkeypatch.setattr(DatabaseRows, "is_private", is_private)
+    logger, handler = logging.getLogger("django_quota"), Handler()
+    logger.addHandler(handler)
+    overrides.clear()
+    try:
+        with unreadable():
+            assert admits()
+    finally:
+        logger.removeHandler(handler)
+    assert heard == [True]
+
+
+def test_a_refresh_does_not_read_in_the_transaction_of_the_request(watch: Watch) -> None:
+    """It may see an older state than the process knows."""
+    with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+        overrides.refresh()
+    assert not [query for query in queries.captured_queries if "quotaoverride" in query["sql"].lower()]
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["with others", "alone"])
+def test_a_process_that_only_saves_remembers_a_limited_number_of_changes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    monkeypatch.setattr(copies, "MAX_OWN", 1_000 if is_alone else 3)
+    monkeypatch.setattr(overrides, "_is_alone", is_alone)
+    for number in range(10):
+        block(f"ip:192.0.2.{number}")
+    assert len(overrides._own) <= (1 if is_alone else 3)
+    assert not admits()
+
+
+def test_a_database_that_hangs_is_waited_for_once(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "MAX_WAIT", 0.0)
+    with patch.object(overrides, "_run"):  # it never ends
+        watch.now += 10
+        with patch.object(overrides, "_waited", wraps=overrides._waited) as waited:
+            assert [admits(), admits(), admits()] == [True, True, True]
+        assert waited.call_count == 1
+
+
+def test_missing_tables_are_named(database: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_quota_overridechanges RENAME TO elsewhere")
+    try:
+        assert admits()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO django_quota_overridechanges")
+    assert "the tables of django_quota are missing; run `migrate` to create them" in caplog.text
+
+
+def test_overrides_that_have_ended_are_not_kept(watch: Watch) -> None:
+    ended = timezone.now() - timedelta(seconds=1)
+    with elsewhere():
+        for number in range(5):
+            block(f"ip:192.0.2.{number}", expires=ended if number else None)
+    watch.now += copies.WAIT_AFTER
+    assert admits()
+    assert len(overrides.table) == 1
+
+
+# --- which rows count -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def another_database(folder: Path) -> Iterator[str]:
+    """Have our tables in a second database for a block; yields its alias."""
+    connections.databases["other"] = {**connections.databases["default"], **sqlite_database(folder / "other.sqlite3")}
+    try:
+        call_command("migrate", database="other", verbosity=0)
+        yield "other"
+    finally:
+        connections["other"].close()
+        del connections["other"]
+        del connections.databases["other"]
+
+
+class ElsewhereAndLate:
+    """A router that sends overrides to another database, with a replica that is not even there."""
+
+    def db_for_write(self, model: Any, **_: Any) -> str | None:
+        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChanges")) else None
+
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"
+
+
+def test_the_rows_of_the_database_that_a_router_names_hold_and_no_others(
+    watch: Watch, tmp_path: Path, settings: Any
+) -> None:
+    block("ip:192.0.2.2")
+    with another_database(tmp_path) as other:
+        theirs = QuotaOverride.objects.using(other)
+        row = QuotaOverride(subject=SUBJECT, mode="blocked")
+        row.save(using=other)
+        assert admits()
+        theirs.update(mode="exempt")
+        theirs.bulk_create([QuotaOverride(subject="ip:192.0.2.2", mode="exempt")])
+        assert (admits(), admits("ip:192.0.2.2"), admits(rule="0/m")) == (True, False, False)
+        theirs.filter(subject="ip:192.0.2.2").delete()
+        assert not admits("ip:192.0.2.2")
+        settings.DATABASE_ROUTERS = [ElsewhereAndLate()]
+        overrides.clear()
+        assert (admits(rule="0/m"), admits("ip:192.0.2.2")) == (True, True)
+        row.save()
+        assert not admits()
+        QuotaOverride.objects.update(mode="exempt")
+        assert admits(rule="0/m")
+        row.delete()
+        assert not admits(rule="0/m")
+        settings.DATABASE_ROUTERS = []
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_what_a_fixture_loads_holds_at_once_here_and_soon_elsewhere(
+    watch: Watch, tmp_path: Path, *, is_elsewhere: bool
+) -> None:
+    row, file = block(), tmp_path / "rows.json"
+    call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
+    QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
+    assert admits()
+    watch.now += copies.WAIT_AFTER
+    assert not admits("ip:192.0.2.2")
+    with elsewhere() if is_elsewhere else nullcontext():
+        call_command("loaddata", str(file), verbosity=0)
+    watch.now += copies.WAIT_AFTER if is_elsewhere else 0
+    assert (admits(), admits("ip:192.0.2.2")) == (False, True)
+
+
+def test_a_site_without_a_database_decides_and_logs_nothing(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    overrides.clear()
+    with default_database({"ENGINE": "django.db.backends.dummy"}):
+        for _ in range(3):
+            assert admits()
+            watch.now += copies.COMPARE_AFTER
+            overrides.refresh()
+    assert (caplog.text, overrides.problem) == ("", "")
+
+
+def test_without_use_tz_the_moments_are_those_of_the_settings(
+    watch: Watch, the_clock_stands: QuotaKit, settings: Any
+) -> None:
+    settings.USE_TZ = False
+    with timezone.override("Pacific/Kiritimati"):
+        block(expires=the_clock_stands.now.replace(tzinfo=None) + timedelta(hours=1))
+        for _ in range(2):
+            assert check("1000/m", SUBJECT).retry_after == 3_600
+            overrides.clear()
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+def test_what_others_saved_later_holds(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both changes are committed between the begin of a refresh and its first query."""
+    row, latest = block(), DatabaseRows.latest
+    overrides.refresh()
+
+    def overtaken(rows: DatabaseRows) -> Any:
+        monkeypatch.setattr(DatabaseRows, "latest", latest)
+        row.save()
+        with elsewhere():
+            row.mode = "exempt"
+            row.save()
+        return latest(rows)
+
+    monkeypatch.setattr(DatabaseRows, "latest", overtaken)
+    overrides.refresh()
+    assert admits(rule="0/m")
+    overrides.refresh()
+    assert admits(rule="0/m")
+
+
+@pytest.mark.parametrize("reads", ["all", "since", "pks"])
+def test_what_is_saved_during_a_refresh_holds(watch: Watch, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
+    read = getattr(DatabaseRows, reads)
+    with elsewhere():
+        block("ip:192.0.2.2")
+        block("ip:192.0.2.3").delete()
+
+    def overtaken(rows: DatabaseRows, *given: int) -> Any:
+        monkeypatch.setattr(DatabaseRows, reads, read)
+        found = list(read(rows, *given))
+        block()
+        return found
+
+    monkeypatch.setattr(DatabaseRows, reads, overtaken)
+    if reads == "all":
+        overrides.clear()
+    overrides.refresh()
+    assert (admits(), admits("ip:192.0.2.2")) == (False, False)
+    overrides.refresh()
+    assert (admits(), admits("ip:192.0.2.2")) == (False, False)
+
+
+def test_threads_that_save_for_one_subject_lose_nothing(watch: Watch) -> None:
+    def save(first: int) -> None:
+        for number in range(first, first + 500):
+            overrides.change("default", number, [Override(number, SUBJECT, f"rule {number}", "blocked")])
+        connections.close_all()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=save, args=(first,)) for first in (1_000, 2_000, 3_000, 4_000)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(overrides.table.of_subject(SUBJECT)) == len(overrides.table) == 2_000
+
+
+@pytest.mark.always("postgresql")
+def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) -> None:
+    number = OverrideChanges.objects.count()
+    row = block()
+
+    def save(mode: str) -> None:
+        for _ in range(5):
+            QuotaOverride.objects.filter(pk=row.pk).update(mode=mode)
+            saved = QuotaOverride.objects.get(pk=row.pk)
+            saved.mode = mode
+            saved.save()
+        connections.close_all()
+
+    threads = [threading.Thread(target=save, args=(mode,)) for mode in ("blocked", "exempt") * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert OverrideChanges.objects.get().number == number + 1 + 4 * 5 * 2
+    is_exempt = QuotaOverride.objects.get().mode == "exempt"
+    assert admits(rule="0/m") == is_exempt
+    watch.now += copies.WAIT_AFTER
+    assert admits(rule="0/m") == is_exempt
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_forgets_what_only_its_parent_can_commit(watch: Watch) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("the child would share the connection")
+    with transaction.atomic():
+        block()
+        assert not admits()
+        pid = os.fork()
+        if not pid:
+            os._exit(int(overrides._own != [] or overrides.age is not None))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not admits()
+
+
+def test_an_event_loop_reads_no_database_itself(watch: Watch) -> None:
+    """Django raises SynchronousOnlyOperation for a query in an event loop."""
+
+    async def decide() -> list[bool]:
+        found = []
+        for seconds in (0.0, copies.REFRESH_AFTER, copies.WAIT_AFTER, copies.COMPARE_AFTER):
+            watch.now += seconds
+            found.append(bool(await acheck("1000/m", SUBJECT)))
+        return found
+
+    with elsewhere():
+        block()
+    overrides.clear()
+    assert asyncio.run(decide()) == [False] * 4
+    let_refreshes_end()
+    assert overrides.problem == ""

@@ -1,0 +1,188 @@
+"""`raise_limit` adds units to what a subject has left of the running period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections, transaction
+from django.test import RequestFactory
+
+from django_quota import Rule, check, peek, raise_limit
+from django_quota.exceptions import RuleError
+from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
+from django_quota.testing import freeze
+
+NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
+END_OF_MONTH = datetime(2026, 4, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+pytestmark = pytest.mark.usefixtures("memory_store", "database")
+
+
+@pytest.fixture(autouse=True)
+def rules(memory_store: None, settings: Any) -> Iterator[None]:
+    settings.QUOTA = {
+        **settings.QUOTA,
+        "RULES": {
+            "tokens": {"rate": "1000/month", "algorithm": "calendar"},
+            "jobs": "10/m; 100/h",
+            "bucket": {"rate": "10/m", "algorithm": "token_bucket"},
+            "leaky": {"rate": "10/m", "algorithm": "leaky_bucket"},
+            "tiers": {"rate": {"anonymous": "5/h", "authenticated": "50/h"}},
+            "free": {"rate": None},
+        },
+    }
+    with freeze(NOW):
+        yield
+
+
+def left(subject: str = "org:7", rule: str = "tokens") -> int | None:
+    return peek(rule, subject).remaining
+
+
+def row(subject: str = "org:7", rule: str = "tokens") -> QuotaOverride:
+    return QuotaOverride.objects.get(subject=subject, rule=rule)
+
+
+def test_a_customer_who_has_used_all_buys_more_for_the_running_month() -> None:
+    assert check("tokens", "org:7", 1_000)
+    assert not check("tokens", "org:7")
+    assert raise_limit("org:7", "tokens", 500) == END_OF_MONTH
+    assert left() == 500
+    assert check("tokens", "org:7", 500)
+    assert not check("tokens", "org:7")
+    assert left("org:8") == 1_000
+    with freeze(END_OF_MONTH):
+        assert left() == 1_000
+
+
+def test_a_window_is_raised_for_one_window_from_now() -> None:
+    assert check("jobs", "org:7", 10)
+    assert raise_limit("org:7", "jobs", 50) == NOW + HOUR
+    assert row(rule="jobs").rate == "10/m; 150/h"
+    assert [outcome.remaining for outcome in peek("jobs", "org:7").outcomes] == [0, 140]
+    with freeze(NOW + HOUR):
+        assert peek("jobs", "org:7").limit == 10
+        assert [outcome.limit for outcome in peek("jobs", "org:7").outcomes] == [10, 100]
+
+
+@pytest.mark.parametrize("until", [NOW + HOUR, "1h", 3_600, HOUR])
+def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone(until: Any) -> None:
+    zoned = Rule.make("zoned", "1000/month", algorithm="calendar", tz="Asia/Tokyo")
+    assert raise_limit("org:7", zoned, 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
+    assert raise_limit("org:7", "tokens", 500, until) == NOW + HOUR
+    with freeze(NOW + HOUR):
+        assert left() == 1_000
+
+
+def test_naive_times_are_those_of_the_settings(settings: Any) -> None:
+    settings.USE_TZ = False
+    assert raise_limit("org:7", "tokens", 500, datetime(2026, 3, 16)) == datetime(2026, 3, 16, tzinfo=UTC)  # noqa: DTZ001
+    assert left() == 1_500
+
+
+@pytest.mark.parametrize(("subject", "rule"), [("org:7", "*"), ("org:*", "tokens"), ("*", "*")])
+def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subject: str, rule: str) -> None:
+    QuotaOverride.objects.create(subject=subject, rule=rule, rate="200/day")
+    assert raise_limit("org:7", Rule.make("tokens", "100/day"), 50) == NOW + timedelta(days=1)
+    assert row().rate == "250/d"
+    with freeze(NOW + timedelta(days=1)):
+        assert peek(Rule.make("tokens", "100/day"), "org:7").limit == 200
+
+
+@pytest.mark.parametrize(("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)])
+def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: Any, ends: Any) -> None:
+    QuotaOverride.objects.create(
+        subject="org:7", rule="tokens", rate="2000/month", reason="contract", label="gold", expires=expires
+    )
+    assert raise_limit("org:7", "tokens", 500) == ends
+    found = row()
+    assert (found.rate, found.reason, found.label, found.expires) == ("2500/month", "contract", "gold", ends)
+
+
+def test_an_override_that_has_ended_is_not_built_on() -> None:
+    QuotaOverride.objects.create(
+        subject="org:7", rule="tokens", rate="9/month", reason="old", label="list", expires=NOW - HOUR
+    )
+    raise_limit("org:7", "tokens", 500)
+    assert (row().rate, row().reason, row().label) == ("1500/month", "raise_limit()", "")
+
+
+def test_what_another_process_has_just_raised_is_built_on() -> None:
+    for _ in range(2):
+        raise_limit("org:7", "tokens", 500)
+    assert left() == 2_000
+    overrides.table.drop(row().pk)
+    raise_limit("org:7", "tokens", 500)
+    assert row().rate == "2500/month"
+
+
+def test_threads_that_raise_at_the_same_time_add_up() -> None:
+    def buy(_: int) -> None:
+        try:
+            with freeze(NOW):
+                raise_limit("org:7", "tokens", 10)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(buy, range(12)))
+    assert row().rate == "1120/month"
+
+
+def test_a_rollback_takes_it_back() -> None:
+    with transaction.atomic():
+        raise_limit("org:7", "tokens", 500)
+        assert left() == 1_500
+        transaction.set_rollback(True)
+    assert left() == 1_000
+
+
+def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
+    ann = User.objects.create_user("ann")
+    raise_limit(ann, "tiers", 1)
+    assert row(f"user:{ann.pk}", "tiers").rate == "51/h"
+    raise_limit(RequestFactory().get("/"), "tiers", 5)
+    assert row("ip:127.0.0.1", "tiers").rate == "10/h"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("org:7", "tokens", 0), "by=0 is not a whole number from 1"),
+        (("org:7", "tokens", 1.5), r"by=1\.5 is not"),
+        (("org:7", "tokens", True), "by=True is not"),
+        (("org:7", "tokens", 10**12), "above 1000000000000"),
+        (("org:7", "tokens", 5, NOW), "is in the past"),
+        (("org:7", "token", 5), "Did you mean 'tokens'"),
+        ((7, "tokens", 5), "7 is not a subject"),
+        (("org:7", "bucket", 5), "is a token_bucket, which refills all the time: it has no period"),
+        (("org:7", "leaky", 5), "is a leaky_bucket"),
+        (("org:7", "free", 5), "has no rate"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        raise_limit(*arguments)
+    assert not QuotaOverride.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        *(({"mode": mode}, f"says '{mode}' for rule 'tokens'") for mode in ("blocked", "exempt", "shadow")),
+        ({"rule": "tokens", "rate": "5/month", "starts": NOW + HOUR}, "begins later under rule 'tokens'"),
+    ],
+)
+def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(override: Any, says: str) -> None:
+    saved = QuotaOverride.objects.create(subject="org:7", **override)
+    with pytest.raises(RuleError, match=f"override of org:7 {says}"):
+        raise_limit("org:7", "tokens", 5)
+    assert QuotaOverride.objects.get() == saved
+    assert QuotaOverride.objects.get().rate == saved.rate

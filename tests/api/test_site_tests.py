@@ -1,0 +1,429 @@
+"""The tests of sites that use us: they stay isolated however they change the settings, and can move our clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import fakeredis
+import freezegun
+import pytest
+import time_machine
+from django.core import mail
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.core.management.commands import runserver
+from django.test import override_settings
+from redis.exceptions import ResponseError
+
+from django_quota import check, counter, lock, once
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
+from django_quota.limiting.overrides import overrides
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.errors import translate_error
+from django_quota.testing import QuotaKit, freeze, plugin, quota_kit
+from django_quota.testing.kit import isolated
+from tests.support.commands import ROOT
+from tests.support.findings import REDIS, TIMEOUTS
+
+SITE = {
+    "settings_of_a_site.py": """
+SECRET_KEY = "only for tests, and long enough for HS256"
+DATABASES = {}
+ROOT_URLCONF = "urls_of_a_site"
+CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+QUOTA = {"ON_UNAVAILABLE": "deny"}
+""",
+    "urls_of_a_site.py": """
+from django.http import HttpResponse
+from django.urls import path
+from django_quota import quota
+urlpatterns = [path("", quota("2/m", key="ip", name="home")(lambda request: HttpResponse("home")))]
+""",
+    "conftest.py": """
+import socket
+import pytest
+
+asked = []
+
+class Socket(socket.socket):
+    def connect(self, address):
+        asked.append(address)
+        raise OSError("no network in tests")
+
+socket.socket = Socket
+
+@pytest.fixture(autouse=True, scope="session")
+def no_test_reaches_a_network():
+    yield
+    assert asked == []
+""",
+    "test_site.py": """
+import pytest
+from django.test import Client, SimpleTestCase, override_settings
+from django_quota import check
+from django_quota.testing import QuotaTestMixin
+
+OF_QUOTA = {"QUOTA": {"HEADERS": False, "STORE": "redis", "ENABLED": True}}
+OF_CACHES = {"CACHES": {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:2"}}}
+LOCMEM = {"CACHES": {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}}
+overrides = pytest.mark.parametrize("changed", [OF_QUOTA, OF_CACHES, LOCMEM], ids=["QUOTA", "CACHES", "locmem"])
+
+def starts_at_zero():
+    assert [bool(Client().get("/").status_code == 200) for _ in range(3)] == [True, True, False]
+    assert not check("2/m", "user:1", 2).degraded
+    assert not check("2/m", "user:1")
+
+def change(settings, changed):
+    for name, value in changed.items():
+        setattr(settings, name, value)
+
+@pytest.fixture
+def changed_settings(settings, changed):
+    change(settings, changed)
+
+@overrides
+def test_settings_before_the_fixture(changed_settings, quota):
+    starts_at_zero()
+
+@overrides
+def test_settings_after_the_fixture(quota, settings, changed):
+    quota.exhaust("5/m", "user:2")
+    change(settings, changed)
+    assert not check("5/m", "user:2")
+    starts_at_zero()
+    quota.advance(60)
+    assert check("5/m", "user:2")
+
+@overrides
+def test_settings_without_the_fixture(settings, changed):
+    check("1/m", "user:2")
+    change(settings, changed)
+    assert not check("1/m", "user:2")
+    starts_at_zero()
+
+@override_settings(**OF_QUOTA, **OF_CACHES)
+def test_a_function():
+    starts_at_zero()
+
+@override_settings(**OF_QUOTA, **OF_CACHES)
+def test_a_function_with_the_fixture(quota):
+    starts_at_zero()
+    quota.reset("2/m", "user:1")
+    assert quota.used("2/m", "user:1") == 0
+
+@overrides
+def test_a_block(quota, changed):
+    with override_settings(**changed):
+        starts_at_zero()
+    assert not check("2/m", "user:1")
+
+class TestMethods(SimpleTestCase):
+    @override_settings(**OF_QUOTA, **OF_CACHES)
+    def test_a_method(self):
+        starts_at_zero()
+
+    def test_self_settings(self):
+        for changed in (OF_QUOTA, OF_CACHES, LOCMEM):
+            check(f"1/m", "user:2")
+            with self.settings(**changed):
+                assert not check("1/m", "user:2")
+
+@override_settings(**OF_QUOTA, **OF_CACHES)
+class TestClass(SimpleTestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        check("2/m", "user:1", 2)  # before any fixture of a test
+
+    def test_of_the_class(self):
+        starts_at_zero()
+
+@override_settings(**OF_CACHES)
+class TestMixin(QuotaTestMixin, SimpleTestCase):
+    @override_settings(**OF_QUOTA)
+    def test_the_mixin(self):
+        self.quota.exhaust("5/m", "user:2")
+        with self.settings(**OF_CACHES), self.settings(**OF_QUOTA):
+            assert not check("5/m", "user:2")
+        starts_at_zero()
+
+@pytest.mark.quota(off=True)
+@overrides
+def test_limits_stay_off(settings, changed):
+    change(settings, changed)
+    assert all(check("1/m", "user:1") for _ in range(3))
+
+@overrides
+def test_a_block_stays_off(quota, settings, changed):
+    quota.exhaust("1/m", "user:1")
+    with quota.off():
+        change(settings, changed)
+        assert check("1/m", "user:1")
+    assert not check("1/m", "user:1")
+
+@pytest.fixture(scope="module")
+def counted():
+    return check("1/h", "user:7")
+
+def test_a_fixture_of_the_module(counted):
+    assert counted and not counted.degraded
+
+def test_a_rule_of_a_view_before_a_request(quota):
+    quota.exhaust("home", "ip:127.0.0.1")
+    assert Client().get("/").status_code == 429
+""",
+}
+
+
+def run_site(folder: Path, files: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a site in a process of its own."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "DJANGO_SETTINGS_MODULE": "settings_of_a_site",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+PYTEST = ("pytest", "-p", "no:django_quota", "-p", plugin.__name__, "-p", "no:cacheprovider", "-p", "no:valkey")
+
+
+@pytest.mark.parametrize("apps", [[], ["django.contrib.contenttypes", "django.contrib.auth", "django_quota"]], ids=len)
+def test_a_site_stays_isolated_however_it_changes_the_settings(apps: list[str], tmp_path: Path) -> None:
+    """A test that asks the network fails."""
+    settings = f"{SITE['settings_of_a_site.py']}\nINSTALLED_APPS = {apps}"
+    done = run_site(tmp_path, {**SITE, "settings_of_a_site.py": settings}, *PYTEST)
+    assert "26 passed" in done.stdout, done.stdout + done.stderr
+    assert "django_quota: each test counts in memory, from zero on" in done.stdout
+
+
+def test_pytest_says_that_it_does_not_isolate(tmp_path: Path) -> None:
+    done = run_site(tmp_path, SITE, *PYTEST, "-o", "quota_store=settings", "-k", "test_a_function and not fixture")
+    assert "django_quota: tests are not isolated, they count where the settings say" in done.stdout
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    with pytest.raises(pytest.UsageError, match=r"quota_store is 'redis'\. Use 'memory' or 'settings'\."):
+        plugin._checked("redis")
+
+
+def test_a_change_of_caches_does_not_empty_the_memory(settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory"}
+    assert check("1/m", "user:1")
+    with override_settings(CACHES={"default": {"BACKEND": OTHER_CACHES[0]}}):
+        assert not check("1/m", "user:1")
+    assert not check("1/m", "user:1")
+
+
+# --- settings without Redis -------------------------------------------------------------------------------------------
+
+FAKEREDIS = {"connection_class": fakeredis.FakeRedisConnection}
+OTHER_CACHES = ["django.core.cache.backends.locmem.LocMemCache", "django.core.cache.backends.dummy.DummyCache"]
+
+
+@pytest.mark.parametrize("backend", OTHER_CACHES)
+def test_runserver_starts_with_another_cache_while_you_develop(
+    backend: str, settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings.CACHES = {"default": {"BACKEND": backend}}
+    monkeypatch.delattr(mail, "outbox")  # as outside of tests
+    with patch.object(runserver, "run") as serve, patch.object(runserver.Command, "check_migrations"):
+        settings.DEBUG = True
+        call_command("runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
+        assert serve.called
+        said = capsys.readouterr()
+        assert f'(django_quota.E004) CACHES["default"] is {backend}' in said.out + said.err
+        assert 'Without Redis, use QUOTA = {"STORE": "memory"}' in said.out + said.err
+
+        serve.reset_mock()
+        settings.DEBUG = False
+        with pytest.raises(SystemCheckError, match=r"django_quota\.E004"):
+            call_command("runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
+        assert not serve.called
+
+
+@pytest.mark.parametrize("backend", OTHER_CACHES)
+def test_the_tests_of_django_start_with_another_cache(backend: str, tmp_path: Path) -> None:
+    files = {
+        "settings_of_a_site.py": f"""
+from tests.support.settings import *
+CACHES = {{"default": {{"BACKEND": {backend!r}}}}}
+""",
+        "test_of_django.py": """
+from django.test import SimpleTestCase
+from django_quota import check
+from django_quota.exceptions import ConfigurationError
+from django_quota.testing import QuotaTestMixin
+
+class Tests(QuotaTestMixin, SimpleTestCase):
+    def test_a_limit(self):
+        self.quota.exhaust("1/m", "user:1")
+        self.assertFalse(check("1/m", "user:1"))
+
+class Without(SimpleTestCase):
+    def test_a_limit(self):
+        with self.assertRaisesMessage(ConfigurationError, 'use QUOTA = {"STORE": "memory"}'):
+            check("1/m", "user:1")
+""",
+    }
+    done = run_site(tmp_path, files, "django", "test")
+    assert "Ran 2 tests" in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "WARNINGS:\n?: (django_quota.E004)" in done.stderr
+
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+
+Mover = Callable[[datetime], AbstractContextManager[Any]]
+
+NOON = datetime(2031, 5, 6, 12, tzinfo=UTC)
+"""A time that is not now."""
+
+
+def by_freezegun(moment: datetime) -> AbstractContextManager[Any]:
+    return freezegun.freeze_time(moment)
+
+
+def by_time_machine(moment: datetime) -> AbstractContextManager[Any]:
+    return time_machine.travel(moment, tick=False)
+
+
+@pytest.fixture(params=[by_freezegun, by_time_machine])
+def at(request: pytest.FixtureRequest) -> Mover:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["the fixture", "the plugin alone"])
+def around(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a site's test has with the fixture `quota`, and without it."""
+    with isolated(), quota_kit() if request.param == "the fixture" else isolated():
+        yield
+
+
+@pytest.mark.usefixtures("around")
+class TestLibrariesThatMoveTheClock:
+    def test_forwards_a_limit_has_room_again(self, at: Mover) -> None:
+        assert check("1/m", "user:1")
+        assert not check("1/m", "user:1", cache_refusals=60)
+        with at(NOON):
+            assert QuotaKit().now == NOON
+            assert check("1/m", "user:1", cache_refusals=60)
+            assert not check("1/m", "user:1", cache_refusals=60)
+        with at(NOON + timedelta(seconds=59)):
+            assert check("1/m", "user:1", cache_refusals=60).retry_after == 1
+        with at(NOON + timedelta(minutes=1)):
+            assert check("1/m", "user:1", cache_refusals=60)
+
+    @pytest.mark.parametrize("year", [2001, 2031])
+    def test_backwards_a_limit_counts_by_the_time_that_was_set(self, at: Mover, year: int) -> None:
+        past = NOON.replace(year=year)
+        with at(past):
+            assert check("1/d", "user:1", algorithm="calendar").reset_after == 12 * 3600
+        with at(past - timedelta(days=1, hours=-1)):
+            assert check("1/d", "user:2", algorithm="calendar").reset_after == 11 * 3600
+            assert counter("clicks").incr("user:1") == 1
+        with at(past):
+            assert not check("1/d", "user:1", algorithm="calendar")
+        assert check("1/m", "user:3")
+
+    def test_our_own_freeze_takes_precedence(self, at: Mover) -> None:
+        with at(NOON), freeze(NOON + timedelta(days=1)):
+            assert QuotaKit().now == NOON + timedelta(days=1)
+        with freeze(NOON + timedelta(days=1)), at(NOON):
+            assert QuotaKit().now == NOON + timedelta(days=1)
+
+
+def test_the_fixture_goes_on_from_the_time_that_was_set(at: Mover) -> None:
+    with quota_kit() as kit:
+        began = kit.now
+        kit.advance(60)
+        for _ in range(2):
+            with at(NOON):
+                assert kit.now == NOON
+                kit.advance(60)
+                assert kit.now == NOON + timedelta(minutes=1)
+                kit.now = NOON + timedelta(days=1)
+                assert kit.now == NOON + timedelta(days=1)
+            assert kit.now == began + timedelta(seconds=60)
+
+
+def test_the_fixture_goes_as_the_moved_clock_goes() -> None:
+    with quota_kit() as kit, freezegun.freeze_time(NOON) as frozen:
+        kit.exhaust("1/m", "user:1")
+        frozen.tick(59)
+        assert not check("1/m", "user:1")
+        frozen.tick(1)
+        assert check("1/m", "user:1")
+        frozen.move_to(NOON - timedelta(days=1))
+        assert kit.now == NOON - timedelta(days=1)
+
+
+def test_the_sweeper_keeps_what_counts_at_the_time_that_was_set(at: Mover) -> None:
+    """It runs in a thread, where freezegun shows the true time."""
+    seconds = [0]
+    store = MemoryStore(clock=lambda: seconds[0])
+    try:
+        with at(NOON.replace(year=2001)), patch("django_quota.testing.kit.MemoryStore", lambda: store), isolated():
+            check("1/m", "user:1")
+        assert store.sweep() == 0
+        seconds[0] = 120
+        assert store.sweep() > 0
+    finally:
+        store.close()
+
+
+@pytest.mark.django_db
+def test_what_waits_is_not_stopped(at: Mover) -> None:
+    with quota_kit(), at(NOON):
+        lock("nightly", lease=60).acquire()
+        with pytest.raises(QuotaExceeded):
+            lock("nightly", lease=60).acquire(timeout=0.01)
+        overrides.refresh()
+    assert 0 <= (overrides.age or 0) < 3600
+
+
+# --- servers that are no Redis ----------------------------------------------------------------------------------------
+
+
+def test_fakeredis_is_a_clear_error_that_names_the_plugin(settings: Any) -> None:
+    settings.CACHES = {"default": {**REDIS, "OPTIONS": {**TIMEOUTS, "CONNECTION_POOL_KWARGS": FAKEREDIS}}}
+    for call in (lambda: check("2/m", "user:1"), lambda: counter("clicks").incr("user:1"), lambda: once("a", "b")):
+        with pytest.raises(
+            ConfigurationError, match=r"without the library `struct`.* Perhaps it is fakeredis"
+        ) as raised:
+            call()
+        assert "by the pytest plugin of django_quota" in raised.value.hint
+        assert '{"STORE": "memory"}' in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "said", ["attempt to index global 'struct' (a nil value)", "attempt to index a nil value (global 'struct')"]
+)
+def test_a_server_that_names_a_version_but_has_no_struct_is_the_same_error(said: str) -> None:
+    error = ResponseError(f'Error running script (call to f_1): @user_script:?: [string "<python>"]:1: {said}')
+    assert isinstance(translate_error(error), ConfigurationError)
+
+
+# --- the names of rules -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [QuotaKit.exhaust, QuotaKit.used, QuotaKit.left, QuotaKit.reset])
+def test_an_unknown_rule_lists_what_is_known_views_included(call: Any, settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.support.urls_of_rules"
+    settings.QUOTA = {"RULES": {"search": "3/m"}}
+    with quota_kit() as kit:
+        for name, near in (("serach", "Did you mean 'search'? "), ("twoo", "Did you mean 'two'? "), ("x:y", "")):
+            with pytest.raises(RuleError) as raised:
+                call(kit, name, "ip:192.0.2.1")
+            assert raised.value.problem == f"No rule of the settings or of a view has the name {name!r}."
+            assert raised.value.hint == f"{near}Known: again, by-method-decorator, class, method, search, two."

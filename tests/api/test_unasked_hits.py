@@ -1,0 +1,228 @@
+"""What exempt and blocked subjects do is counted, although no store is asked: usage, metrics, events and signals.
+
+`test_cache_refusals` has the same for refusals from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_quota import Decision, Rule, acheck, check, check_all, peek, quota, refund
+from django_quota.exceptions import StoreUnavailable
+from django_quota.features.usage import usage
+from django_quota.limiting.flusher import flusher
+from django_quota.limiting.registry import get_limiter
+from django_quota.operating.activity import activity
+from django_quota.signals import refused
+from django_quota.testing import QuotaKit, freeze
+from tests.support.calls import run
+from tests.support.commands import json_of
+from tests.support.memory import with_room_for_uncounted
+from tests.support.overridden import override
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
+
+RULE = Rule.make("api", "2/m", daily=True)
+
+
+def counts(subject: str, rule: str = "api") -> tuple[int, int]:
+    """Return what the day has counted of a subject: allowed and refused."""
+    flusher.flush()
+    found = [day[rule] for day in usage(subject).values() if rule in day]
+    return sum(day.allowed for day in found), sum(day.refused for day in found)
+
+
+def events() -> list[tuple[str, str, str]]:
+    """Return the events, the oldest first: kind, rule and subject."""
+    return [(event["kind"], event["rule"], event["subject"]) for event in json_of("quota_events")]
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, str]]]:
+    """Note the signal `refused`: the rule and the subject."""
+    found: list[tuple[str, str]] = []
+
+    def hear(rule: Rule, subject: str, decision: Decision, **_: Any) -> None:
+        assert (decision.rule, decision.subject) == (rule.name, subject)
+        found.append((rule.name, subject))
+
+    refused.connect(hear)
+    try:
+        yield found
+    finally:
+        refused.disconnect(hear)
+
+
+@pytest.fixture(autouse=True)
+def overridden() -> None:
+    override("b 0 0 ", "*", "user:1")
+    override("x 0 0 ", "*", "user:2")
+
+
+@pytest.mark.usefixtures("either_store")
+class TestCounts:
+    """By the day and in the metrics, as hits that the store decides."""
+
+    def test_hits_are_counted_for_the_day(self) -> None:
+        for _ in range(3):
+            check(RULE, "user:1")
+            check(RULE, "user:2", 2)
+        asyncio.run(acheck(RULE, "user:2"))
+        assert (counts("user:1"), counts("user:2")) == ((0, 3), (4, 0))
+        assert counts("user:1") == (0, 3)
+
+    def test_what_counts_nothing_is_not_counted(self) -> None:
+        for subject in ("user:1", "user:2"):
+            peek(RULE, subject)
+            refund(RULE, subject)
+            check("2/m", subject, daily=False, name="api")
+        assert (counts("user:1"), counts("user:2")) == ((0, 0), (0, 0))
+
+    def test_who_had_room_in_a_refused_request_is_not_counted(self) -> None:
+        check_all([(RULE, "user:1"), (RULE, "user:2"), (RULE, "user:3")])
+        assert [counts(f"user:{n}") for n in (1, 2, 3)] == [(0, 1), (0, 0), (0, 0)]
+        for _ in range(3):
+            check_all([(RULE, "user:2"), (RULE, "user:3")])
+        assert [counts(f"user:{n}") for n in (2, 3)] == [(2, 0), (2, 1)]
+
+    def test_a_shadow_counts_what_it_would_refuse(self) -> None:
+        with heard() as signals:
+            check("2/m", "user:1", name="api", shadow=True, daily=True)
+        assert (counts("user:1"), signals) == ((0, 1), [])
+
+    def test_the_metrics_count_them(self) -> None:
+        for _ in range(2):
+            check(RULE, "user:1")
+            check(RULE, "user:2")
+            check(RULE, "user:3")
+            check("2/m", "user:1", name="seen", shadow=True)
+        flusher.flush()
+        found = {each.rule: (each.allowed, each.refused, each.shadowed) for each in activity().rules}
+        assert found == {"api": (4, 2, 0), "seen": (0, 0, 2)}
+
+    def test_a_request_whose_body_is_read_between_two_decisions_counts_once(self) -> None:
+        @quota("5/m", key="ip", name="first", daily=True)
+        @quota("2/m", key="post:phone", name="second")
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        def send(address: str) -> int:
+            request = RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR=address)
+            return run(view, request).status_code
+
+        override("x 0 0 ", "first", "ip:192.0.2.2")
+        override("b 0 0 ", "first", "ip:192.0.2.1")
+        assert [send("192.0.2.1"), *(send("192.0.2.2") for _ in range(3))] == [429, 200, 200, 429]
+        assert (counts("ip:192.0.2.1", "first"), counts("ip:192.0.2.2", "first")) == ((0, 1), (2, 0))
+        found = {each.rule: (each.allowed, each.refused) for each in activity().rules}
+        assert found == {"first": (2, 1), "second": (2, 1)}
+
+    def test_a_refusal_from_memory_beside_an_exempt_rule_counts_once(self) -> None:
+        cached = Rule.make("cached", "1/m", cache_refusals=60)
+        with freeze(START):
+            for _ in range(4):
+                check_all([(RULE, "user:2"), (cached, "user:3")])
+                flusher.flush()
+            found = {each.rule: (each.allowed, each.refused) for each in activity().rules}
+        assert found == {"api": (1, 0), "cached": (1, 3)}
+
+    def test_the_signal_is_sent_once_a_second(self, the_clock_stands: QuotaKit) -> None:
+        with heard() as signals:
+            for _ in range(3):
+                check(RULE, "user:1")
+                flusher.flush()
+            the_clock_stands.advance(0.999)
+            check(RULE, "user:1")
+            assert signals == [("api", "user:1")]
+            the_clock_stands.advance(0.001)
+            check(RULE, "user:1")
+            check("2/m", "user:1", name="lenient", block=False)
+        assert signals == [("api", "user:1")] * 2 + [("lenient", "user:1")]
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestEvents:
+    """A refusal is an event, at most once a second."""
+
+    def test_it_says_what_a_refusal_by_the_store_says(self) -> None:
+        override(f"b 0 {START + 90 * SECOND} ", "*", "ip:2001:db8::/64")
+        with freeze(START):
+            check("5/m", "ip:2001:db8::/64", name="a rule: odd")
+        with freeze(START + 50 * SECOND):  # the store was away
+            flusher.flush()
+            check("2/m", "user:1", shadow=True)  # is none
+            flusher.flush()
+        (event,) = json_of("quota_events")
+        assert (event["kind"], event["rule"], event["subject"]) == ("refused", "a rule: odd", "ip:2001:db8::/64")
+        assert (event["until"], event["capacity"]) == ("2025-11-21T04:41:30+00:00", 5)
+
+    def test_there_is_one_a_second(self) -> None:
+        for tenths in range(25):
+            with freeze(START + tenths * SECOND // 10):
+                check(RULE, "user:1")
+                check(RULE, "user:2")
+                flusher.flush()
+        assert events() == [("refused", "api", "user:1")] * 3
+
+    def test_without_events_and_days_the_store_is_not_asked(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+        override("b 0 0 ", "*", "ip:*")
+        check("2/m", "ip:192.0.2.1")
+        monkeypatch.setattr(current_store(), "try_all", lambda *_: pytest.fail("it was asked"))
+        get_limiter().unasked.flush()
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOutages:
+    """Counts wait while the store is away, and are sent once."""
+
+    @pytest.fixture
+    def away(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+        def fail(*_: Any) -> Any:
+            raise StoreUnavailable("it is away")
+
+        with monkeypatch.context() as patched:
+            for name in ("run", "arun", "try_all"):
+                patched.setattr(current_store(), name, fail)
+            yield patched
+
+    def test_they_wait_and_are_counted_once(self, away: pytest.MonkeyPatch) -> None:
+        with heard() as signals:
+            for seconds in range(3):
+                with freeze(START + seconds * SECOND):
+                    check(RULE, "user:1")
+                    assert check_all([(RULE, "user:2"), ("2/m", "user:3")])
+                    assert not flusher.flush()
+        away.undo()
+        with freeze(START + 3 * SECOND):
+            assert (counts("user:1"), counts("user:2")) == ((0, 3), (3, 0))
+            assert (counts("user:1"), counts("user:2")) == ((0, 3), (3, 0))
+        assert signals == [("api", "user:1")] * 3
+        assert events() == [("refused", "api", "user:1")]
+
+    def test_there_is_a_bound_for_what_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with_room_for_uncounted(2, monkeypatch)
+        for n in (1, 2, 4, 1):
+            override("b 0 0 ", "*", f"user:{n}")
+            assert not check(RULE, f"user:{n}")
+        assert [counts(f"user:{n}") for n in (1, 2, 4)] == [(0, 2), (0, 1), (0, 0)]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+    def test_a_forked_process_leaves_them_to_its_parent(self) -> None:
+        check(RULE, "user:1")
+        pending = get_limiter().unasked
+        pid = os.fork()
+        if not pid:
+            os._exit(len(pending))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert counts("user:1") == (0, 1)

@@ -1,0 +1,373 @@
+"""`quota_override` lists, sets, imports and clears overrides."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+
+from django_quota import check
+from django_quota.limiting.override_rows import set_override
+from django_quota.models import QuotaOverride
+from django_quota.operating import override_lists
+
+SUBJECT = "ip:203.0.113.9"
+
+pytestmark = pytest.mark.usefixtures("memory_store", "database")
+
+
+@pytest.fixture(autouse=True)
+def rules(memory_store: None, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "10/m", "signup": {"rate": "5/h", "key": "ip"}}}
+
+
+def said(*words: str) -> Any:
+    """Run `quota_override` and return what it says, from JSON where it was asked for."""
+    out, notes = StringIO(), StringIO()
+    call_command("quota_override", *words, stdout=out, stderr=notes)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+
+
+def refusal(*words: str) -> str:
+    """Run `quota_override` and return why it exits with an error."""
+    with pytest.raises(CommandError) as caught:
+        said(*words)
+    assert caught.value.returncode == 1
+    return str(caught.value)
+
+
+def rows() -> dict[tuple[str, str], str]:
+    """Return what each subject and rule has in the database."""
+    return {(row.subject, row.rule): str(row.rate or row.mode) for row in QuotaOverride.objects.all()}
+
+
+# --- list, set and clear ----------------------------------------------------------------------------------------------
+
+
+def test_it_sets_changes_lists_and_clears() -> None:
+    (first,) = said("set", SUBJECT, "blocked", "--reason", "spam", "--label", "bots", "--json")
+    assert (first["mode"], first["rule"], first["reason"], first["label"]) == ("blocked", "*", "spam", "bots")
+    assert not check("search", SUBJECT)
+    said("set", SUBJECT, "5/m", "--json")
+    said("set", SUBJECT, "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
+    assert rows() == {(SUBJECT, "*"): "5/m", (SUBJECT, "search"): "exempt"}
+    listed = said("list", "--subject", SUBJECT, "--active", "--json")
+    assert [(row["rule"], row["mode"], row["rate"]) for row in listed] == [
+        ("*", "rate", "5/m"),
+        ("search", "exempt", None),
+    ]
+    assert listed[0]["reason"] == listed[0]["label"] == ""
+    assert listed[1]["expires"].startswith("2126-01-31T")
+    assert f"{SUBJECT}, all rules: 5/m, without an end" in said("list")
+    said("clear", SUBJECT, "--rule", "search")
+    assert f"Cleared {SUBJECT}, all rules: 5/m" in said("clear", SUBJECT)
+    assert rows() == {}
+    assert f"no override for {SUBJECT}" in said("clear", SUBJECT)
+
+
+@pytest.mark.parametrize("span", ["2h", "7200"])
+def test_a_span_begins_now(span: str) -> None:
+    (row,) = said("set", SUBJECT, "blocked", "--for", span, "--json")
+    assert abs(datetime.fromisoformat(row["expires"]) - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (("set", SUBJECT, "10/fortnight"), "10/fortnight"),
+        (("set", SUBJECT, "bloked"), "Did you mean 'blocked'?"),
+        (("set", SUBJECT, "blocked", "--for", "soon"), "'10m'"),
+        (("set", SUBJECT, "blocked", "--until", "soon"), "2030-01-31T12:00"),
+        (("set", SUBJECT, "blocked", "--until", "2030-02-31"), "2030-01-31T12:00"),
+        (("set", SUBJECT, "blocked", "--until", "2001-01-01"), "is in the past"),
+        (("set", "", "blocked"), "'user:42'"),
+        (("set", SUBJECT, "blocked", "--rule", "x" * 201, "--force"), "200"),
+        (("set", SUBJECT), "RATE|exempt|blocked|shadow"),
+        (("set", SUBJECT, "9/month", "--rule", "search"), "calendar"),
+        (("set", "10.0.0.1/x", "blocked"), "'ip:198.51.100.0/24'"),
+        (("clear",), "--label NAME"),
+    ],
+)
+def test_wrong_words_are_named_with_what_to_write_instead(words: tuple[str, ...], printed: str) -> None:
+    assert printed in refusal(*words)
+    assert rows() == {}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["list", "--rule"], ["list", "--label"], ["clear", SUBJECT, "--rule"], ["set", SUBJECT, "5/m", "--reason"]],
+)
+def test_an_option_whose_bytes_are_no_text_is_a_clear_error(words: list[str]) -> None:
+    assert refusal(*words, os.fsdecode(b"a\xff")).startswith(f"{words[-1]} 'a\\udcff' is not UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("typed", "saved", "concerned"),
+    [
+        ("198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77"),
+        ("ip:2001:db8::/32", "ip:2001:db8::/32", "ip:2001:db8:1::/64"),
+        ("user:*", "user:*", "user:42"),
+        ("*", "*", "org:7"),
+        ("127.0.0.1", "ip:127.0.0.1", "ip:127.0.0.1"),
+    ],
+)
+def test_networks_kinds_and_everybody_are_subjects(typed: str, saved: str, concerned: str) -> None:
+    assert check("search", concerned)
+    said("set", typed, "blocked")
+    assert rows() == {(saved, "*"): "blocked"}
+    assert not check("search", concerned)
+    assert said("list", "--subject", typed) == said("list") != ""
+    said("clear", typed)
+    assert check("search", concerned)
+
+
+def test_a_bare_address_that_code_has_saved_is_listed_and_cleared() -> None:
+    QuotaOverride.objects.create(subject="127.0.0.1", mode="blocked")
+    assert "'127.0.0.1' is taken for 'ip:127.0.0.1'" in said("set", "127.0.0.1", "blocked")
+    assert said("list", "--subject", "127.0.0.1").count("blocked") == 2
+    said("clear", "127.0.0.1")
+    assert rows() == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("user:3", "5/m", "--rule", "serch"), "Did you mean “search”?"),
+        (("user:3", "blocked", "--rule", "signup"), "which limits “ip:<address>”"),
+        (("user:77", "blocked"), "no user with the key “77”"),
+        (("nobody", "blocked"), "user:<key>, ip:<address> or global"),
+    ],
+)
+def test_what_can_have_no_effect_is_refused_unless_forced(words: tuple[str, ...], why: str) -> None:
+    if words[0] == "user:3":
+        User.objects.create_user("ann", pk=3)
+    reason = refusal("set", *words)
+    assert why in reason
+    assert "--force" in reason
+    assert rows() == {}
+    assert why in said("set", *words, "--force")
+    assert len(rows()) == 1
+
+
+def test_what_has_an_effect_is_saved_without_a_note() -> None:
+    joe = User.objects.create_user("joe")
+    assert f"“user:{joe.pk}”" in refusal("set", "user:joe", "blocked")
+    for subject in (f"user:{joe.pk}", SUBJECT, "global", "org:7", "org:*"):
+        assert "Note" not in said("set", subject, "blocked")
+    assert "Note" not in said("set", SUBJECT, "5/m", "--rule", "10 per minute")
+    assert (SUBJECT, "10/m") in rows()
+
+
+def test_a_name_cannot_move_the_cursor() -> None:
+    assert "\x1b" not in said("set", SUBJECT, "blocked", "--reason", "\x1b[2J", "--label", "\x1b[2J")
+
+
+def test_a_label_is_listed_and_cleared() -> None:
+    QuotaOverride.objects.bulk_create(
+        QuotaOverride(subject=f"ip:198.51.100.{number}", mode="blocked", label="bots") for number in range(30)
+    )
+    said("set", SUBJECT, "blocked")
+    assert said("list", "--label", "bots").count("[bots]") == 30
+    assert "Would clear 10 more overrides" in said("clear", "--label", "bots", "--dry-run")
+    assert len(rows()) == 31
+    assert said("clear", "--label", "bots").count("Cleared") == 21
+    assert rows() == {(SUBJECT, "*"): "blocked"}
+    assert said("clear", "--label", "bots") == "There was no override with the label bots.\n"
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+Import = Callable[..., Any]
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Import:
+    """Import a text under the label `bots`."""
+
+    def run(text: str, *options: str) -> Any:
+        file = tmp_path / "list.txt"
+        file.write_text(text, encoding="utf-8")
+        return said("import", str(file), "--label", "bots", *options)
+
+    return run
+
+
+LIST = """\ufeff# crawlers
+203.0.113.9   # one address
+
+ip:198.51.100.0/24
+2001:db8::/32
+203.0.113.9
+"""
+
+
+def test_a_list_of_addresses_and_networks_is_imported(imported: Import) -> None:
+    printed = imported(LIST, "--reason", "a list", "--for", "7d")
+    assert printed == "Added 3, changed 0 and deleted 0 with the label bots; 0 stay as they are.\n"
+    subjects = {"ip:198.51.100.0/24", "ip:2001:db8::/32", SUBJECT}
+    assert rows() == dict.fromkeys([(subject, "*") for subject in subjects], "blocked")
+    assert not check("search", "ip:198.51.100.1")
+    (row,) = QuotaOverride.objects.filter(subject=SUBJECT)
+    assert (row.label, row.reason, row.expires is None) == ("bots", "a list", False)
+
+
+def test_a_list_replaces_what_its_label_had_and_writes_the_difference(imported: Import) -> None:
+    said("set", "ip:192.0.2.1", "blocked")
+    imported("192.0.2.2\n192.0.2.3\n192.0.2.4")
+    kept = QuotaOverride.objects.get(subject="ip:192.0.2.3").change
+    result = imported("192.0.2.3\n192.0.2.4\n192.0.2.5", "--json")
+    assert result == {
+        "label": "bots", "dry_run": False, "added": 1, "changed": 0, "deleted": 1, "kept": 2, "skipped": [],
+    }  # fmt: skip
+    assert rows().keys() == {(f"ip:192.0.2.{number}", "*") for number in (1, 3, 4, 5)}
+    assert QuotaOverride.objects.get(subject="ip:192.0.2.3").change == kept
+    with CaptureQueriesContext(connection) as queries:
+        imported("192.0.2.3\n192.0.2.4\n192.0.2.5")
+    of_rows = [each["sql"] for each in queries.captured_queries if "quotaoverride" in each["sql"]]
+    assert not [sql for sql in of_rows if not sql.startswith("SELECT")]
+    assert of_rows
+
+
+def test_what_a_list_says_is_changed_for_all_of_it(imported: Import) -> None:
+    imported("192.0.2.2\n192.0.2.3")
+    for what in ("shadow", "5/h", "exempt"):
+        assert "changed 2" in imported("192.0.2.2\n192.0.2.3", "--as", what)
+        assert set(rows().values()) == {what}
+    assert check("search", "ip:192.0.2.2")
+    assert "Added 1, changed 0 and deleted 2" in imported("192.0.2.2", "--rule", "search")
+    assert rows() == {("ip:192.0.2.2", "search"): "blocked"}
+
+
+def test_an_override_of_somebody_else_stays_and_is_named(imported: Import) -> None:
+    said("set", SUBJECT, "exempt")
+    assert f"1 have an override without this label, which stays: {SUBJECT}." in imported(LIST)
+    assert rows()[SUBJECT, "*"] == "exempt"
+    assert said("list", "--label", "bots").count("blocked") == 2
+
+
+def test_a_dry_run_writes_nothing(imported: Import) -> None:
+    assert imported(LIST, "--dry-run").startswith("Would add 3, change 0 and delete 0")
+    assert rows() == {}
+
+
+def test_wrong_lines_are_named_and_nothing_is_changed(imported: Import) -> None:
+    imported("192.0.2.2")
+    with pytest.raises(CommandError) as caught:
+        imported("203.0.113.9\nexample.com\n\n198.51.100.0/33\n2001:db8::7/96\nip:192.0.2.1+user:3\nuser:3\n")
+    hint = "is neither an address nor a network. Write, for example, 203.0.113.9 or 198.51.100.0/24."
+    own = "is smaller than a /64, and all addresses of a /64 count as one client. Use 'ip:2001:db8::/64'."
+    assert str(caught.value).splitlines() == [
+        f"Line 2: 'example.com' {hint}",
+        "Line 4: '198.51.100.0/33' is not a network. Use, for example, 'ip:198.51.100.0/24'.",
+        f"Line 5: '2001:db8::7/96' {own}",
+        f"Line 6: '192.0.2.1+user:3' {hint}",
+        f"Line 7: 'user:3' {hint}",
+    ]
+    assert rows() == {("ip:192.0.2.2", "*"): "blocked"}
+
+
+def test_many_wrong_lines_are_counted(imported: Import) -> None:
+    with pytest.raises(CommandError, match=r"\n1,990 more lines are wrong\."):
+        imported("<html>\n" * 2_000)
+
+
+def test_an_empty_list_lifts_no_block(imported: Import) -> None:
+    """As when a download has failed."""
+    imported("192.0.2.2")
+    with pytest.raises(CommandError, match="has no address, and nothing is changed"):
+        imported("# moved\n")
+    assert len(rows()) == 1
+
+
+def test_a_list_under_a_rule_that_limits_no_address_is_refused(imported: Import, settings: Any) -> None:
+    with pytest.raises(CommandError, match="Did you mean “search”"):
+        imported(LIST, "--rule", "serch")
+    assert rows() == {}
+    imported(LIST, "--rule", "serch", "--force")
+    assert len(rows()) == 3
+
+
+def test_a_list_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
+    assert "Added 3" in said("import", "-", "--label", "bots")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("/nowhere/list", "--label", "bots"), "/nowhere/list: No such file or directory. Use a file"),
+        (("-", "--label", ""), "--label is empty"),
+        (("-", "--label", "x" * 101), "100"),
+        (("-", "--label", "bots", "--as", "never"), "'never' is neither a rate"),
+        (("-",), "--label"),
+    ],
+)
+def test_wrong_options_of_an_import_are_named(
+    words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
+    assert why in refusal("import", *words)
+    assert rows() == {}
+
+
+def test_what_is_no_text_is_a_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "list"
+    file.write_bytes(b"203.0.113.9\n\xff")
+    assert "is not a text in UTF-8" in refusal("import", str(file), "--label", "bots")
+
+
+def test_a_long_list_takes_one_statement_for_a_thousand_rows(imported: Import) -> None:
+    addresses = [f"10.{number // 65_536}.{number // 256 % 256}.{number % 256}" for number in range(10_000)]
+    with patch.object(override_lists, "BATCH_SIZE", 1_000), CaptureQueriesContext(connection) as queries:
+        imported("\n".join(addresses))
+    assert len(queries) < 500
+    with CaptureQueriesContext(connection) as queries:
+        imported("\n".join(addresses[5_000:]), "--as", "exempt")
+    assert len(queries) < 100
+    assert len(rows()) == 5_000
+
+
+def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported("192.0.2.2")
+    monkeypatch.setattr(override_lists, "BATCH_SIZE", 1)
+    save = type(QuotaOverride.objects.all()).bulk_create
+    calls: list[int] = []
+
+    def fail_at_the_second(self: Any, rows: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise OSError("the disk is full")
+        return save(self, rows)
+
+    monkeypatch.setattr(type(QuotaOverride.objects.all()), "bulk_create", fail_at_the_second)
+    with pytest.raises(OSError, match="disk"):
+        imported("192.0.2.3\n192.0.2.4")
+    assert rows() == {("ip:192.0.2.2", "*"): "blocked"}
+    assert (check("search", "ip:192.0.2.2").allowed, check("search", "ip:192.0.2.3").allowed) == (False, True)
+
+
+def test_overrides_that_are_set_at_the_same_time_are_all_saved() -> None:
+    """SQLite fails at once if two transactions read before they write."""
+
+    def set_one(number: int) -> None:
+        try:
+            set_override(f"org:{number % 3}", "*", {"mode": "rate", "rate": f"{number + 1}/m"})
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(set_one, range(60)))
+    assert len(rows()) == 3

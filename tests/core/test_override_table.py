@@ -1,0 +1,215 @@
+"""Which override holds, compared with a search that reads like the promise; and what a look-up costs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota.core import overrides as module
+from django_quota.core.overrides import Override, OverrideTable
+from tests.support.inputs import inputs
+from tests.support.selection import thorough
+
+ADDRESSES = ("0.0.0.0", "192.0.2.1", "192.0.2.2", "255.255.255.255", "::", "2001:db8::1", "2001:db8:0:1::1")
+SUBJECTS = (
+    *(f"ip:{address}" for address in ADDRESSES),
+    "ip:2001:db8::/64",
+    "ip:192.0.2.1+user:1",
+    "user:1",
+    "user:2",
+    "org:1",
+    "global",
+)
+RULES = ("a", "b")
+LAST = 9
+"""The last moment at which an override begins or ends."""
+
+
+@st.composite
+def _networks(draw: st.DrawFn) -> str:
+    address = ip_address(draw(st.sampled_from(ADDRESSES)))
+    length = draw(st.integers(0, address.max_prefixlen))
+    return (
+        f"ip:{ip_network((int(address), length), strict=False)}" if length < address.max_prefixlen else f"ip:{address}"
+    )
+
+
+_subjects = st.sampled_from([*SUBJECTS, "user:*", "ip:*", "org:*", "*"]) | _networks()
+
+
+@st.composite
+def _overrides(draw: st.DrawFn) -> Override:
+    begins, ends = draw(st.integers(0, LAST)), draw(st.integers(0, LAST))
+    return Override(
+        draw(st.integers(1, 8)),
+        draw(_subjects),
+        draw(st.sampled_from([*RULES, "*"])),
+        draw(st.sampled_from(["blocked", "blocked", "exempt", "shadow", "rate"])),
+        begins=begins,
+        ends=ends if not ends or begins < ends else 0,
+    )
+
+
+def _network_of(subject: str) -> Any:
+    kind, _, text = subject.partition(":")
+    try:
+        return ip_network(text) if kind == "ip" else None
+    except ValueError:
+        return None
+
+
+def _distance(override: Override, subject: str, rule: str) -> tuple[int, int, bool] | None:
+    """Return how far an override is from a subject and a rule; None if it does not concern them."""
+    own, other = _network_of(subject), _network_of(override.subject)
+    if override.rule not in (rule, "*"):
+        return None
+    for_all = override.rule == "*"
+    if override.subject == subject:
+        return 0, 0, for_all
+    if own and other and own.version == other.version and own.subnet_of(other):
+        return 1, -other.prefixlen, for_all
+    if override.subject == subject.partition(":")[0] + ":*" and ":" in subject and "+" not in subject:
+        return 2, 0, for_all
+    return (3, 0, for_all) if override.subject == "*" else None
+
+
+def _holder(overrides: Iterable[Override], subject: str, rule: str, now: int) -> Override | None:
+    near = [
+        (distance, override)
+        for override in overrides
+        if override.in_force(now) and (distance := _distance(override, subject, rule)) is not None
+    ]
+    return min(near, key=lambda pair: pair[0])[1] if near else None
+
+
+def _expected(overrides: list[Override], subject: str, rule: str, now: int) -> Override | None:
+    """Return what holds: of a block, with the moment at which the subject is no longer blocked."""
+    found = _holder(overrides, subject, rule, now)
+    if found is None or found.mode != "blocked":
+        return found
+    for later in range(now, LAST + 1):
+        then = _holder(overrides, subject, rule, later)
+        if then is None or then.mode != "blocked":
+            return found._replace(ends=later)
+    return found._replace(ends=0)
+
+
+_steps = st.lists(st.tuples(st.just("put"), _overrides()) | st.tuples(st.just("drop"), st.integers(1, 8)), max_size=20)
+
+
+@inputs(80, always=True)
+@given(_steps, st.sets(st.integers(1, 8)), st.integers(0, LAST))
+def test_what_holds_is_the_nearest_override_in_force(steps: Any, kept: set[int], now: int) -> None:
+    table, rows = OverrideTable(), dict[int, Override]()
+    for what, given_value in steps:
+        if what == "drop":
+            table.drop(given_value)
+            rows.pop(given_value, None)
+        # The database has one row for each subject and rule.
+        elif not any((o.subject, o.rule) == given_value[1:3] and o.pk != given_value.pk for o in rows.values()):
+            table.put(given_value)
+            rows[given_value.pk] = given_value
+    _agree(table, rows, now)
+    table.drop_ended(now)
+    rows = {pk: row for pk, row in rows.items() if not row.ends or row.ends > now}
+    _agree(table, rows, now)
+    table.keep(kept)
+    _agree(table, {pk: row for pk, row in rows.items() if pk in kept}, now)
+
+
+def _agree(table: OverrideTable, rows: dict[int, Override], now: int) -> None:
+    overrides = list(rows.values())
+    assert len(table) == len(rows)
+    for subject in (*SUBJECTS, "user:*", "*"):
+        for rule in RULES:
+            assert table.find(subject, rule, now) == _expected(overrides, subject, rule, now)
+        concerned = [row for row in overrides if any(_distance(row, subject, rule) for rule in (row.rule, "a"))]
+        assert sorted(table.of_subject(subject)) == sorted(concerned)
+
+
+@pytest.mark.parametrize(
+    ("others", "ends"),
+    [
+        ([], 10),
+        ([("*", "blocked", 0, 5)], 10),
+        ([("*", "blocked", 0, 20)], 20),
+        ([("*", "blocked", 10, 20)], 20),
+        ([("*", "blocked", 11, 20)], 10),
+        ([("*", "blocked", 0, 0)], 0),
+        ([("user:*", "exempt", 0, 0), ("*", "blocked", 0, 20)], 10),
+        ([("user:*", "exempt", 0, 9), ("*", "blocked", 0, 20)], 20),
+        ([("user:*", "blocked", 10, 15), ("*", "blocked", 15, 20)], 20),
+    ],
+)
+def test_a_block_ends_with_the_last_of_those_that_follow_each_other(others: list[Any], ends: int) -> None:
+    table = OverrideTable([Override(0, "user:1", "*", "blocked", ends=10)])
+    for pk, (subject, mode, begins, end) in enumerate(others, 1):
+        table.put(Override(pk, subject, "*", mode, begins=begins, ends=end))
+    found = table.find("user:1", "a", 0)
+    assert found is not None
+    assert found.ends == ends
+
+
+class CountingDict(dict[Any, Any]):
+    """A dict that counts how often it is asked."""
+
+    probes = 0
+
+    def get(self, *asked: Any) -> Any:
+        CountingDict.probes += 1
+        return super().get(*asked)
+
+
+@pytest.mark.parametrize("number", [200, thorough("scale", 100_000)])
+def test_a_look_up_asks_once_for_each_size_of_network(number: int) -> None:
+    """However many networks there are. Their sizes are 8 to 32, and 16 to 64."""
+    table = OverrideTable(
+        Override(n, f"ip:{ip_network((n << 8, 8 + n % 25), strict=False)}", "*", "blocked") for n in range(number // 2)
+    )
+    for n in range(number // 2):
+        six = ip_network(((0x2001 << 112) + (n << 64), 16 + n % 49), strict=False)
+        table.put(Override(number + n, f"ip:{six}", "*", "blocked"))
+    table._by_subject = CountingDict(table._by_subject)
+    table._by_network = {size: CountingDict(of_size) for size, of_size in table._by_network.items()}
+    for subject, sizes in (("ip:203.0.113.9", 25), ("ip:2001:db8::/64", 49), ("user:1", 0)):
+        CountingDict.probes = 0
+        table.find(subject, "a", 0)
+        assert CountingDict.probes <= sizes + 3
+
+
+def test_a_site_without_networks_reads_no_address() -> None:
+    table = OverrideTable([Override(1, "ip:192.0.2.1", "*", "blocked")])
+    with patch.object(module, "_bits_of", side_effect=AssertionError):
+        assert table.find("ip:192.0.2.1", "a", 0)
+        assert not table.find("ip:192.0.2.2", "a", 0)
+
+
+def test_who_looks_up_during_a_change_finds_a_block() -> None:
+    """One thread changes rows back and forth, while this one looks."""
+    table, ended = OverrideTable([Override(1, "ip:192.0.2.0/24", "*", "blocked")]), threading.Event()
+
+    def change() -> None:
+        for number in range(3_000):
+            table.put(Override(1, "ip:192.0.2.0/24", "*", "blocked", ends=number + 1))
+            table.put(Override(2, f"ip:192.0.{number % 256}.0/{24 + number % 8}", "b", "exempt"))
+            table.drop(2)
+        ended.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        while not ended.is_set():
+            assert table.find("ip:192.0.2.1", "a", 0) is not None
+    finally:
+        thread.join()
+        sys.setswitchinterval(before)

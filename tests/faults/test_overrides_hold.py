@@ -1,0 +1,121 @@
+"""A block holds whatever happens to Redis, and reaches every process though the one that saved it is killed.
+
+The processes are real. No times are asserted, since the machine may be busy; `pytest -rP` shows them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_quota.testing import server_programs
+from tests.chaos.scenes import Place, one_server, scene_named
+from tests.chaos.servers import Server
+from tests.support.commands import ROOT, Manage, managing, wait_until
+
+pytestmark = pytest.mark.thorough("processes")
+
+EARLY, LATE = "ip:192.0.2.1", "ip:192.0.2.2"
+"""Who is blocked before Redis fails, and who is blocked meanwhile."""
+
+
+@contextmanager
+def _flushed(server: Server) -> Iterator[None]:
+    server.client.flushall()
+    yield
+
+
+@contextmanager
+def _restored(server: Server) -> Iterator[None]:
+    """Go back to the state before the first block: its folder has an old snapshot."""
+    server.process.kill()
+    server.start()
+    yield
+
+
+Opening = Callable[[Path, Path], AbstractContextManager[Place[Any]]]
+FAULTS: dict[str, tuple[Opening, Callable[[Any], AbstractContextManager[object]]]] = {
+    "flushed": (one_server, _flushed),
+    "old snapshot": (one_server, _restored),
+    **{name: (scene_named(name).place, scene_named(name).fault) for name in ("killed", "emptied", "full", "failover")},
+}
+
+
+class Deciding:
+    """A process that decides for both subjects all the time."""
+
+    def __init__(self, manage: Manage, file: Path) -> None:
+        self._file = file
+        command = [sys.executable, "-m", "tests.faults.deciding", str(file), EARLY, LATE]
+        self.process = subprocess.Popen(command, env=manage.environment, cwd=ROOT)
+
+    def answers(self, subject: str) -> list[str]:
+        """Return what it said of a subject, without repetitions."""
+        return [said for _, said in self._changes(subject)]
+
+    def refused_at(self, subject: str) -> float:
+        """Return when it first refused a subject."""
+        return next(asked for asked, said in self._changes(subject) if said == "refused")
+
+    def _changes(self, subject: str) -> list[tuple[float, str]]:
+        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        return [(float(asked), said) for whose, asked, said in map(str.split, lines) if whose == subject]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def block_and_die(manage: Manage, subject: str) -> float:
+    """Block a subject in a process that is killed as soon as that is committed; return the moment."""
+    command = [sys.executable, "-m", "tests.faults.blocking", subject]
+    done = subprocess.run(command, env=manage.environment, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -9
+    return float(done.stdout)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_who_is_blocked_stays_out(fault: str, tmp_path: Path, database: dict[str, Any]) -> None:
+    place, breaking = FAULTS[fault]
+    folder = tmp_path / "server"
+    folder.mkdir()
+    running: list[Deciding] = []
+
+    def start(name: str) -> Deciding:
+        running.append(Deciding(manage, tmp_path / name))
+        return running[-1]
+
+    with (
+        place(server_programs()[0], folder) as redis,
+        managing(tmp_path, redis.caches, {"default": database}) as manage,
+    ):
+        try:
+            old = start("old")
+            wait_until(lambda: old.answers(EARLY) == old.answers(LATE) == ["admitted"])
+            if fault == "old snapshot":
+                redis.target.client.save()
+            first = block_and_die(manage, EARLY)
+            wait_until(lambda: "refused" in old.answers(EARLY))
+            with breaking(redis.target):
+                second = block_and_die(manage, LATE)
+                wait_until(lambda: "refused" in old.answers(LATE))
+                new = start("new")
+                wait_until(lambda: new.answers(LATE))
+            wait_until(redis.is_well)
+            after = start("after")
+            wait_until(lambda: after.answers(LATE))
+            assert all(each.process.poll() is None for each in running)
+        finally:
+            for each in running:
+                each.end()
+    assert [old.answers(EARLY), old.answers(LATE)] == [["admitted", "refused"]] * 2
+    for each in running[1:]:
+        assert [each.answers(EARLY), each.answers(LATE)] == [["refused"]] * 2
+    late = old.refused_at(EARLY) - first, old.refused_at(LATE) - second
+    print(f"{fault}: refused {late[0]:.2f} s and, meanwhile, {late[1]:.2f} s after the commit")

@@ -1,0 +1,475 @@
+"""Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.checks import CheckMessage
+from django.core.management import CommandError, call_command
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_quota import acheck, aonce, check, once
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.limiting.registry import get_limiter
+from django_quota.testing import RedisServer, running_redis, server_programs
+from tests.support.clusters import Cluster
+from tests.support.findings import findings
+from tests.support.ports import free_port
+from tests.support.stores import redis_store
+
+SUBJECT = "user:1"
+PASSWORD = "5ENTINEL/of:a@password"
+IN_A_URL = "5ENTINEL%2Fof%3Aa%40password"
+SLOW = {"socket_timeout": 60, "socket_connect_timeout": 60}
+"""A busy machine must not look like a Redis that is gone."""
+QUERY = "socket_timeout=60&socket_connect_timeout=60"
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A Redis with a password, on a port; nothing else of these tests is configured there."""
+    port = free_port()
+    with running_redis(server_programs()[0], "--port", str(port)):
+        yield port
+
+
+@pytest.fixture
+def server(port: int) -> Iterator[Any]:
+    """A client of that Redis, which is empty."""
+    with redis.Redis(port=port) as client:
+        client.flushall()
+        client.config_set("requirepass", PASSWORD)
+        yield client
+        client.config_set("requirepass", "")
+
+
+def remaining_both_ways() -> list[int | None]:
+    """Return what is left after a sync and after an async hit; None where Redis did not decide."""
+
+    async def asked() -> int | None:
+        return (await acheck("5/m", SUBJECT)).remaining
+
+    return [check("5/m", SUBJECT).remaining, asyncio.run(asked())]
+
+
+def found_by_checks(given: object) -> list[CheckMessage]:
+    return findings({"REDIS": given})
+
+
+class Credentials:
+    """Names the Redis; its password may change. It counts how often it is asked."""
+
+    def __init__(self, named: object) -> None:
+        self.named = named
+        self.asked = 0
+
+    def __call__(self) -> object:
+        self.asked += 1
+        if isinstance(self.named, Exception):
+            raise self.named
+        return self.named
+
+
+FORMS: dict[str, Callable[[int], object]] = {
+    "url": lambda port: f"redis://:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}",
+    "url of the default user": lambda port: f"redis://default:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}",
+    "options": lambda port: {"host": "127.0.0.1", "port": port, "db": 3, "password": PASSWORD, **SLOW},
+    "url of a function": lambda port: Credentials(f"redis://:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}"),
+    "options of a function": lambda port: Credentials(
+        {"host": "127.0.0.1", "port": port, "db": 3, "username": "default", "password": PASSWORD, **SLOW}
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_server_by_its_port(form: str, port: int, server: Any, settings: Any) -> None:
+    named = FORMS[form](port)
+    assert {each.id for each in found_by_checks(named)} == {"django_quota.W012"}  # the tests wait for long
+    settings.QUOTA = {"REDIS": named}
+    assert remaining_both_ways() == [4, 3]
+    with redis_store().commands() as client:
+        assert client.connection_pool.connection_kwargs["db"] == 3
+        assert client.dbsize() > 0
+    call_command("quota_sweep", stdout=StringIO())
+
+
+@pytest.mark.parametrize("form", ["url", "options", "function"])
+def test_a_server_by_its_socket(form: str, redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
+    forms: dict[str, object] = {
+        "url": f"{redis_server.url}?{QUERY}",
+        "options": {"unix_socket_path": redis_server.url.removeprefix("unix://"), **SLOW},
+        "function": "tests.stores.test_any_redis.at_the_socket",
+    }
+    at_the_socket.named = forms["options"]
+    settings.QUOTA = {"REDIS": forms[form]}
+    assert remaining_both_ways() == [4, 3]
+    assert raw.dbsize()
+
+
+at_the_socket = Credentials(None)
+
+
+def test_time_outs_are_short_unless_they_are_given(settings: Any) -> None:
+    assert found_by_checks("redis://127.0.0.1:1/0") == []
+    settings.QUOTA = {"REDIS": "redis://127.0.0.1:1/0"}
+    assert redis_store().server.pool._source.options["socket_timeout"] == 0.25
+    settings.QUOTA = {"REDIS": {"host": "127.0.0.1", "socket_timeout": 1.5, "max_connections": 3, "timeout": 7}}
+    pool = redis_store().server.pool
+    assert [pool._source.options[f"socket_{each}"] for each in ("timeout", "connect_timeout")] == [1.5, 0.25]
+    assert (pool._max_connections, pool._patience) == (3, 7)
+
+
+def test_without_the_server_on_unavailable_decides_and_commands_name_the_setting(settings: Any) -> None:
+    settings.QUOTA = {"REDIS": f"redis://:{IN_A_URL}@127.0.0.1:1/0"}
+    assert check("5/m", SUBJECT).degraded
+    with pytest.raises(CommandError, match=r'It is the Redis of QUOTA\["REDIS"\]') as caught:
+        call_command("quota_sweep")
+    assert "5ENTINEL" not in str(caught.value)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, server: Any, settings: Any) -> None:
+    of_site = Credentials({"host": "127.0.0.1", "port": port, "password": PASSWORD, **SLOW})
+    settings.QUOTA = {"REDIS": of_site}
+    assert remaining_both_ways() == [4, 3]
+    server.config_set("requirepass", "another")
+    of_site.named = f"redis://:another@127.0.0.1:{port}"
+    redis_store().close()
+    asked = of_site.asked
+    assert remaining_both_ways() == [2, 1]
+    assert of_site.asked == asked + 2
+    assert remaining_both_ways()[0] == 0
+    assert of_site.asked == asked + 3  # only the loop of the second call is new
+
+
+def test_a_function_that_fails_later_is_an_outage(port: int, server: Any, settings: Any) -> None:
+    of_site = Credentials({"host": "127.0.0.1", "port": port, "password": PASSWORD, **SLOW})
+    settings.QUOTA = {"REDIS": of_site}
+    assert remaining_both_ways() == [4, 3]
+    of_site.named = ValueError(PASSWORD)
+    redis_store().close()
+    with pytest.raises(StoreUnavailable, match="Credentials, raised ValueError") as caught:
+        once("a", "b")
+    with pytest.raises(StoreUnavailable, match="Credentials, raised ValueError"):
+        asyncio.run(aonce("a", "b"))
+    assert "5ENTINEL" not in str(caught.value)
+    assert check("5/m", SUBJECT).degraded
+
+
+@pytest.mark.parametrize("returned", [None, 5, "", "localhost", {}, {"port": "x", "password": PASSWORD}])
+def test_e028_what_a_function_returns_is_read_like_the_setting(returned: object, settings: Any) -> None:
+    (found,) = found_by_checks(Credentials(returned))
+    assert found.id in ("django_quota.E030", "django_quota.E014")
+    settings.QUOTA = {"REDIS": Credentials(returned)}
+    with pytest.raises(ConfigurationError) as caught:
+        once("a", "b")
+    assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
+
+
+def test_w033_a_function_that_fails_at_first_is_named(settings: Any) -> None:
+    (found,) = found_by_checks(Credentials(ValueError(PASSWORD)))
+    assert found.id == "django_quota.W033"
+    assert found.msg == 'The function of QUOTA["REDIS"], tests.stores.test_any_redis.Credentials, raised ValueError.'
+    settings.QUOTA = {"REDIS": Credentials(ValueError(PASSWORD))}
+    with pytest.raises(ConfigurationError) as caught:
+        once("a", "b")
+    assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
+
+
+# --- Sentinel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["url", "options"])
+def test_the_primary_of_sentinels(form: str, sentinel_port: int, settings: Any) -> None:
+    forms: dict[str, object] = {
+        "url": f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel_port}/quotas/2?{QUERY}",
+        "options": {"sentinels": [("127.0.0.1", sentinel_port)], "service_name": "quotas", "db": 2, **SLOW},
+    }
+    settings.QUOTA = {"REDIS": forms[form]}
+    assert remaining_both_ways() == [4, 3]
+    with redis_store().commands() as client:
+        assert client.dbsize() > 0
+        assert client.connection_pool.connection_kwargs["db"] == 2
+
+
+def test_tls_of_a_sentinel_url_holds_for_the_sentinels_too(settings: Any) -> None:
+    settings.QUOTA = {"REDIS": f"rediss+sentinel://u:{IN_A_URL}@a,[::1]:5/mymaster?ssl_ca_certs=/etc/ca.pem"}
+    pool: Any = get_limiter().store.redis.which.new_pool()  # type: ignore[union-attr]
+    assert pool.connection_class is redis.sentinel.SentinelManagedSSLConnection
+    assert (pool.connection_kwargs["username"], pool.connection_kwargs["password"]) == ("u", PASSWORD)
+    of_sentinels = [each.connection_pool for each in pool.sentinel_manager.sentinels]
+    assert [each.connection_class for each in of_sentinels] == [redis.SSLConnection] * 2
+    found = [[each.connection_kwargs[name] for name in ("host", "port", "ssl_ca_certs")] for each in of_sentinels]
+    assert found == [["a", 26379, "/etc/ca.pem"], ["::1", 5, "/etc/ca.pem"]]
+    assert [each.connection_kwargs.get("password") for each in of_sentinels] == [None, None]
+
+
+# --- Cluster ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["url", "options", "function"])
+def test_a_cluster(form: str, cluster: Cluster, settings: Any) -> None:
+    ports = [server.port for server in cluster.servers]
+    options = {"startup_nodes": [("127.0.0.1", port) for port in ports], **SLOW}
+    forms: dict[str, object] = {
+        "url": f"redis+cluster://{','.join(f'127.0.0.1:{port}' for port in ports)}?{QUERY}",
+        "options": options,
+        "function": Credentials(options),
+    }
+    settings.QUOTA = {"REDIS": forms[form]}
+    assert found_by_checks(forms[form])[0].id == "django_quota.W012"
+    for number in range(6):
+        check("5/m", f"user:{number}")
+    assert remaining_both_ways() == [3, 2]
+    assert len({cluster.owner(key).port for key in iter(cluster.keys()) if "{user:" in key}) > 1
+    assert sorted(redis_store().servers()) == sorted(f"127.0.0.1:{port}" for port in ports)
+    call_command("quota_sweep", stdout=StringIO())
+
+
+def test_the_options_of_a_cluster_go_to_each_server(settings: Any) -> None:
+    url = f"rediss+cluster://u:{IN_A_URL}@[::1]:7000,b/0?ssl_ca_certs=/etc/ca.pem&max_connections=4"
+    assert found_by_checks(url) == []
+    settings.QUOTA = {"REDIS": url}
+    of_side: Any = get_limiter().store._settings  # type: ignore[attr-defined]
+    assert (of_side.url, of_side.connections) == ("rediss://[::1]:7000", 4)
+    assert of_side.addresses == [("::1", 7000), ("b", 6379)]
+    assert of_side.options["ssl_ca_certs"] == "/etc/ca.pem"
+    assert (of_side.options["username"], of_side.options["password"]) == ("u", PASSWORD)
+
+
+def test_one_server_of_a_cluster_as_a_url_names_the_form_for_a_cluster(cluster: Cluster, settings: Any) -> None:
+    settings.QUOTA = {"REDIS": cluster.location[0]}
+    port = cluster.servers[0].port
+    elsewhere = next(f"user:{number}" for number in range(100) if cluster.owner(f"{{user:{number}}}").port != port)
+    with pytest.raises(ConfigurationError, match=r"redis\+cluster://"):
+        check("5/m", elsewhere)
+
+
+# --- Django's own cache -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def django_cache(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> dict[str, Any]:
+    """Django's own cache as the default alias."""
+    settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": redis_server.url, "OPTIONS": {"db": 5, **SLOW}}}
+    return settings.CACHES["default"]  # type: ignore[no-any-return]
+
+
+def test_the_redis_of_djangos_own_cache(django_cache: dict[str, Any], raw: Any) -> None:
+    caches["default"].set("a", 1)
+    assert remaining_both_ways() == [4, 3]
+    assert raw.info("keyspace")["db5"]["keys"] > 1
+    with redis_store().commands() as client:
+        assert client.dbsize() > 1
+    call_command("quota_sweep", stdout=StringIO())
+    assert caches["default"].get("a") == 1
+
+
+def test_limits_write_to_the_first_server_of_the_alias(django_cache: dict[str, Any], settings: Any) -> None:
+    location = f"{django_cache['LOCATION']};redis://127.0.0.1:1,redis://127.0.0.1:1"
+    settings.CACHES = {"default": {**django_cache, "LOCATION": location}}
+    assert remaining_both_ways() == [4, 3]
+
+
+def test_the_options_of_the_alias_hold(django_cache: dict[str, Any], settings: Any) -> None:
+    options = {"pool_class": "redis.BlockingConnectionPool", "max_connections": 2, "timeout": 9, **SLOW}
+    settings.CACHES = {"default": {**django_cache, "OPTIONS": options}}
+    pool = redis_store().server.pool
+    assert (pool._max_connections, pool._patience) == (2, 9)
+    assert remaining_both_ways() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "words"),
+    [
+        ({"OPTIONS": {}}, "W007", "sets no socket_timeout and no socket_connect_timeout"),
+        ({"OPTIONS": {"socket_timeout": 0.2, "socket_connect_timeout": 5}}, "W012", "socket_connect_timeout of CACHES"),
+        ({"OPTIONS": {"socket_timeout": "x"}}, "E013", "socket_timeout of CACHES"),
+        ({"OPTIONS": {"pool_class": "nowhere.Pool"}}, "E014", "No module named 'nowhere'"),
+        ({"OPTIONS": {"sokket_timeout": 1}}, "E014", "'sokket_timeout'. Did you mean 'socket_timeout'?"),
+        ({"LOCATION": "127.0.0.1:6379"}, "E004", "not a Redis URL"),
+        ({"LOCATION": f"redis://:{PASSWORD}@127.0.0.1"}, "E004", "not percent-encoded"),
+        ({"LOCATION": "redis://:1;5ENTINEL@127.0.0.1"}, "E004", "not a Redis URL"),
+        ({"LOCATION": ""}, "E004", "not a Redis URL"),
+    ],
+)
+def test_the_checks_of_an_alias_of_djangos_own_cache(changed: dict[str, Any], code: str, words: str) -> None:
+    options = {"socket_timeout": 0.25, "socket_connect_timeout": 0.25}
+    alias = {"BACKEND": DJANGO, "LOCATION": "redis://127.0.0.1:1", "OPTIONS": options}
+    assert findings({}, {"default": alias}) == []
+    (found,) = findings({}, {"default": {**alias, **changed}})
+    assert found.id == f"django_quota.{code}"
+    said = f"{found.msg} {found.hint}"
+    assert words in said
+    assert "5ENTINEL" not in said
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_e002_the_cache_and_the_redis_are_not_both_named(settings: Any) -> None:
+    settings.QUOTA = {"CACHE": "default", "REDIS": "redis://127.0.0.1:1"}
+    with pytest.raises(ConfigurationError, match=r'QUOTA has both "CACHE" and "REDIS"\. Keep one'):
+        once("a", "b")
+    (found,) = findings({"CACHE": "default", "REDIS": "redis://127.0.0.1:1"})
+    assert found.id == "django_quota.E002"
+
+
+def test_none_is_the_redis_of_the_cache(settings: Any) -> None:
+    settings.QUOTA = {"REDIS": None, "CACHE": "default"}
+    assert redis_store().which.name == 'CACHES["default"]'
+
+
+async def _async() -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("named", "code", "words", "hint"),
+    [
+        (b"redis://:5ENTINEL@h", "E002", 'QUOTA["REDIS"] is bytes.', "Use a URL"),
+        (["redis://:5ENTINEL@h"], "E002", 'QUOTA["REDIS"] is list.', "Use a URL"),
+        (_async, "E002", 'QUOTA["REDIS"] is an async function.', "a sync function"),
+        ("nowhere.redis", "E002", "cannot be imported", "the path of a function"),
+        ("", "E030", 'QUOTA["REDIS"] is empty, which', "redis+sentinel://"),
+        ("5ENTINEL", "E030", 'QUOTA["REDIS"] is a text, which is not the URL of a Redis.', "redis://127.0.0.1:6379/0"),
+        ("5ENTINEL@h:6379", "E030", 'QUOTA["REDIS"] is a text', "redis://127.0.0.1:6379/0"),
+        ("memcache://:5ENTINEL@h", "E030", 'QUOTA["REDIS"] begins with "memcache://"', "redis://127.0.0.1:6379/0"),
+        (f"redis://:{PASSWORD}@h", "E030", "a / that is not percent-encoded", "%2F"),
+        ("redis://:5ENTINEL@h:port", "E030", "has no port from 0 to 65535", '"redis://127.0.0.1:6379/0"'),
+        ("redis://:5ENTINEL@h/cache", "E030", "names the database 'cache', which is not a number", "redis://"),
+        ("redis+sentinel://:5ENTINEL@h:26379", "E030", "names no service", "/mymaster/0"),
+        ("redis+sentinel://:5ENTINEL@h:26379/", "E030", "names no service", "/mymaster/0"),
+        ("redis+sentinel://:5ENTINEL@h/m/x", "E030", "names no service", "/mymaster/0"),
+        ("redis+sentinel://:5ENTINEL@h:0/m", "E030", "has no host or a wrong port", "/mymaster/0"),
+        ("redis+sentinel://:5ENTINEL@h,/m", "E030", "has no host or a wrong port", "/mymaster/0"),
+        ("redis+sentinel://:5ENT/INEL@h/m", "E030", "a / that is not percent-encoded", "%2F"),
+        ("redis+sentinel://:5ENTINEL@h/m?db=x", "E030", "cannot be read", "/mymaster/0"),
+        ("redis+cluster://:5ENTINEL@h/1", "E030", "names another database than 0", "redis+cluster://10.0.0.1"),
+        ("redis+cluster://:5ENTINEL@h:70000", "E030", "has no host or a wrong port", "redis+cluster://10.0.0.1"),
+        ({}, "E030", "does not say where the Redis is", '"host": "10.0.0.1"'),
+        ({"password": "5ENTINEL"}, "E030", "does not say where the Redis is", '"host": "10.0.0.1"'),
+        ({5: "5ENTINEL"}, "E030", "names that are no texts", '"host": "10.0.0.1"'),
+        ({"host": "h", "sentinels": []}, "E030", "has host and sentinels", "Keep one."),
+        ({"sentinels": [("h", 1)]}, "E030", "sentinels without a service_name", '"mymaster"'),
+        ({"host": "h", "service_name": "m"}, "E030", "or the other way round", '"mymaster"'),
+        ({"sentinels": ["h:1"], "service_name": "m"}, "E030", '["sentinels"] is not a list', '("10.0.0.1", 26379)'),
+        ({"startup_nodes": []}, "E030", '["startup_nodes"] is not a list', '("10.0.0.1", 6379)'),
+        ({"startup_nodes": [("h", "1")]}, "E030", '["startup_nodes"] is not a list', '("10.0.0.1", 6379)'),
+        ({"startup_nodes": 5}, "E030", '["startup_nodes"] is not a list', '("10.0.0.1", 6379)'),
+        ({"startup_nodes": [("h", 1)], "db": 2}, "E030", "names another database than 0", "Remove db."),
+        ({"host": "h", "pasword": "5ENTINEL"}, "E014", 'The options of QUOTA["REDIS"]', "Did you mean 'password'?"),
+        ({"host": "h", "max_connections": -1}, "E014", "max_connections", "options of redis.ConnectionPool"),
+        ({"host": "h", "socket_timeout": "x"}, "E013", 'socket_timeout of QUOTA["REDIS"]', "a number of seconds"),
+        ({"host": "h", "socket_timeout": 9}, "W012", 'socket_timeout of QUOTA["REDIS"] is 9', "0.25"),
+        (
+            {"sentinels": [("h", 1)], "service_name": "m", "sentinel_kwargs": {"socket_timeout": 0}},
+            "E013", 'socket_timeout in sentinel_kwargs of QUOTA["REDIS"]', "a number of seconds",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_without_its_secrets(
+    named: Any, code: str, words: str, hint: str, settings: Any, caplog: Any
+) -> None:
+    (found,) = found_by_checks(named)
+    assert found.id == f"django_quota.{code}"
+    assert words in found.msg
+    assert hint in str(found.hint)
+    assert "5ENT" not in f"{found.msg} {found.hint} {found!r}"
+    if code.startswith("E"):
+        settings.QUOTA = {"REDIS": named}
+        calls: list[Callable[[], object]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+        for call in calls:
+            with pytest.raises(ConfigurationError) as caught:
+                call()
+            assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
+            (_, *frames) = traceback.walk_tb(caught.value.__traceback__)  # the first is that of this test
+            ours = [frame.f_locals for frame, _ in frames if "django_quota" in frame.f_code.co_filename]
+            assert ours
+            assert "5ENT" not in repr(ours)
+            assert "5ENT" not in repr(caught.value.__cause__)
+    assert "5ENT" not in caplog.text
+
+
+SCHEMES = st.sampled_from(
+    ["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"]
+)
+HOSTS = st.sampled_from(["h", "h:1", "a:1,b", "[::1]:7000", "", ":", "h:99999999"])
+
+
+@given(
+    SCHEMES,
+    st.text("a1:/?#@[]=&,;+. ", max_size=8), HOSTS, st.sampled_from(["", "/", "/0", "/m", "/m/0", "/m/0?db=1"]),
+)  # fmt: skip
+@example("redis+cluster", "?a=a", "h", "")
+@example("redis+sentinel", "]", "[::1", "/m")
+def test_no_url_raises_in_the_checks_and_no_password_is_shown(scheme: str, sign: str, hosts: str, path: str) -> None:
+    for found in found_by_checks(f"{scheme}://:5ENTINEL{sign}5ENTINEL@{hosts}{path}"):
+        assert str(found.id).startswith("django_quota.")
+        assert "5ENTINEL" not in f"{found.msg} {found.hint}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_repr_shows_the_password(form: str, port: int, server: Any, settings: Any) -> None:
+    settings.QUOTA = {"REDIS": FORMS[form](port)}
+    assert remaining_both_ways() == [4, 3]
+    store = redis_store()
+    shown = [store, store.which, store.server, store.server.pool, vars(get_limiter())]
+    assert "5ENTINEL" not in repr(shown)
+
+
+# --- django-redis -----------------------------------------------------------------------------------------------------
+
+_SCRIPT = """
+import asyncio, json, os, sys
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+settings.configure(SECRET_KEY="x", INSTALLED_APPS=["django_quota"], USE_TZ=True, **json.loads(os.environ["NAMED"]))
+django.setup()
+from django_quota import acheck, check
+
+async def asked():
+    return (await acheck("5/m", "user:1")).remaining
+
+left = [check("5/m", "user:1").remaining, asyncio.run(asked())]
+call_command("check", tags=["django_quota"])
+print(json.dumps([left, sorted(name for name in sys.modules if name.startswith("django_redis"))]))
+"""
+
+
+@pytest.mark.parametrize("form", ["url", "options", "cluster", "alias"])
+def test_django_redis_is_imported_only_for_an_alias_of_it(
+    form: str, port: int, server: Any, redis_server: RedisServer, raw: redis.Redis, request: pytest.FixtureRequest
+) -> None:
+    named: dict[str, Any] = {"CACHES": {}, "QUOTA": {}}
+    if form == "alias":
+        named["CACHES"] = {"default": {"BACKEND": DJANGO, "LOCATION": redis_server.url, "OPTIONS": SLOW}}
+    elif form == "cluster":
+        one: Cluster = request.getfixturevalue("cluster")
+        named["QUOTA"] = {"REDIS": f"redis+cluster://127.0.0.1:{one.servers[0].port}?{QUERY}"}
+    else:
+        named["QUOTA"] = {"REDIS": FORMS[form](port)}
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False,
+        env={**os.environ, "NAMED": json.dumps(named)}, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == [[4, 3], []]

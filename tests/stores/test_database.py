@@ -1,0 +1,486 @@
+"""The database store on SQLite and PostgreSQL: exact under races, on connections of its own, with our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, connections, transaction
+
+from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek, reset
+from django_quota.core.errors import (
+    StoreDataError,
+    StoreOutOfMemory,
+    StorePermissionDenied,
+    StoreRefusesWrites,
+)
+from django_quota.core.keys import status_key
+from django_quota.engine.counter_operations import Get, Set
+from django_quota.engine.operations import Operation, States
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, StoreUnavailable
+from django_quota.models import QuotaBan, QuotaEvent, QuotaState
+from django_quota.stores.breaker import FAILURES
+from django_quota.stores.database import postgresql, sql
+from django_quota.stores.database.errors import failure_of
+from django_quota.stores.database.sqlite import IN_MEMORY, file_of
+from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
+from tests.support.commands import wait_until
+from tests.support.databases import default_database
+from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.stores import current_store, empty_database
+
+SUBJECT = "ip:192.0.2.1"
+LIMIT = 50
+
+
+@pytest.fixture
+def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
+    """The store of the settings on each database."""
+    settings.QUOTA = {"STORE": "database"}
+    return current_store()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def on_postgres(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -> Iterator[DatabaseStore]:
+    """The store on PostgreSQL, empty."""
+    with django_db_blocker.unblock(), default_database(postgres):
+        settings.QUOTA = {"STORE": "database"}
+        made: DatabaseStore = current_store()
+        empty_database(made)
+        yield made
+        made.close()
+
+
+def hit(_: object = None, subject: str = SUBJECT) -> bool:
+    decision = check(Rule.make("hot", f"{LIMIT}/h", on_unavailable="deny"), subject)
+    assert not decision.degraded
+    return bool(decision)
+
+
+# --- exact ------------------------------------------------------------------------------------------------------------
+
+
+def test_racing_threads_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
+    with ThreadPoolExecutor(32) as threads:
+        assert sum(threads.map(hit, range(32 * 10))) == LIMIT
+
+
+def test_racing_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
+    async def race() -> int:
+        decisions = await asyncio.gather(*(acheck(f"{LIMIT}/h", SUBJECT) for _ in range(200)))
+        return sum(map(bool, decisions))
+
+    assert asyncio.run(race()) == LIMIT
+
+
+def test_sync_code_in_an_event_loop_is_decided_too(store: DatabaseStore) -> None:
+    async def call() -> list[bool]:
+        store.close()
+        return [hit(), await asyncio.to_thread(hit), hit()]
+
+    assert asyncio.run(call()) == [True, True, True]
+
+
+@forks
+@threads_ran
+def test_racing_processes_are_admitted_exactly_up_to_the_limit(store: DatabaseStore, tmp_path: Path) -> None:
+    hit(subject="ip:192.0.2.9")  # the parent has a connection, which no child may use
+
+    def race(number: int) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            admitted = sum(threads.map(hit, range(60)))
+        (tmp_path / str(number)).write_text(str(admitted))
+
+    with processes() as children:
+        children += [started(partial(race, number)) for number in range(4)]
+        assert set(ended(children)) == {0}
+    assert sum(int(each.read_text()) for each in tmp_path.glob("?")) == LIMIT
+    assert not hit()
+    assert hit(subject="ip:192.0.2.9")  # by the connection that the children have inherited
+
+
+def test_plans_of_the_same_subjects_in_any_order_never_wait_for_each_other(store: DatabaseStore) -> None:
+    rules = [Rule.make(name, "1000/h") for name in ("one", "two")]
+
+    def plan(number: int) -> bool:
+        subjects = ("ip:192.0.2.1", "ip:192.0.2.2")[:: 1 if number % 2 else -1]
+        return bool(check_all(list(zip(rules, subjects, strict=True))))
+
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(plan, range(160)))
+
+
+def test_money_is_moved_and_never_made(store: DatabaseStore) -> None:
+    account = counter("account")
+    account.set("user:0", 100)
+
+    def move(number: int) -> None:
+        account.transfer(f"user:{number % 3}", f"user:{(number + 1) % 3}", 7)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(move, range(90)))
+    totals = [account.get(f"user:{number}") for number in range(3)]
+    assert sum(totals) == 100
+    assert min(totals) >= 0
+
+
+# --- whose transaction ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_rolled_back_has_counted(store: DatabaseStore) -> None:
+    with transaction.atomic():
+        QuotaEvent.objects.create(batch=0, at=0, data="[]")  # the request has written, and keeps its lock
+        assert hit()
+        transaction.set_rollback(True)
+    assert not QuotaEvent.objects.exists()
+    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 1
+
+
+def test_a_transaction_of_the_request_holds_no_subject(store: DatabaseStore) -> None:
+    with transaction.atomic():
+        connection.cursor().execute("SELECT 1")
+        assert hit()
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(hit).result()
+        QuotaEvent.objects.create(batch=0, at=0, data="[]")  # SQLite has counted meanwhile, and takes it all the same
+
+
+def test_no_query_of_the_request_is_ours(store: DatabaseStore, django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(0):
+        hit()
+
+
+class _Waiting(Operation):
+    """Holds its subject until it is let go."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__([key])
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def run(self, states: States, now: int) -> None:
+        self.begun.set()
+        assert self.let_go.wait(60)
+
+
+def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseStore) -> None:
+    """More threads wait for the held subject than the process has connections."""
+    held = _Waiting(status_key("quota", SUBJECT))
+    with ThreadPoolExecutor(CONNECTIONS + 4) as threads:
+        holding = threads.submit(on_postgres.run, held)
+        assert held.begun.wait(60)
+        waiting = [threads.submit(hit) for _ in range(CONNECTIONS + 2)]
+        assert all(hit(subject=f"ip:198.51.100.{number}") for number in range(200))
+        assert not any(each.done() for each in waiting)
+        assert peek("5/m", SUBJECT).remaining == 5  # who only looks waits for nobody
+        held.let_go.set()
+        assert all(each.result() for each in waiting)
+        holding.result()
+
+
+def test_another_process_that_holds_a_subject_is_waited_for_until_the_time_is_up(
+    on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "TIMEOUT", 0.05)
+    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres") as other:
+        other.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(status_key('quota', SUBJECT)))})")
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            on_postgres.run(Set([status_key("quota", SUBJECT)], 1, 1))
+    assert not on_postgres.breaker.has_failed
+
+
+# --- two round trips --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent(on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the connections send from now on."""
+    texts: list[str] = []
+    send = postgresql._Psycopg3.__call__
+
+    def noted(self: Any, statements: str) -> Any:
+        texts.append(statements)
+        return send(self, statements)
+
+    monkeypatch.setattr(postgresql._Psycopg3, "__call__", noted)
+    return texts
+
+
+def test_a_decision_is_two_messages_and_a_look_is_one(sent: list[str]) -> None:
+    hit()
+    assert len(sent) == 2
+    peek("5/m", SUBJECT)
+    assert len(sent) == 3
+
+
+def test_several_limits_of_several_subjects_are_two_messages_as_well(sent: list[str]) -> None:
+    check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
+    assert len(sent) == 2
+
+
+def test_no_session_remembers_anything(on_postgres: DatabaseStore, sent: list[str]) -> None:
+    """As behind a pooler that gives each transaction another server process."""
+    for number in range(3):
+        assert hit()
+        assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 1 - number
+        on_postgres.close()
+    assert not any(
+        "PREPARE" in each or "SET " in each.replace("SET LOCAL ", "").replace("DO UPDATE SET ", "") for each in sent
+    )
+
+
+def test_whatever_isolation_the_site_has_chosen_each_hit_is_seen(
+    postgres: dict[str, Any], settings: Any, django_db_blocker: Any
+) -> None:
+    strict = {**postgres, "OPTIONS": {"isolation_level": psycopg.IsolationLevel.SERIALIZABLE}}
+    with django_db_blocker.unblock(), default_database(strict):
+        settings.QUOTA = {"STORE": "database"}
+        empty_database(current_store())
+        with ThreadPoolExecutor(16) as threads:
+            assert sum(threads.map(hit, range(16 * 10))) == LIMIT
+        current_store().close()
+
+
+def test_a_text_of_a_site_cannot_leave_its_literal(store: DatabaseStore, settings: Any) -> None:
+    nasty = "q'; DROP TABLE django_quota_quotastate; --\\' %s $1 \u2028 \N{GRINNING FACE}"
+    settings.QUOTA = {"STORE": "database", "PREFIX": nasty}
+    for subject in ("ip:192.0.2.1", "user:o'neill\\", "post:\0\ud800'); --"):
+        assert [bool(check("1/h", subject)) for _ in range(2)] == [True, False]
+    assert once("mail", "user:1", 60)
+    assert not once("mail", "user:1", 60)
+
+
+# --- the database goes wrong ------------------------------------------------------------------------------------------
+
+
+def end_all_sessions(server: dict[str, Any]) -> None:
+    with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(
+    on_postgres: DatabaseStore, postgres: dict[str, Any]
+) -> None:
+    assert hit()
+    end_all_sessions(postgres)
+    assert hit()
+    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 2
+
+
+def test_a_commit_without_an_answer_is_never_repeated(
+    on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hit()
+    commit, tried = postgresql.PostgresConnection.commit, []
+
+    def lost(self: Any, statements: Any) -> None:
+        tried.append(statements)
+        commit(self, statements)
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(postgresql.PostgresConnection, "commit", lost)
+    with pytest.raises(StoreUnavailable, match="closed the connection"):
+        on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+    monkeypatch.undo()
+    assert len(tried) == 1
+    assert on_postgres.breaker.has_failed
+    assert on_postgres.run(Get(status_key("quota", "user:1"))) == [1, "5"]
+
+
+@pytest.mark.parametrize("kind", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])
+def test_a_transaction_that_the_database_ends_for_another_one_is_repeated_twice(
+    kind: type[psycopg.Error], on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, left = postgresql.PostgresConnection.commit, [2]
+
+    def ended_by_server(self: Any, statements: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise kind("for another one")
+        commit(self, statements)
+
+    monkeypatch.setattr(postgresql.PostgresConnection, "commit", ended_by_server)
+    assert hit()
+    left[0] = ATTEMPTS
+    with pytest.raises(StoreUnavailable, match="for another one"):
+        on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+    assert left == [0]
+    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 1
+
+
+def test_a_database_that_is_gone_is_not_asked_each_time(
+    postgres: dict[str, Any], settings: Any, django_db_blocker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with django_db_blocker.unblock(), default_database({**postgres, "HOST": str(tmp_path)}):
+        settings.QUOTA = {"STORE": "database"}
+        store, opened = current_store(), list[str]()
+        open_ = postgresql.PostgresConnection.__init__
+
+        def noted(self: Any, alias: str) -> None:
+            opened.append(alias)
+            open_(self, alias)
+
+        monkeypatch.setattr(postgresql.PostgresConnection, "__init__", noted)
+        rules = {how: Rule.make(how, "1/h", on_unavailable=how) for how in ("allow", "deny", "local")}
+        decisions = [check(rules["allow"], SUBJECT), check(rules["deny"], SUBJECT)]
+        decisions += [check(rules["local"], SUBJECT) for _ in range(2)]
+        assert [(bool(each), each.degraded) for each in decisions] == [
+            (True, True), (False, True), (True, True), (False, True),
+        ]  # fmt: skip
+        assert len(opened) == FAILURES
+        assert store.is_refusing()
+
+
+def test_a_connection_leads_to_where_the_settings_lead(on_postgres: DatabaseStore, postgres: dict[str, Any]) -> None:
+    """A test runner renames the database of an alias that is in use."""
+    hit()
+    connections.settings["default"]["NAME"] = "nowhere"
+    try:
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            on_postgres.run(Get("quota:1:{user:1}:c:a"))
+    finally:
+        connections.settings["default"]["NAME"] = postgres["NAME"]
+
+
+def test_a_test_runner_can_drop_the_database_at_its_end(
+    on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.stores.database.store.is_testing", is_testing)
+    connection.ensure_connection()
+    assert hit()
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+
+    def are_gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(sessions)
+            return bool(cursor.fetchone()[0] == 0)
+
+    wait_until(are_gone)
+
+
+def test_tables_that_are_missing_are_a_clear_error(on_postgres: DatabaseStore) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_quota_quotastate RENAME TO gone")
+        try:
+            with pytest.raises(ConfigurationError, match=r"manage\.py migrate"):
+                hit()
+        finally:
+            cursor.execute("ALTER TABLE gone RENAME TO django_quota_quotastate")
+    assert hit()
+
+
+def test_another_value_in_a_row_is_an_error_that_names_the_key(store: DatabaseStore) -> None:
+    key = "quota:1:{user:1}:c:clicks"
+    store.run(Set([key], 5, 10**12))
+    with store._lent() as lent:
+        lent.connection.begin((), sql.select((), lent.connection.now))
+        lent.connection.commit([f"UPDATE {sql.STATES} SET value = 'nonsense'"])
+    with pytest.raises(StoreDataError, match="clicks"):
+        store.run(Get(key))
+    with pytest.raises(StoreDataError, match="clicks"):
+        store.run(Set([key], 6, 10**12))
+    assert hit()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (psycopg.errors.DiskFull("x"), StoreOutOfMemory),
+        (psycopg.errors.ReadOnlySqlTransaction("x"), StoreRefusesWrites),
+        (psycopg.errors.InsufficientPrivilege("x"), StorePermissionDenied),
+        (psycopg.errors.InvalidPassword("x"), StorePermissionDenied),
+        (psycopg.errors.QueryCanceled("x"), StoreUnavailable),
+        (psycopg.errors.AdminShutdown("x"), StoreUnavailable),
+        (psycopg.OperationalError("x"), StoreUnavailable),
+    ],
+)
+def test_each_error_of_a_driver_becomes_ours(error: psycopg.Error, kind: type[Exception]) -> None:
+    assert type(failure_of(error).error) is kind
+
+
+def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> None:
+    class Broken(Operation):
+        def run(self, states: States, now: int) -> None:
+            states.put("quota:1:{user:1}:c:a", 1, now + 10**9)
+            states.put("quota:1:{user:2}:c:a", 1, now + 10**9)
+
+    with pytest.raises(KeyError, match="user:2"):
+        store.run(Broken(["quota:1:{user:1}:c:a"]))
+    assert store.run(Get("quota:1:{user:1}:c:a")) == [1, "0"]
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("/srv/db.sqlite3", "/srv/db.quota.sqlite3"),
+        ("/srv/data", "/srv/data.quota"),
+        ("file:/srv/db.sqlite3?cache=private", "/srv/db.quota.sqlite3"),
+        (Path("/srv/db.sqlite3"), "/srv/db.quota.sqlite3"),
+        (":memory:", IN_MEMORY),
+        ("file:memorydb_default?mode=memory&cache=shared", IN_MEMORY),
+    ],
+)
+def test_sqlite_keeps_states_in_a_file_of_their_own(name: object, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "NAME", name)
+    assert file_of("default") == file
+
+
+def test_a_database_in_memory_keeps_its_states_in_memory(settings: Any, tmp_path: Path) -> None:
+    settings.QUOTA = {"STORE": "database"}
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(hit, range(80))) == LIMIT
+    assert not list(Path.cwd().glob("*quota*sqlite*"))
+
+
+def test_the_table_of_a_model_is_the_table_of_the_store() -> None:
+    tables = [model._meta.db_table for model in (QuotaState, QuotaEvent, QuotaBan)]
+    assert tables == [sql.STATES, sql.EVENTS, sql.BANS]
+    assert [field.column for field in QuotaState._meta.fields] == ["id", "key", "value", "expires", "hour"]
+    assert [field.column for field in QuotaEvent._meta.fields] == ["id", "log", "batch", "at", "data"]
+    assert [field.column for field in QuotaBan._meta.fields] == ["id", "log", "subject", "rule", "until"]
+
+
+# --- the rest of what a store does ------------------------------------------------------------------------------------
+
+
+def test_locks_and_resets(store: DatabaseStore) -> None:
+    with lock("import", subject="user:1"), pytest.raises(QuotaExceeded), lock("import", subject="user:1"):
+        pass
+    assert hit()
+    assert reset(Rule.make("hot", f"{LIMIT}/h"), SUBJECT)
+    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT
+
+
+def test_no_redis_package_is_imported() -> None:
+    """In a process whose settings name no Redis."""
+    program = """
+import sys
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_quota"],
+    SECRET_KEY="x", USE_TZ=True, QUOTA={"STORE": "database"},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+import django
+django.setup()
+from django.core.management import call_command
+call_command("check")
+import django_quota
+assert django_quota.check("1/h", "ip:192.0.2.1")
+assert not django_quota.check("1/h", "ip:192.0.2.1")
+assert {"redis", "django_redis"} & set(sys.modules) == set(), sorted(m for m in sys.modules if "redis" in m)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[2])

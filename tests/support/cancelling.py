@@ -1,0 +1,112 @@
+"""Tasks that are cancelled where a test wants it: at an await, from there on, or while the store is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+import pytest
+
+from tests.support.stores import current_store
+
+
+class Steps:
+    """Awaits a coroutine, and cancels the running task at one of its awaits; `on_and_on`: at all that follow, too."""
+
+    def __init__(self, work: Any, at: int, *, on_and_on: bool = False) -> None:
+        self._work = work
+        self._left = at
+        self._on_and_on = on_and_on
+        self.was_cut = False
+
+    async def run(self) -> Any:
+        return await self
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        sent: BaseException | None = None
+        while True:
+            try:
+                waits_for = next(steps) if sent is None else steps.throw(sent)
+            except StopIteration as done:
+                return done.value
+            if self._left == 0 or (self._left < 0 and self._on_and_on):
+                self.was_cut = True
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            self._left -= 1
+            sent = None
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 — it is the coroutine's
+                sent = error
+
+
+Where = Literal["queued", "sent", "answered"]
+"""Where a call of the store is: it waits for a connection, is on its way, or its answer is on its way back."""
+
+
+class Barrier:
+    """Stops the calls of the store for some operations, until it opens."""
+
+    def __init__(self, is_stopped: Callable[[Any], bool], where: Where) -> None:
+        self.met = 0
+        """How many calls it has stopped."""
+        self._is_stopped = is_stopped
+        self._where = where
+        self._opened = asyncio.Event()
+        self._store = current_store()
+        self._arun = self._store.arun
+        self._late: list[Any] = []
+
+    async def arun(self, operation: Any, now: int | None = None) -> Any:
+        """Run an operation, as the store does."""
+        is_stopped = self._is_stopped(operation)
+        if is_stopped and self._where != "answered":
+            await self._stop(operation)
+        reply = await self._arun(operation, now)
+        if is_stopped and self._where == "answered":
+            await self._stop(operation)
+        return reply
+
+    async def _stop(self, operation: Any) -> None:
+        self.met += 1
+        try:
+            await self._opened.wait()
+        except asyncio.CancelledError:
+            if self._where == "sent":
+                self._late.append(operation)
+            raise
+
+    def open(self) -> None:
+        """Let all calls go on. Those that were sent reach the server, though nobody waits for the answer any more."""
+        self._opened.set()
+        while self._late:
+            self._store.run(self._late.pop())
+
+
+@contextmanager
+def barrier(is_stopped: Callable[[Any], bool], where: Where) -> Iterator[Barrier]:
+    """Stop the calls for these operations where they are."""
+    stop = Barrier(is_stopped, where)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(current_store(), "arun", stop.arun)
+        yield stop
+
+
+async def cancelled(task: asyncio.Task[Any], times: int) -> None:
+    """Cancel a task so many times, and let it go on after each."""
+    for _ in range(times):
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def ended(task: asyncio.Task[Any]) -> bool:
+    """Wait until a task has ended; say whether it was cancelled, and by no other error."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.wait([task])
+    return task.cancelled()

@@ -1,0 +1,63 @@
+"""Lets a roll-up die at a step: before or after a statement of the database, or a trip to Redis.
+
+`python -m tests.support.dying 7` rolls up in a process that kills itself at the eighth step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+from unittest.mock import patch
+
+
+class Died(BaseException):
+    """The death of a process, as a test in one process has it: nothing catches it."""
+
+
+def raise_died() -> None:
+    raise Died
+
+
+@contextmanager
+def dying(step: int, die: Callable[[], object] = raise_died) -> Iterator[None]:
+    """Call `die` at a step, counted from 0."""
+    from django.db import connection
+
+    from django_quota.stores.redis.store import RedisStore
+
+    left = step
+
+    def passes() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            die()
+
+    def around(act: Any) -> Any:
+        def stepped(*arguments: Any) -> Any:
+            passes()
+            reply = act(*arguments)
+            passes()
+            return reply
+
+        return stepped
+
+    def execute(act: Any, *arguments: Any) -> Any:
+        return around(act)(*arguments)
+
+    with patch.object(RedisStore, "try_all", around(RedisStore.try_all)), connection.execute_wrapper(execute):
+        yield
+
+
+if __name__ == "__main__":
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    with dying(int(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        call_command("quota_rollup", stdout=StringIO())
