@@ -142,7 +142,7 @@ class OverrideCopy:
         """Forget what only the parent can finish: its threads, and its transactions."""
         self._lock = threading.RLock()
         self._running: Future[None] | None = None
-        """The refresh that was started last. An earlier one may not change anything."""
+        """The refresh that reads; None if none does. An earlier one may not change anything."""
         self._started = 0.0
         """When it was started."""
         self._is_late = False
@@ -276,6 +276,7 @@ class OverrideCopy:
             self._compared = began if is_due else self._compared
             self.table, self._known, self._looked, self._is_alone = table, number, began, rows.is_private
             was_failing, self.problem, self._failed = bool(self.problem), "", float("-inf")
+            self._running = None  # who asks from now on needs another one, even while this one closes its connection
         if was_failing:
             logger.warning("The overrides can be read again.")
 
