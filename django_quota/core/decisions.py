@@ -342,6 +342,8 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
             f"A cost of {cost} is more than rule {rule} ({rate}) ever admits for {outcome.subject}; "
             "waiting does not help."
         )
+    if limit.share < 1:
+        rate += f", of which these requests may fill {outcome.limit:,},"
     if outcome.cost <= 1:
         return f"Rule {rule} admits {rate} for {outcome.subject}{wait}."
     left = f"{outcome.remaining:,} of {outcome.limit:,} are left"

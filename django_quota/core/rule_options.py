@@ -27,13 +27,14 @@ HTTP_METHODS = frozenset(
 
 MAX_BAN_DURATIONS = 16
 
-MIN_WARN_AT = 0.001
+MIN_WARN_AT = MIN_SHARE = 0.001
 
 MAX_CACHE_REFUSALS = 60 * SECOND
 """The longest time for which a process remembers a refusal, in microseconds."""
 
 _BAN = "{'after': '20/m', 'for': ['10m', '1h', '1d']}"
 _BAN_EXAMPLE = f"Use, for example, {_BAN}."
+_SHARE_EXAMPLE = "Use, for example, 0.5, or {'critical': 1.0, 'batch': 0.5} with tier=."
 _EXEMPT_EXAMPLE = "Use, for example, '10.0.0.0/8' (a network), 'staff' or a function of the request."
 
 
@@ -85,6 +86,29 @@ def declare_number() -> Any:
 def declare_function(*called_with: str, **declared: Any) -> Any:
     """Return the field of a rule for an option that is a function with these arguments."""
     return declare(None, called_with=called_with, fits=callable, **declared)
+
+
+class Shares(NamedTuple):
+    """How much of a limit the requests of each tier may fill."""
+
+    of_tiers: tuple[tuple[str, float], ...]
+
+
+def read_share(value: object) -> float | Shares:
+    """Read a share of a limit, above 0 and up to 1, or a dict of shares by tier. Raises `RuleError`."""
+    if isinstance(value, Shares):
+        return value
+    if isinstance(value, Mapping):
+        if not value or not all(isinstance(tier, str) and tier for tier in value):
+            raise RuleError(f"share={dict(value)!r} does not name tiers.", _SHARE_EXAMPLE)
+        return Shares(tuple((tier, _read_one_share(share, f"share[{tier!r}]")) for tier, share in value.items()))
+    return _read_one_share(value, "share")
+
+
+def _read_one_share(value: object, place: str) -> float:
+    if not is_number(value, MIN_SHARE, 1):
+        raise RuleError(f"{place}={value!r} is not a share of the limit, from {MIN_SHARE} to 1.", _SHARE_EXAMPLE)
+    return float(cast("float", value))
 
 
 class Ban(NamedTuple):

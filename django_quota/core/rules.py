@@ -24,6 +24,7 @@ from django_quota.core.rule_options import (
     Exemption,
     OnUnavailable,
     Option,
+    Shares,
     are_shares,
     declare,
     declare_flag,
@@ -31,6 +32,7 @@ from django_quota.core.rule_options import (
     declare_number,
     read_methods,
     read_refusal_span,
+    read_share,
 )
 
 DynamicRate = Callable[[Any], Any]
@@ -86,6 +88,7 @@ class _Options(TypedDict, total=False):
     daily: bool | None
     distinct: Any
     cache_refusals: float | None
+    share: float | Mapping[str, float] | None
 
 
 class RuleOptions(_Options, total=False):
@@ -135,20 +138,25 @@ class Tiers:
         except RateError as error:
             raise RateError(error.text, error.position, f"{error.problem}, for tier {tier!r}", error.hint) from None
 
-    def check_default(self) -> None:
-        """Raise `RuleError` unless the tiers are exactly the default ones, which need no `tier` function."""
-        names = [name for name, _ in self.rates]
-        for name in names:
-            if name not in DEFAULT_TIERS:
-                near = did_you_mean(name, DEFAULT_TIERS)
-                hint = "Add tier=, a function of the request that returns the tier."
-                raise RuleError(f"No tier= says who is in tier {name!r}.", hint + (near if "mean" in near else ""))
-        for name in DEFAULT_TIERS:
-            if name not in names:
-                raise RuleError(f"There is no rate for the tier {name!r}.", f"{_TIERS_EXAMPLE} None means unlimited.")
-
     def __str__(self) -> str:
         return ", ".join(f"{'; '.join(map(str, rates)) or 'unlimited'} for {name}" for name, rates in self.rates)
+
+
+def check_default_tiers(names: Collection[str], what: str, hint: str) -> None:
+    """Raise `RuleError` unless the tiers are exactly the default ones, which need no `tier` function."""
+    for name in names:
+        if name not in DEFAULT_TIERS:
+            near = did_you_mean(name, DEFAULT_TIERS)
+            add = "Add tier=, a function of the request that returns the tier."
+            raise RuleError(f"No tier= says who is in tier {name!r}.", add + (near if "mean" in near else ""))
+    for name in DEFAULT_TIERS:
+        if name not in names:
+            raise RuleError(f"There is no {what} for the tier {name!r}.", hint)
+
+
+def check_default_shares(shares: Shares) -> None:
+    """Raise `RuleError` unless the shares are those of exactly the default tiers."""
+    check_default_tiers(dict(shares.of_tiers), "share", "Use 1.0 if requests of this tier may fill the limit.")
 
 
 def _as_tuple(given: Any) -> Any:
@@ -239,6 +247,11 @@ class Rule:
 
     None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
     """
+    share: Any = declare(None, read=read_share)
+    """How much of each limit requests may fill, from 0.001 to 1, or a dict by tier; None for all of it.
+
+    `{"critical": 1.0, "batch": 0.5}` with `tier`: all count together, and batch is refused above half of the limit.
+    """
     settle: Callable[[Any, Any], Any] | None = declare_function(
         "request",
         "response",
@@ -258,16 +271,16 @@ class Rule:
     """A function of the response that says whether the request counts. If not, its cost is given back."""
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
-    """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
+    """Whether its limits depend on the request: then `limits` is empty; `with_rates` or `tiers` has the real rule."""
     tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
-    """The rule of each tier, by the tier's name; empty if the rates are not by tier."""
+    """The rule of each tier, by the tier's name; empty if neither the rates nor the shares are by tier."""
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
 
     def __post_init__(self) -> None:
         _normalize(self)
         _check_options(self)
-        dynamic = any(not isinstance(rate, Rate) for rate in self.rates)
+        dynamic = any(not isinstance(rate, Rate) for rate in self.rates) or isinstance(self.share, Shares)
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
         object.__setattr__(self, "tiers", _rules_of_tiers(self))
@@ -366,7 +379,7 @@ class Rule:
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
-        return _rule_with(self, rates=parse_rates(*rates), tier=None)
+        return _rule_with(self, rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
 
     def as_shadow(self) -> Rule:
         """Return the rule as a shadow, which only reports."""
@@ -578,9 +591,13 @@ def _check_after_response(rule: Rule) -> None:
 
 def _check_tiers(rule: Rule) -> None:
     tiers = next((rate for rate in rule.rates if isinstance(rate, Tiers)), None)
+    if rule.share is not None:
+        _check_share(rule)
+    if isinstance(rule.share, Shares):
+        return
     if tiers is None:
         if rule.tier is not None:
-            raise RuleError("tier= needs rates by tier.", _TIERS_EXAMPLE)
+            raise RuleError("tier= needs rates by tier, or share= by tier.", _TIERS_EXAMPLE)
         return
     if len(rule.rates) > 1:
         raise RuleError(
@@ -588,7 +605,19 @@ def _check_tiers(rule: Rule) -> None:
             "Give a tier several rates, for example {'pro': '10/s; 500/h'}.",
         )
     if rule.tier is None:
-        tiers.check_default()
+        check_default_tiers(dict(tiers.rates), "rate", f"{_TIERS_EXAMPLE} None means unlimited.")
+
+
+def _check_share(rule: Rule) -> None:
+    if rule.count_refused or rule.ban is not None:
+        wrong = "count_refused" if rule.count_refused else "ban"
+        raise RuleError(f"share= does not go with {wrong}=: the refusals of one kind of requests would hit all kinds.")
+    if not isinstance(rule.share, Shares):
+        return
+    if not all(isinstance(rate, Rate) for rate in rule.rates):
+        raise RuleError("share= by tier needs rates that are the same for all tiers.", "Use, for example, '1000/m'.")
+    if rule.tier is None:
+        check_default_shares(rule.share)
 
 
 def _check_distinct(rule: Rule) -> None:
@@ -602,6 +631,8 @@ def _check_distinct(rule: Rule) -> None:
 
 
 def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
+    if isinstance(rule.share, Shares):
+        return {name: replace(rule, share=share, tier=None) for name, share in rule.share.of_tiers}
     tiers = rule.rates[0] if rule.rates else None
     if not isinstance(tiers, Tiers):
         return {}
@@ -613,7 +644,7 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
     options = Options(rule.burst, rule.precision, rule.tz, rule.count_refused)
     limits: dict[str, Limit] = {}
     for rate in cast("tuple[Rate, ...]", rule.rates):
-        limit = Limit.of(rule.name, rate, algorithm, options)
+        limit = Limit.of(rule.name, rate, algorithm, options, 1.0 if rule.share is None else rule.share)
         other = limits.get(limit.state_id)
         if other is not None:
             low, high = sorted((other.rate, rate), key=lambda r: r.count)

@@ -23,7 +23,7 @@ class CompiledLimit(NamedTuple):
     @classmethod
     def of(cls, key: str, limit: Limit, now: int) -> CompiledLimit:
         """Compile a limit; `now` (microseconds) is used by calendar limits only."""
-        return cls(key, limit, limit.timeless_parameters or limit.algorithm.parameters(limit.rate, limit.options, now))
+        return cls(key, limit, limit.parameters(now))
 
     @property
     def algorithm(self) -> Algorithm[Any]:

@@ -110,4 +110,4 @@ def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, 
     rule.with_rates(rates)
     if longest.algorithm.timeless:
         return rates, now + longest.rate.period
-    return rates, longest.algorithm.parameters(longest.rate, longest.options, now).b
+    return rates, longest.parameters(now).b

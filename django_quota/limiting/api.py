@@ -385,7 +385,7 @@ def rule_of_tier(rule: Rule, tier: str) -> Rule:
     """Return the rule with the rates of a tier. Raises `RuleError` if it has no such tier."""
     found = rule.tiers.get(tier)
     if found is None:
-        known = f"Known: {', '.join(map(repr, rule.tiers))}." if rule.tiers else "It has no rates by tier."
+        known = f"Known: {', '.join(map(repr, rule.tiers))}." if rule.tiers else "It has no tiers."
         raise RuleError(f"Rule {rule.name!r} has no tier {tier!r}.", known)
     return found
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 from operator import itemgetter
 
 from django_quota.core.algorithms import DISTINCT, Limit, is_outside
@@ -74,7 +74,7 @@ def tightest(demand: Demand, limit: Limit) -> int | None:
     subjects.sort(key=itemgetter(0), reverse=True)  # first the subjects that a low count refuses first
 
     def refuses_nobody(count: int) -> bool:
-        tried = Limit.of(limit.rule, replace(limit.rate, count=count), limit.algorithm, limit.options)
+        tried = Limit.of(limit.rule, replace(limit.rate, count=count), limit.algorithm, limit.options, limit.share)
         return not any(_refuses(tried, times, demand.cost) for enough, times in subjects if enough > count)
 
     highest = max([1, *(int(enough) for enough, _ in subjects if enough != inf)])
@@ -89,14 +89,14 @@ def tightest(demand: Demand, limit: Limit) -> int | None:
 def _enough(hits: Hits, cost: int, limit: Limit) -> float:
     """Return a count with which a subject is never refused."""
     if limit.options.burst is not None:  # the bucket keeps its size
-        return 0 if len(hits.times) * cost <= limit.options.burst else inf
+        return 0 if len(hits.times) * cost <= limit.capacity else inf
     # Twice the window: a hit counts for up to a slice longer, and a period of the calendar may have another length.
     first = most = 0
     for count, time in enumerate(hits.times, 1):
         while hits.times[first] <= time - 2 * limit.rate.period:
             first += 1
         most = max(most, count - first)
-    return most * cost
+    return ceil(most * cost / limit.share)
 
 
 def _refuses(limit: Limit, times: Sequence[int], cost: int) -> bool:
@@ -104,7 +104,7 @@ def _refuses(limit: Limit, times: Sequence[int], cost: int) -> bool:
     algorithm, parameters, state = limit.algorithm, limit.timeless_parameters, None
     for time in times:
         if parameters is None or (not algorithm.timeless and is_outside(parameters, time)):
-            parameters = algorithm.parameters(limit.rate, limit.options, time)
+            parameters = limit.parameters(time)
         if not algorithm.peek(state, parameters, cost, time).allowed:
             return True
         state, _ = algorithm.consume(state, parameters, cost, time)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from django.http import HttpRequest
 
@@ -24,6 +24,8 @@ from django_quota.requests.subjects import digest
 
 logger = logging.getLogger("django_quota")
 
+T = TypeVar("T")
+"""What each tier has."""
 
 Decided = Sequence[tuple[Sequence[Rule], Decision]]
 """Configured rules that have been decided for a request, each group with its Decision."""
@@ -123,24 +125,26 @@ def _is_exempt(exemption: Exemption, request: HttpRequest) -> Flow[bool]:
     return False
 
 
-def _tier_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
-    """Return the rule of the tier of a request."""
-    tier = None if rule.tier is None else (yield from call_flow(rule.tier, request))
-    if isinstance(tier, str) and tier in rule.tiers:
-        return rule.tiers[tier]
+def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequest) -> Flow[T]:
+    """Return what the tier of a request has in `tiers`. `name`: the name of the rule or slot.
+
+    `tier_of`: the function of the request that returns the tier; None for the default tiers.
+    """
+    tier = None if tier_of is None else (yield from call_flow(tier_of, request))
+    if isinstance(tier, str) and tier in tiers:
+        return tiers[tier]
     user = yield from user_flow(request)
     default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
-    found = rule.tiers.get(default)
-    if found is None:
-        raise RuleError(_no_tier(rule.name, reprlib.repr(default if tier is None else tier), tuple(rule.tiers)))
+    if default not in tiers:
+        raise RuleError(_no_tier(name, reprlib.repr(default if tier is None else tier), tuple(tiers)))
     if tier is not None:
-        _log_unknown_tier(rule.name, reprlib.repr(tier), default, tuple(rule.tiers))
-    return found
+        _log_unknown_tier(name, reprlib.repr(tier), default, tuple(tiers))
+    return tiers[default]
 
 
 def _no_tier(rule: str, tier: str, known: tuple[str, ...]) -> str:
     near = did_you_mean(tier.strip("'"), known)
-    return f"Rule {rule!r} has no rate for the tier {tier}.{near}"
+    return f"Rule {rule!r} has no tier {tier}.{near}"
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +156,7 @@ def _log_unknown_tier(rule: str, tier: str, default: str, known: tuple[str, ...]
 def _rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
     """Return the rule with the rates for this request."""
     if rule.tiers:
-        return (yield from _tier_flow(rule, request))
+        return (yield from tier_flow(rule.name, rule.tiers, rule.tier, request))
     rates: list[object] = []
     for rate in rule.rates:
         given = (yield from call_flow(rate, request)) if callable(rate) else rate

@@ -6,7 +6,7 @@ A request takes a slot before its view runs and gives it back afterwards, with a
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from functools import cache, partial
 from inspect import isawaitable
@@ -15,14 +15,16 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.conf import current
+from django_quota.core.algorithms.base import filled
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import LeaseLost, RuleError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import Duration
-from django_quota.core.rule_options import OnUnavailable
-from django_quota.core.rules import dotted_path
+from django_quota.core.rule_options import OnUnavailable, Shares, read_share
+from django_quota.core.rules import check_default_shares, dotted_path
 from django_quota.features.leases import Lease, Slot
 from django_quota.limiting.registry import get_limiter
+from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow
 from django_quota.requests.subjects import GLOBAL
 from django_quota.stores.base import Runner
@@ -50,6 +52,8 @@ def concurrency(
     renew: bool = False,
     on_unavailable: OnUnavailable | None = None,
     block: bool = True,
+    share: Mapping[str, float] | None = None,
+    tier: Callable[[Any], Any] | None = None,
 ) -> Callable[[V], V]:
     """Limit how many requests are in a view at once.
 
@@ -60,7 +64,9 @@ def concurrency(
     the method. Views with the same name share it. `renew`: renew the lease in the background, for views that may take
     longer. `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each
     process counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the
-    view runs without a slot.
+    view runs without a slot. `share`: how much of the limit requests of each tier may fill, `{"critical": 1.0, "batch":
+    0.5}`: all count together, and batch is refused above half of the limit. `tier`: a function of the request that
+    returns the tier; by default `"anonymous"` or `"authenticated"`.
 
     A `TemplateResponse` is rendered after the slot has been given back.
 
@@ -78,6 +84,8 @@ def concurrency(
         wait=wait,
         renew=renew,
         on_unavailable=on_unavailable,
+        share=share,
+        tier=tier,
     )
 
     def decorate(view: Any) -> Any:
@@ -130,12 +138,17 @@ class RequestSlot:
         wait: Duration | None = None,
         renew: bool = False,
         on_unavailable: OnUnavailable | None = None,
+        share: Mapping[str, float] | None = None,
+        tier: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._make = cache(partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew))
+        self._make = cache(partial(Slot, lease=lease, wait=wait, renew=renew))
         self._name = name
+        self._limit = limit
+        self._limits = _limits_of_tiers(limit, share, tier)
+        self._tier = tier
         self._key = key
         self._on_unavailable = on_unavailable
-        self._make(name)
+        self._make(name, limit)
         compile_key(key)
         if on_unavailable not in (None, *get_args(OnUnavailable)):
             raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
@@ -167,8 +180,10 @@ class RequestSlot:
 
     def _fill_flow(self, holding: _Holding, request: HttpRequest, name: str, *, block: bool) -> Flow[Decision]:
         """Let a request hold a slot; return the decision, which is part of `request.quota` then."""
-        subject = yield from subject_flow(self._key, request)
-        holding.lease, decision = yield from self._take_flow(self._make(name), subject)
+        subject, limit = (yield from subject_flow(self._key, request)), self._limit
+        if self._limits:
+            limit = yield from tier_flow(name, self._limits, self._tier, request)
+        holding.lease, decision = yield from self._take_flow(self._make(name, limit), subject)
         if not block:
             decision = _not_enforced(decision)
         if decision.enforced:
@@ -195,6 +210,21 @@ class RequestSlot:
                 return lease, decision.__replace__(degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
+
+
+def _limits_of_tiers(limit: int, share: object, tier: object) -> dict[str, int]:
+    """Return how many requests of each tier may hold a slot; empty if `share` is None. Raises `RuleError`."""
+    if tier is not None and (share is None or not callable(tier)):
+        wrong = "needs share=, the shares of the tiers" if share is None else "is not a function of the request"
+        raise RuleError(f"tier={tier!r} {wrong}.", "Use, for example, share={'critical': 1.0, 'batch': 0.5}.")
+    if share is None:
+        return {}
+    shares = read_share(share)
+    if not isinstance(shares, Shares):
+        raise RuleError(f"share={share!r} is not a dict of shares by tier.", "For all requests, give a lower limit.")
+    if tier is None:
+        check_default_shares(shares)
+    return {name: filled(limit, part) for name, part in shares.of_tiers}
 
 
 def _lease_flow(slot: Slot, subject: str, store: Runner) -> Flow[tuple[Lease | None, Decision]]:

@@ -59,7 +59,7 @@ def quota(
 
     The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`,
     `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
-    `cache_refusals`, `settle`, `count_when`.
+    `cache_refusals`, `share`, `settle`, `count_when`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 

@@ -13,6 +13,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.decisions import Decision
 from django_quota.core.rates import Rate
@@ -106,6 +107,8 @@ def message(decision: Decision) -> str:
     if binding.limit == 0:
         return _("This is closed at the moment.")
     limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(binding.rate)}
+    if isinstance(binding.of, Limit) and binding.of.share < 1:
+        limit = _sentences(limit, _("Near it, other requests take precedence."))
     return _sentences(limit, again or _("This request is larger than that, so trying again will not help."))
 
 

@@ -126,14 +126,14 @@ class TestViews:
         assert "q=1" in run(view, asked_by(HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
         assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
         assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
-        assert caplog.text.count("has no rate for the tier 'prp'. Did you mean 'pro'? It is treated as") == 2
+        assert caplog.text.count("has no tier 'prp'. Did you mean 'pro'? It is treated as") == 2
         for tier in (["pro"], 5, {"a": 1}, b"pro"):  # no text
             view = quota(THREE, key="ip", tier=always(tier))(made(kind))
             assert "q=1" in run(view, asked_by()).headers["RateLimit-Policy"]
 
     def test_an_unknown_tier_without_a_default_is_an_error_with_the_nearest_name(self, kind: str) -> None:
         view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(kind))
-        with pytest.raises(RuleError, match=r"no rate for the tier 'prp'. Did you mean 'pro'"):
+        with pytest.raises(RuleError, match=r"has no tier 'prp'. Did you mean 'pro'"):
             run(view, asked_by(HTTP_X_TIER="prp"))
 
     def test_a_change_of_tier_keeps_the_count(self, kind: str) -> None:
@@ -221,7 +221,7 @@ class TestInCalls:
             check_all([(self.RULE, "org:7", 1, tier)])
 
     def test_a_rule_without_tiers_and_one_that_needs_a_tier_say_so(self) -> None:
-        with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no rates by tier\."):
+        with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
             check("1/m", "org:7", tier="team")
         with pytest.raises(RuleError, match=r"pass the request as subject, or tier=\. Known: 'free', 'team', 'staff'"):
             check(self.RULE, "org:7")

@@ -35,6 +35,12 @@ RULES = [
     Rule.make("banning", "2/m; 9/h", ban=BAN),
     Rule.make("devices", "3/m", distinct=True, ban=BAN),
 ]
+RULES += [
+    Rule.make(rule.name, *rule.rates, algorithm=rule.algorithm, burst=rule.burst, precision=rule.precision, tz=rule.tz,
+              warn_at=rule.warn_at, daily=rule.daily, share=0.4)
+    for rule in RULES
+    if rule.name in ("exact", "slices", "shares", "fixed", "calendar", "bucket", "burst", "leaky")
+]  # fmt: skip
 
 GAPS = st.one_of(
     st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])

@@ -151,6 +151,8 @@ class Limit:
     rate: Rate
     algorithm: Algorithm[Any]
     options: Options
+    share: float
+    """How much of the rate its hits may fill; 1.0: all of it."""
     state_id: str = field(compare=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
     timeless_parameters: Parameters | None = field(compare=False)
@@ -163,7 +165,8 @@ class Limit:
     @property
     def capacity(self) -> int:
         """The most that can be left: the burst of a bucket, else the count of the rate."""
-        return self.rate.count if self.timeless_parameters is None else self.timeless_parameters.capacity
+        timeless = self.timeless_parameters
+        return filled(self.rate.count, self.share) if timeless is None else timeless.capacity
 
     @property
     def window(self) -> int | None:
@@ -180,9 +183,24 @@ class Limit:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"  # a Decision shows all its limits
 
     @classmethod
-    def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
+    def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options, share: float = 1.0) -> Limit:
         """Return the limit. Raises `RuleError` if the arguments do not fit together."""
         algorithm.validate(rate, options)
-        timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+        timeless = _parameters(rate, algorithm, options, share, 0) if algorithm.timeless else None
         encoded = () if timeless is None else algorithm.encode(timeless)
-        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
+        return cls(rule, rate, algorithm, options, share, algorithm.state_id(rate, options), timeless, encoded)
+
+    def parameters(self, now: int) -> Parameters:
+        """Return its parameters; `now` (microseconds) is used by the calendar only."""
+        return self.timeless_parameters or _parameters(self.rate, self.algorithm, self.options, self.share, now)
+
+
+def _parameters(rate: Rate, algorithm: Algorithm[Any], options: Options, share: float, now: int) -> Parameters:
+    """Return the parameters of a limit. Its share lowers the capacity alone, so hits of all shares have one state."""
+    whole = algorithm.parameters(rate, options, now)
+    return whole._replace(capacity=filled(whole.capacity, share))
+
+
+def filled(capacity: int, share: float) -> int:
+    """Return how much of a capacity a share may fill: rounded down, at least 1 unless the capacity is 0."""
+    return min(capacity, max(1, int(capacity * share + 1e-6)))

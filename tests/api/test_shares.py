@@ -1,0 +1,163 @@
+"""`share=`: kinds of requests that may fill only a part of a limit, so that others find room."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest, HttpResponse
+
+from django_quota import Rule, check, concurrency, quota, refund
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.exceptions import RuleError
+from django_quota.testing import QuotaKit
+from tests.support.calls import get, run
+from tests.support.overridden import override
+
+KINDS = {"critical": 1.0, "default": 0.8, "batch": 0.5}
+
+
+def kind_of(request: HttpRequest) -> str:
+    return request.headers.get("X-Kind", "default")
+
+
+def api(rate: str = "10/m", **options: Any) -> Rule:
+    return Rule.make("api", rate, key="global", tier=kind_of, share=KINDS, **options)
+
+
+def admitted(rule: Rule, kind: str, hits: int = 20) -> int:
+    return sum(bool(check(rule, "global", tier=kind)) for _ in range(hits))
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_kind_fills_its_share_of_one_count(algorithm: Any, the_clock_stands: QuotaKit) -> None:
+    rule = api(algorithm=algorithm)
+    found = [admitted(rule, kind) for kind in ("batch", "default", "batch", "critical", "default", "critical")]
+    assert found == [5, 3, 0, 2, 0, 0]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_share_of_slices_and_of_one_hit(the_clock_stands: QuotaKit) -> None:
+    """A limit above the precision counts in slices, and so does its share, though that is below the precision."""
+    rule = api("120/m", precision=100)
+    assert [admitted(rule, kind, 200) for kind in ("batch", "critical")] == [60, 60]
+    one = Rule.make("one", "1/m", key="global", share=0.001)
+    assert [bool(check(one, "global")) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_what_one_kind_gives_back_another_may_take(the_clock_stands: QuotaKit) -> None:
+    rule = api()
+    assert (admitted(rule, "critical"), admitted(rule, "batch")) == (10, 0)
+    refund(rule, "global", 6, tier="critical")
+    assert (admitted(rule, "batch"), admitted(rule, "critical")) == (1, 5)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: QuotaKit) -> None:
+    """A refusal that a process remembers is that of one kind, too."""
+
+    @quota("10/m", name="api", key="global", tier=kind_of, share=KINDS, cache_refusals=10)
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(request.quota.remaining))  # type: ignore[attr-defined]
+
+    kinds = ["batch"] * 7 + ["critical"]
+    *_, last, refused, served = [cast("HttpResponse", run(view, get(HTTP_X_KIND=kind))) for kind in kinds]
+    assert (refused.status_code, refused.headers["RateLimit-Policy"]) == (429, '"api";q=5;w=60')
+    assert refused.content == last.content
+    assert b"The limit is 10 per minute. Near it, other requests take precedence." in refused.content
+    assert (served.status_code, served.content) == (200, b"4")
+    assert check(api(), "global", tier="batch").explain().startswith(
+        "Rule 'api' admits 10 per minute, of which these requests may fill 5, for global; try again in"
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_without_a_function_the_kinds_are_visitors_and_users(the_clock_stands: QuotaKit) -> None:
+    @quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    def asked_by(somebody: Any) -> Any:
+        request = get()
+        request.user = somebody
+        return request
+
+    askers = [AnonymousUser()] * 3 + [User(pk=7)] * 3
+    assert [run(view, asked_by(who)).status_code for who in askers] == [200, 200, 429, 200, 200, 429]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_an_override_of_the_rate_is_shared_in_the_same_way(the_clock_stands: QuotaKit) -> None:
+    override("r 0 0 20/m", "api", "global")
+    assert (admitted(api(), "batch", 30), admitted(api(), "critical", 30)) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "says"),
+    [
+        (("9/m",), {"share": 0}, r"share=0 is not a share of the limit, from 0.001 to 1\. Use, for example, 0.5"),
+        (("9/m",), {"share": {"batch": 2}, "tier": kind_of}, r"share\['batch'\]=2 is not a share"),
+        (("9/m",), {"share": {}, "tier": kind_of}, "does not name tiers"),
+        (("9/m",), {"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
+        (("9/m",), {"share": {"anonymous": 0.5}}, "There is no share for the tier 'authenticated'"),
+        (("9/m",), {"tier": kind_of}, r"tier= needs rates by tier, or share= by tier"),
+        (({"anonymous": "1/m", "authenticated": "2/m"},), {"share": KINDS, "tier": kind_of}, "the same for all tiers"),
+        (("9/m",), {"share": 0.5, "count_refused": True}, "share= does not go with count_refused="),
+        (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= does not go with ban="),
+    ],
+)
+def test_wrong_shares_are_refused(rates: Any, options: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        Rule.make("api", *rates, **options)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_kind_holds_its_share_of_the_slots(is_async: bool) -> None:
+    """Each view that holds a slot sends the next request, until one finds none."""
+    served: list[str] = []
+
+    def entered(request: HttpRequest) -> str | None:
+        served.append(kind_of(request))
+        return following.pop(0) if following else None
+
+    if is_async:
+
+        @concurrency(10, share=KINDS, tier=kind_of, name="async export")
+        async def aview(request: HttpRequest) -> Any:
+            kind = entered(request)
+            return HttpResponse() if kind is None else await aview(get(HTTP_X_KIND=kind))
+
+        view: Any = aview
+    else:
+
+        @concurrency(10, share=KINDS, tier=kind_of, name="export")
+        def sync_view(request: HttpRequest) -> Any:
+            kind = entered(request)
+            return HttpResponse() if kind is None else sync_view(get(HTTP_X_KIND=kind))
+
+        view = sync_view
+    for kinds, status in (["batch"] * 5, 200), (["batch"] * 6, 429), (["critical"] * 6 + ["batch"], 429), (
+        ["batch"] * 5 + ["default"] * 3 + ["critical"] * 2, 200,
+    ), (["batch"] * 5 + ["default"] * 4, 429):  # fmt: skip
+        served.clear()
+        first, *following = kinds
+        response = run(view, get(HTTP_X_KIND=first))
+        assert (response.status_code, len(served)) == (status, len(kinds) - (status == 429))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
+        ({"share": 0.5}, "share=0.5 is not a dict of shares by tier. For all requests, give a lower limit."),
+        ({"share": KINDS, "tier": "batch"}, "tier='batch' is not a function of the request"),
+        ({"tier": kind_of}, "needs share="),
+    ],
+)
+def test_wrong_shares_of_slots_are_refused(options: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        concurrency(10, **options)
