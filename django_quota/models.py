@@ -120,7 +120,7 @@ class QuotaOverride(models.Model):
         _("rule"),
         max_length=200,
         default=ALL_RULES,
-        help_text=_("The name of the rule; * for all. An override for one rule goes before one for all."),
+        help_text=_("A rule's name; * for all rules. An override for a single rule takes precedence."),
     )
     mode = models.CharField(_("mode"), max_length=7, choices=Mode.choices, default=Mode.RATE)
     rate = models.CharField(

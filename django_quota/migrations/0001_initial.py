@@ -96,7 +96,7 @@ class Migration(migrations.Migration):
                     "rule",
                     models.CharField(
                         default="*",
-                        help_text="The name of the rule; * for all. An override for one rule goes before one for all.",
+                        help_text="A rule's name; * for all rules. An override for a single rule takes precedence.",
                         max_length=200,
                         verbose_name="rule",
                     ),
