@@ -262,7 +262,15 @@ class QuotaSettings:
 
     @cached_property
     def rules(self) -> Mapping[str, object]:
-        """`RULES`: the named rules, as they are written."""
+        """`RULES`: the named rules, as they are written; `slots` are not among them."""
+        return {name: given for name, given in self._rules.items() if not _is_slot(given)}
+
+    def slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the entries of `RULES` with `at_once`, as they are written."""
+        return {str(name): given for name, given in self._rules.items() if _is_slot(given)}
+
+    @cached_property
+    def _rules(self) -> Mapping[str, Any]:
         return self._get("RULES", Mapping, {}, "Use a dict, for example {'search': '10/m'}.")
 
     @cached_property
@@ -275,11 +283,20 @@ class QuotaSettings:
         rule = self._made.get(name)
         if rule is None:
             rules = self.rules
+            if name in self.slots():
+                raise RuleError(
+                    f'QUOTA["RULES"][{name!r}] has no rate: it limits how many run at once, where its match fits.',
+                    "Name a rule with a rate.",
+                )
             if name not in rules:
                 near = did_you_mean(str(name), map(str, rules)).strip()
                 raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].', near)
             rule = self._made[name] = Rule.from_setting(name, rules[name], import_option)
         return rule
+
+
+def _is_slot(given: object) -> bool:
+    return isinstance(given, Mapping) and "at_once" in given
 
 
 def _network(value: object) -> Network:
@@ -393,6 +410,8 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     except RateError as error:
         if error.text != rule_or_rate:
             raise
+        if isinstance(rule_or_rate, str) and rule_or_rate in settings.slots():
+            settings.rule(rule_or_rate)  # says what it is
         known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
         if isinstance(rule_or_rate, str) and rule_or_rate.strip() and not _RATE_LIKE.search(rule_or_rate):
             raise RateError(

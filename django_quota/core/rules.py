@@ -346,7 +346,7 @@ class Rule:
         """
         try:
             options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
-            known = {*OPTIONS, "rate", "name"}
+            known = {*OPTIONS, "rate", "name", "at_once"}
             for option in [option for option in options if option not in known]:
                 raise _unknown_option(option, known)
             if isinstance(value, Mapping) and "rate" not in options:

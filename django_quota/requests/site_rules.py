@@ -1,4 +1,4 @@
-"""The configured rules that have a `match`, and which of them fit a request.
+"""What the settings limit by a `match`, and what of it fits a request.
 
 A site may have thousands of such rules, and a request may spend only microseconds on them. So an index finds them by
 the name of the view, its namespaces and the first part of the path, and only those are compared with the request. It
@@ -8,14 +8,15 @@ remembers what it has found for a path and a view.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Generic, Protocol, TypeVar
 
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest
 from django.http.request import split_domain_port
 
 from django_quota.conf import QuotaSettings, current
-from django_quota.core.matching import Target
+from django_quota.core.matching import Match, Target
 from django_quota.core.rules import Rule
 
 MAX_KNOWN, MAX_PATH = 1_000, 200
@@ -54,20 +55,35 @@ def _path_and_view(request: HttpRequest) -> tuple[str, str]:
     return request.path_info, (match.view_name or "") if match is not None else ""
 
 
-class RuleIndex:
-    """Rules that have a `match`, and which of them fit a request."""
+class Placed(Protocol):
+    """A rule or a slot of the settings."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules: list[Rule] = []
+    @property
+    def match(self) -> Match | None:
+        """Where the middleware applies it."""
+
+    @property
+    def exclude(self) -> Match | None:
+        """Where it does not although `match` fits."""
+
+
+P = TypeVar("P", bound=Placed)
+
+
+class RuleIndex(Generic[P]):
+    """Rules or slots that have a `match`, and which of them fit a request."""
+
+    def __init__(self, rules: Iterable[P]) -> None:
+        self._rules: list[P] = []
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
         self._asks_host = False
         """Whether the host of a request matters, too: then nothing is remembered."""
-        self._known: dict[tuple[str, str], list[Rule]] = {}
+        self._known: dict[tuple[str, str], list[P]] = {}
         for rule in rules:
             self._add(rule)
 
-    def _add(self, rule: Rule) -> None:
+    def _add(self, rule: P) -> None:
         for option in (rule.match, rule.exclude):
             if option is not None and any(pattern.kind == "host" for pattern in option.patterns):
                 self._asks_host = True
@@ -77,7 +93,7 @@ class RuleIndex:
             place.append(len(self._rules))
         self._rules.append(rule)
 
-    def find(self, request: HttpRequest) -> list[Rule]:
+    def find(self, request: HttpRequest) -> list[P]:
         """Return the rules that fit a request, in their order. Do not change the list."""
         if not self._rules:
             return []
@@ -93,34 +109,28 @@ class RuleIndex:
                 self._known[place] = rules
         return rules
 
-    def _find(self, target: RequestTarget) -> list[Rule]:
+    def _find(self, target: RequestTarget) -> list[P]:
         found = set(self._everywhere)
         for key in target.index_keys:
             found.update(self._by_key.get(key, ()))
         return [self._rules[position] for position in sorted(found) if applies_to(self._rules[position], target)]
 
 
-def applies_to(rule: Rule, target: Target) -> bool:
-    """Return whether the `match` of a configured rule fits, and its `exclude` does not."""
+def applies_to(rule: Placed, target: Target) -> bool:
+    """Return whether the `match` of a configured rule or slot fits, and its `exclude` does not."""
     if rule.match is None or not rule.match.matches(target, unknown=True):
         return False
     return rule.exclude is None or not rule.exclude.matches(target, unknown=False)
 
 
-_index: tuple[QuotaSettings, RuleIndex] | None = None
-"""The index of the configured rules, and the settings that it was made from."""
-
-
 def site_rules(request: HttpRequest) -> list[Rule]:
     """Return the configured rules that fit a request. Raises `RuleError` if a rule with a `match` is wrong."""
-    global _index  # noqa: PLW0603
-    settings, known = current(), _index
-    if known is None or known[0] is not settings:
-        _index = known = settings, RuleIndex(_placed_rules(settings))
-    return known[1].find(request)
+    return _index(current()).find(request)
 
 
-def _placed_rules(settings: QuotaSettings) -> Iterator[Rule]:
-    for name, value in settings.rules.items():
-        if isinstance(value, Mapping) and value.get("match") is not None:
-            yield settings.rule(name)
+@lru_cache(maxsize=1)
+def _index(settings: QuotaSettings) -> RuleIndex[Rule]:
+    placed = [
+        name for name, value in settings.rules.items() if isinstance(value, Mapping) and value.get("match") is not None
+    ]
+    return RuleIndex(map(settings.rule, placed))

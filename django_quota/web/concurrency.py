@@ -1,11 +1,13 @@
 """`@concurrency`: a limit on requests that are in a view at once, sync, async or class-based.
 
-A request takes a slot before its view runs and gives it back afterwards, with a streaming response at its end.
+A request takes a slot before its view runs and gives it back afterwards, with a streaming response at its end. So it
+does with the slots of the settings and of integrations.
 """
 
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from functools import cache, partial
@@ -14,15 +16,22 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from django_quota.conf import current
+from django_quota.conf import current, import_option
 from django_quota.core.algorithms.base import filled
 from django_quota.core.decisions import Decision, QuotaExceeded
-from django_quota.core.errors import LeaseLost, RuleError, StoreFull, StoreOutOfMemory, StoreUnavailable
+from django_quota.core.errors import (
+    LeaseLost,
+    RuleError,
+    StoreFull,
+    StoreOutOfMemory,
+    StoreUnavailable,
+    did_you_mean,
+)
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
-from django_quota.core.rules import check_default_shares, dotted_path
-from django_quota.features.leases import Lease, Slot
+from django_quota.core.rules import OPTIONS, check_default_shares, dotted_path
+from django_quota.features.leases import MAX_SLOTS, Lease, Slot
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow
@@ -74,8 +83,6 @@ def concurrency(
     """
     if callable(cast("object", limit)):
         raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
-    if not isinstance(cast("object", block), bool):
-        raise RuleError(f"block={block!r} is not True or False.")
     slots = RequestSlot(
         "@concurrency" if name is None else name,
         limit,
@@ -84,6 +91,7 @@ def concurrency(
         wait=wait,
         renew=renew,
         on_unavailable=on_unavailable,
+        block=block,
         share=share,
         tier=tier,
     )
@@ -97,7 +105,7 @@ def concurrency(
         name_for = naming(view) if name is None else lambda _: name
 
         def enter(request: HttpRequest, owner: type | None, args: tuple[Any, ...]) -> Flow[Entered]:
-            return slots.enter_flow(request, name_for(owner), block=block, view=called_view(view, args))
+            return slots.enter_flow(request, name_for(owner), called_view(view, args))
 
         wrapped = _wrap(view, enter)
         mark(wrapped, Gate(name_for, name is not None, key), decorate)
@@ -117,8 +125,11 @@ class Gate(NamedTuple):
     """Who holds the slot."""
 
 
-Entered: TypeAlias = "tuple[_Holding, HttpResponse | None]"
+Entered: TypeAlias = "tuple[Holding, HttpResponse | None]"
 """What a request holds, and the response if it is refused."""
+
+SLOT_OPTIONS = ("at_once", "key", "lease", "wait", "renew", "on_unavailable", "block", "share", "tier")
+"""The options of a slot in the settings and on views of frameworks: those of `@concurrency`."""
 
 
 class RequestSlot:
@@ -138,39 +149,83 @@ class RequestSlot:
         wait: Duration | None = None,
         renew: bool = False,
         on_unavailable: OnUnavailable | None = None,
+        block: bool = True,
         share: Mapping[str, float] | None = None,
         tier: Callable[[Any], Any] | None = None,
     ) -> None:
+        if not isinstance(cast("object", block), bool):
+            raise RuleError(f"block={block!r} is not True or False.")
         self._make = cache(partial(Slot, lease=lease, wait=wait, renew=renew))
-        self._name = name
+        self.name: str = name
+        """Its name in keys, headers and errors."""
+        self.key: Any = key
+        """Who holds the slot."""
+        self._block = block
         self._limit = limit
         self._limits = _limits_of_tiers(limit, share, tier)
         self._tier = tier
-        self._key = key
         self._on_unavailable = on_unavailable
         self._make(name, limit)
         compile_key(key)
         if on_unavailable not in (None, *get_args(OnUnavailable)):
             raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
 
+    @classmethod
+    def read(cls, name: str, given: Mapping[str, Any]) -> Self:
+        """Make a slot from `at_once` and the options of `@concurrency`. Raises `RuleError` for a wrong one."""
+        for option in given:
+            if option in OPTIONS.keys() - {*SLOT_OPTIONS, "match", "exclude"} | {"rate"}:
+                raise RuleError(
+                    f"{option!r} does not go with 'at_once', which limits how many run at once.",
+                    "Write two rules: one with 'rate', one with 'at_once'.",
+                )
+            if option not in SLOT_OPTIONS:
+                raise RuleError(f"{option!r} is not an option of a slot.", did_you_mean(str(option), SLOT_OPTIONS))
+        options: dict[str, Any] = {
+            option: tuple(value) if isinstance(value, list) else import_option(option, value)
+            for option, value in given.items()
+        }
+        limit = options.pop("at_once", None)
+        if type(limit) is not int or not 1 <= limit <= MAX_SLOTS:
+            raise RuleError(f"at_once={limit!r} is not a whole number from 1 to {MAX_SLOTS:,}.", "Use, for example, 3.")
+        return cls(name, limit, **options)
+
+    def around(self, view: Callable[..., Any], refuse: Callable[[Decision], Any]) -> Callable[..., Any]:
+        """Return a view, sync or async, that runs another one while the request holds the slot.
+
+        `refuse`: answers, or raises, if no slot is free.
+        """
+
+        def enter(request: HttpRequest, _owner: type | None, _args: tuple[Any, ...]) -> Flow[Entered]:
+            holding = Holding()
+            if not current().enabled:
+                return holding, None
+            decision = yield from self._fill_flow(holding, request, self.name)
+            return holding, refuse(decision) if decision.enforced else None
+
+        return _wrap(view, enter)
+
     def enter(self, request: HttpRequest) -> tuple[AbstractContextManager[Any], HttpResponse | None]:
         """Take a slot for a request; return a context manager that holds it, and a response if no slot is free."""
-        return run_sync(self.enter_flow(request, self._name))
+        return run_sync(self.enter_flow(request, self.name))
 
     async def aenter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
         """Take a slot without blocking the event loop; see `enter`."""
-        return await run_async(self.enter_flow(request, self._name))
+        return await run_async(self.enter_flow(request, self.name))
 
-    def enter_flow(self, request: HttpRequest, name: str, *, block: bool = True, view: object = None) -> Flow[Entered]:
+    def enter_flow(
+        self, request: HttpRequest, name: str, view: object = None, holding: Holding | None = None
+    ) -> Flow[Entered]:
         """Take the slot of this name for a request; see `enter`.
 
-        If the slot is that of a user whom `view` finds, it is taken when the view calls for it.
+        If the slot is that of a user whom `view` finds, it is taken when the view calls for it. `holding`: what the
+        request holds until now.
         """
-        holding = _Holding()
+        holding = Holding() if holding is None else holding
         if not current().enabled:
             return holding, None
-        fill = partial(self._fill_flow, holding, request, name, block=block)
-        if is_about_the_user(self._key) and is_decided_later(view):
+        fill = partial(self._fill_flow, holding, request, name)
+        if is_about_the_user(self.key) and is_decided_later(view):
             state = state_of(request)
             state.waiting_slots = (*state.waiting_slots, fill)
             return holding, None
@@ -178,13 +233,15 @@ class RequestSlot:
         refused = (yield IOCall(refusal, arefusal, request, decision_of(request))) if decision.enforced else None
         return holding, refused
 
-    def _fill_flow(self, holding: _Holding, request: HttpRequest, name: str, *, block: bool) -> Flow[Decision]:
+    def _fill_flow(self, holding: Holding, request: HttpRequest, name: str) -> Flow[Decision]:
         """Let a request hold a slot; return the decision, which is part of `request.quota` then."""
-        subject, limit = (yield from subject_flow(self._key, request)), self._limit
+        subject, limit = (yield from subject_flow(self.key, request)), self._limit
         if self._limits:
             limit = yield from tier_flow(name, self._limits, self._tier, request)
-        holding.lease, decision = yield from self._take_flow(self._make(name, limit), subject)
-        if not block:
+        lease, decision = yield from self._take_flow(self._make(name, limit), subject)
+        if lease is not None:
+            holding.leases.append(lease)
+        if not self._block:
             decision = _not_enforced(decision)
         if decision.enforced:
             for settled in (yield from undo_flow(request)):
@@ -241,24 +298,24 @@ def _not_enforced(decision: Decision) -> Decision:
     return decision.__replace__(outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
 
 
-class _Holding:
-    """The lease of a request while its view runs, if there is one.
+class Holding:
+    """The leases of a request while its view runs, if there are any.
 
-    The end of the `with` block gives it back, unless `pass_on` was called.
+    The end of the `with` block gives them back, unless `pass_on` was called.
     """
 
     def __init__(self) -> None:
-        self.lease: Lease | None = None
+        self.leases: list[Lease] = []
         self._is_passed_on = False
 
     def pass_on(self) -> Self:
-        """Keep the lease after the end of the block."""
+        """Keep the leases after the end of the block."""
         self._is_passed_on = True
         return self
 
     def until_closed(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Keep the lease until a streaming response has been sent or is closed."""
-        if self.lease is None or not getattr(response, "streaming", False):
+        """Keep the leases until a streaming response has been sent or is closed."""
+        if not self.leases or not getattr(response, "streaming", False):
             return response
         self.pass_on()
         streaming = cast("Any", response)
@@ -287,24 +344,28 @@ class _Holding:
         await self.arelease()
 
     def release(self) -> None:
-        """Give the lease back. A second call does nothing."""
+        """Give the leases back. A second call does nothing."""
         run_sync(self._release_flow())
 
     async def arelease(self) -> None:
-        """Give the lease back; see `release`."""
+        """Give the leases back; see `release`."""
         await run_async(self._release_flow())
 
     def _release_flow(self) -> Flow[Any]:
-        if self.lease is None:
-            return
-        try:
-            yield IOCall(self.lease.release, self.lease.arelease)
-        except LeaseLost as lost:
-            logger.warning(
-                "A view took longer than its lease, so more requests than the limit may have been in it. %s", lost
-            )
-        except StoreUnavailable as error:
-            logger.warning("A slot was not given back, and stays taken until its lease ends. %s", error)
+        cancelled: CancelledError | None = None
+        for lease in self.leases:
+            try:
+                yield IOCall(lease.release, lease.arelease)
+            except LeaseLost as lost:
+                logger.warning(
+                    "A view took longer than its lease, so more requests than the limit may have been in it. %s", lost
+                )
+            except StoreUnavailable as error:
+                logger.warning("A slot was not given back, and stays taken until its lease ends. %s", error)
+            except CancelledError as error:  # this one has been given back, and the others follow
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def __enter__(self) -> Self:
         self._is_passed_on = False
@@ -340,7 +401,7 @@ def _wrap(
     return wrap_view(view, "@concurrency", call, acall)
 
 
-def _finish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) -> Any:
+def _finish(request: HttpRequest, view: Callable[[], Any], holding: Holding) -> Any:
     """Call a view that holds a slot; return its response, or a coroutine if the view is async after all."""
     try:
         with holding:
@@ -353,7 +414,7 @@ def _finish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) ->
         return refuse_in_view(request, exceeded.decision)
 
 
-async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) -> HttpResponseBase:
+async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: Holding) -> HttpResponseBase:
     try:
         async with holding:
             response = view()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 from django.http import HttpRequest
 
@@ -47,8 +47,10 @@ class RequestState:
     """The `@quota` whose rules the middleware decides before it calls the view."""
     waiting: Sequence[Rule] = ()
     """The rules that the view decides itself; see `web/request_rules`."""
+    holding: Any = None
+    """The slots that the middleware gives back at the end; see `web/site_slots`."""
     waiting_slots: Sequence[Callable[[], Flow[Decision]]] = ()
-    """Each takes a slot of `@concurrency` that waits as those rules do; see `web/concurrency`."""
+    """Each takes a slot that waits as those rules do; see `web/concurrency`."""
     decided: Decided = ()
     """What `@quota` does not count again."""
     plans: Sequence[Plan] = ()

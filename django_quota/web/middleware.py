@@ -1,6 +1,7 @@
 """The middleware: it applies the rules of the settings, answers refusals, and writes the headers of every response.
 
-The `@quota` on the outside of the view is decided in the same call.
+The `@quota` on the outside of the view is decided in the same call. The slots of the settings are taken afterwards, and
+given back when the response is finished.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.limiting.registry import get_limiter
+from django_quota.web.concurrency import Holding
 from django_quota.web.headers import write_headers
 from django_quota.web.limited_requests import RequestState, state_of
-from django_quota.web.request_rules import rules_after, rules_before
+from django_quota.web.request_rules import log_untaken_slots, rules_after, rules_before
 from django_quota.web.responses import limit_flow, refuse, unavailable
 from django_quota.web.settlements import settle_flow
+from django_quota.web.site_slots import take_slots_flow
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -54,28 +57,31 @@ class QuotaMiddleware:
         if state.is_in_middleware:
             return self.get_response(request)
         state.is_in_middleware = True
+        state.holding = holding = Holding()
         if self.is_async:
-            return self._acall(request, state)
-        return run_sync(_after_view_flow(request, self.get_response(request)))
+            return self._acall(request, state, holding)
+        with holding:
+            return holding.until_closed(run_sync(_after_view_flow(request, self.get_response(request))))
 
-    async def _acall(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
-        try:
-            response = await self.get_response(request)
-        except CancelledError as error:
-            await run_async(settle_flow(request, error, state.take_unsettled()))
-            raise
-        return await run_async(_after_view_flow(request, response))
+    async def _acall(self, request: HttpRequest, state: RequestState, holding: Holding) -> HttpResponseBase:
+        async with holding:
+            try:
+                response = await self.get_response(request)
+            except CancelledError as error:
+                await run_async(settle_flow(request, error, state.take_unsettled()))
+                raise
+            return holding.until_closed(await run_async(_after_view_flow(request, response)))
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return run_sync(limit_flow(request, rules_before(request, view), is_noted=True))
+        return run_sync(_before_view_flow(request, view))
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return await run_async(limit_flow(request, rules_before(request, view), is_noted=True))
+        return await run_async(_before_view_flow(request, view))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -85,12 +91,22 @@ class QuotaMiddleware:
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 
+def _before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[HttpResponse | None]:
+    """Decide the rules, then take the slots; return a response if the request is refused."""
+    state = state_of(request)
+    if state.is_asked:
+        return None
+    refused = yield from limit_flow(request, rules_before(request, view), is_noted=True)
+    return refused or (yield from take_slots_flow(request, view, state.holding))
+
+
 def _after_view_flow(request: HttpRequest, response: Any) -> Flow[HttpResponseBase]:
     """Decide the rules that the view did not decide, settle all, and return the response to send, with its headers.
 
     A refusal also closes the response that it replaces, such as a file.
     """
     state = state_of(request)
+    log_untaken_slots(request, response)
     refused = yield from limit_flow(request, rules_after(request, response), is_noted=True)
     if state.unsettled:
         yield from settle_flow(request, refused or response, state.take_unsettled())

@@ -40,8 +40,6 @@ NameFor = Callable[[type | None], str]
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     """Return the rules to decide before the view: those of the settings, and those of the view."""
     state = state_of(request)
-    if state.is_asked:
-        return []
     state.is_asked = True
     state.is_cached = in_a_cache(request)
     return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
@@ -207,9 +205,9 @@ def _log_late(view: str, status: int, what: str) -> None:
 
 
 def log_untaken_slots(request: HttpRequest, response: Any) -> None:
-    """Log that a view has answered without taking the slots of `@concurrency` that waited for it."""
+    """Log that a view has answered without taking the slots that waited for it."""
     if state_of(request).take_waiting_slots() and _is_done(response):
-        what = "a slot of @concurrency waited for it. Nothing has limited how many run at once"
+        what = "a slot waited for it. Nothing has limited how many run at once"
         _log_late(_name_of_view(request), response.status_code, what)
 
 

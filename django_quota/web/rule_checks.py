@@ -34,10 +34,12 @@ from django_quota.requests.subjects import GLOBAL
 from django_quota.web.decorators import BARE_HINT
 from django_quota.web.middleware import QuotaMiddleware
 from django_quota.web.request_rules import is_decided_later
+from django_quota.web.site_slots import SiteSlot
 from django_quota.web.view_kinds import class_of, given_to
 from django_quota.web.view_lookup import (
     Endpoint,
     endpoints,
+    is_by_user,
     limited_views,
     path_of,
     shared_names,
@@ -57,12 +59,16 @@ _CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:"
 def check_rules() -> Iterator[CheckMessage]:
     """Check the rules of the settings and, if there are URLs, the limits of the views."""
     named: list[Rule] = []
+    slots: list[SiteSlot] = []
     try:
-        names = list(current().rules)
+        names, of_slots = list(current().rules), current().slots()
     except ConfigurationError:
         return  # reported with the values of the settings
-    for name in names:
+    for name in [*names, *of_slots]:
         try:
+            if name in of_slots:
+                slots.append(SiteSlot.read(name, of_slots[name]))
+                continue
             rule = current().rule(name)
             check_keys(rule)
         except RuleError as error:
@@ -72,7 +78,7 @@ def check_rules() -> Iterator[CheckMessage]:
             yield Error(f'QUOTA["RULES"][{name!r}]: {text}', hint=cause.hint or _RULE_HINT, id=f"django_quota.{code}")
         else:
             named.append(rule)
-    site = _Site(named)
+    site = _Site(named, slots)
     for check in _CHECKS:
         yield from check(site)
     for view_check in view_checks:
@@ -82,11 +88,14 @@ def check_rules() -> Iterator[CheckMessage]:
 class _Site:
     """What the checks look at: the rules of the settings, and the views behind the URLs."""
 
-    def __init__(self, named: Sequence[Rule]) -> None:
+    def __init__(self, named: Sequence[Rule], slots: Sequence[SiteSlot]) -> None:
         self.named = named
         """The rules of the settings that can be read."""
         self.applied = [rule for rule in named if rule.match is not None]
         """Those that the middleware applies."""
+        self.slots = slots
+        self.placed: list[Rule | SiteSlot] = [*self.applied, *slots]
+        """All that the middleware applies."""
         self.patterns: Sequence[Any] = url_patterns()
         self.endpoints = list(endpoints(self.patterns))
         self.views = [(view, list(view.rules())) for view in limited_views(self.patterns)]
@@ -121,13 +130,13 @@ def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
 def _check_middleware(site: _Site) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
     ours = position_of(QuotaMiddleware)
-    if site.applied and ours is None:
+    if site.placed and ours is None:
         yield CheckWarning(
-            f'QUOTA["RULES"][{site.applied[0].name!r}] has a match, but nothing applies it.',
+            f'QUOTA["RULES"][{site.placed[0].name!r}] has a match, but nothing applies it.',
             hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
             id="django_quota.W003",
         )
-    about_users = next(filter(_needs_user, site.applied), None)
+    about_users = next(filter(_needs_user, site.placed), None)
     theirs = _position_of_authentication()
     if about_users is not None and ours is not None and theirs is not None and ours < theirs:
         yield CheckWarning(
@@ -146,7 +155,7 @@ def _check_users(site: _Site) -> Iterator[CheckMessage]:
     if any("auth" in str(path).lower() for path in settings.MIDDLEWARE):
         return  # a middleware of the project may set the user too
     of_views = [rules for view, rules in site.views if not hasattr(view.called_by, "authentication_classes")]
-    about_users = next(filter(_needs_user, chain(site.applied, *of_views)), None)
+    about_users = next(filter(_needs_user, chain(site.placed, *of_views)), None)
     if about_users is not None:
         yield CheckWarning(
             f"Rule {about_users.name!r} needs the user, but no middleware sets it: everybody is limited by IP.",
@@ -214,6 +223,7 @@ def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
             continue
         late = [f"Rule {rule.name!r}" for rule in filter(_needs_user, endpoint.rules_that_wait)]
         late += [f"Slot {name!r}" for name in slots_of_users([endpoint.pattern])]
+        late += [f"Slot {each.name!r}" for each in filter(_needs_user, site.slots) if applies_to(each, endpoint)]
         for limit in late:
             if limit in told:
                 continue
@@ -288,7 +298,7 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
         return
     views = {endpoint.view for endpoint in site.endpoints}
     namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
-    for rule in site.applied:
+    for rule in site.placed:
         for option, pattern in _views_in(rule):
             known = namespaces if pattern.text.endswith(":*") else views
             if pattern.text not in known:
@@ -306,7 +316,7 @@ def _check_other_urls(site: _Site) -> Iterator[CheckMessage]:
     for endpoint in site.endpoints:
         pages.setdefault(_page(endpoint), []).append(endpoint)
     several = [urls for urls in pages.values() if len(urls) > 1]
-    for rule in site.applied:
+    for rule in site.placed:
         match = cast("Match", rule.match)
         if any(pattern.text.startswith("re:") for pattern in match.patterns):
             continue  # it may not fit an "x", which stands for all arguments
@@ -336,7 +346,7 @@ def _page(endpoint: Endpoint) -> tuple[object, ...]:
     return id(endpoint.callback), endpoint.view, path.removesuffix(path_of(pattern)), arguments
 
 
-def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
+def _views_in(rule: Rule | SiteSlot) -> Iterator[tuple[str, Pattern]]:
     for option, match in (("match", rule.match), ("exclude", rule.exclude)):
         for pattern in match.patterns if match is not None else ():
             if pattern.kind == "view":
@@ -431,7 +441,9 @@ def position_of(middleware: type) -> int | None:
     return None
 
 
-def _needs_user(rule: Rule) -> bool:
+def _needs_user(rule: Rule | SiteSlot) -> bool:
+    if isinstance(rule, SiteSlot):
+        return is_by_user(rule.slot.key)
     by_tier = bool(rule.tiers) and rule.tier is None
     by_user = any(part in ("user", "user_or_ip") for _, part in key_parts(rule))
     return by_tier or by_user or getattr(rule.exempt, "staff", False)

@@ -158,9 +158,13 @@ def slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
 def slots_of_users(patterns: Iterable[Any]) -> Iterator[str]:
     """Return the names of the slots of users on views, without those on methods, which run when the user is known."""
     for gate, found in marked_views(patterns, Gate):
-        parts = gate.key if isinstance(gate.key, tuple) else (gate.key,)
-        if found.called_by is None and not {"user", "user_or_ip"}.isdisjoint(parts):
+        if found.called_by is None and is_by_user(gate.key):
             yield gate.name_for(found.owner)
+
+
+def is_by_user(key: object) -> bool:
+    """Say whether a key has a part that is the user."""
+    return not {"user", "user_or_ip"}.isdisjoint(key if isinstance(key, tuple) else (key,))
 
 
 slot_finders.append(slots_of_views)

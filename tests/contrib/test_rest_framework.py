@@ -18,7 +18,7 @@ from adrf.views import APIView as AsyncAPIView
 from django.contrib.auth.models import User
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.checks import run_checks
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import include, path, re_path
 from django.utils.module_loading import import_string
@@ -426,7 +426,117 @@ class TestSlots:
         assert statuses("late", "1") == [200]
         (logged,) = [each for each in caplog.records if each.name == "django_quota"]
         assert logged.levelname == "ERROR"
-        assert "The view 'late' answered 200 while a slot of @concurrency waited for it" in logged.getMessage()
+        assert "The view 'late' answered 200 while a slot waited for it" in logged.getMessage()
+
+
+def slots_of(name: str) -> int:
+    return len(slot(f"{__name__}.{name}", 1).holders())
+
+
+class Exports(Limited):
+    quota_rules = ("search",)
+    quota_slots: Any = 1
+
+    def get(self, request: Request) -> Response:
+        return Response(slots_of("Exports"))
+
+
+class AsyncExports(AsyncSearch):
+    quota_slots = 1
+
+    async def get(self, request: Any) -> Response:
+        return Response(slots_of("AsyncExports"))
+
+
+class TestQuotaSlots:
+    """`quota_slots` of a view: the slot is taken when all others have let the request pass."""
+
+    @pytest.mark.usefixtures("with_middleware")
+    @pytest.mark.parametrize("view", [Exports, AsyncExports])
+    def test_a_view_holds_its_slot_and_a_refusal_is_a_throttled(self, view: Any, settings: Any) -> None:
+        at(settings, exports=view.as_view())
+        with slot(f"{__name__}.{view.__name__}", 1):
+            refused = [ask("exports", "1") for _ in range(3)]
+        assert [each.status_code for each in refused] == [429] * 3
+        assert "throttled" in refused[0].json()["detail"]
+        assert 1 <= int(refused[0].headers["Retry-After"]) <= 30
+        assert peek("search", "user:1").remaining == 2
+        assert [ask("exports", "1").json() for _ in range(2)] == [1, 1]
+        assert (statuses("exports", "1"), slots_of(view.__name__)) == ([429], 0)
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_an_error_gives_it_back_and_a_401_takes_none(self, settings: Any) -> None:
+        def fail(self: Any, request: Any) -> Response:
+            raise exceptions.NotFound
+
+        failing: Any = type("Exports", (Exports, MembersOnly), {"get": fail})
+        at(settings, exports=failing.as_view())
+        assert statuses("exports", "1") == [404]
+        with slot(f"{__name__}.Exports", 1):
+            assert statuses("exports", "", "2") == [401, 429]
+        assert slots_of("Exports") == 0
+
+    def test_a_stream_keeps_it_until_its_end(self, settings: Any) -> None:
+        def parts(self: Any, request: Any) -> StreamingHttpResponse:
+            return StreamingHttpResponse(str(slots_of("Exports")) for _ in range(2))
+
+        streaming: Any = type("Exports", (Exports,), {"get": parts})
+        at(settings, exports=streaming.as_view())
+        response = ask("exports", "1")
+        assert statuses("exports", "2") == [429]
+        assert (b"".join(response.streaming_content), slots_of("Exports")) == (b"11", 0)
+
+    def test_a_dict_has_the_options_of_concurrency(self, settings: Any) -> None:
+        by_user = {"at_once": 1, "key": "user", "lease": 90, "name": "running"}
+        at(settings, exports=Exports.as_view(quota_slots=by_user), open=Exports.as_view(quota_slots=None))
+        with slot("running", 1, subject="user:1", lease=90), slot(f"{__name__}.Exports", 1):
+            refused = ask("exports", "1")
+            assert 31 <= int(refused.headers["Retry-After"]) <= 90
+            assert statuses("exports", "2") == statuses("open", "3") == [200]
+
+    def test_an_action_may_have_a_slot_of_its_own(self, settings: Any) -> None:
+        class Books(Things):
+            quota_slots = 2
+
+            @action(detail=False, quota_slots=1)
+            def export(self, request: Request) -> Response:
+                return Response()
+
+        router = SimpleRouter()
+        router.register("books", Books, "book")
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": router.urls})
+        path = f"{__name__}.{Books.__qualname__}"
+        with slot(path, 2), slot(path, 2):
+            assert statuses("books", "1") == [429]
+            assert statuses("books/export", "1") == [200]
+        with slot(f"{path}.export", 1):
+            assert statuses("books/export", "1") == [429]
+
+    def test_the_slot_of_a_user_in_the_settings_is_that_of_the_token(self, settings: Any) -> None:
+        with_rules(settings, running={"at_once": 1, "match": "/waiting/", "key": "user"})
+        with place("user:1"), place("ip:127.0.0.1"):
+            assert statuses("waiting", "1", "2", "") == [429, 200, 429]
+        assert holders() == []
+
+    @pytest.mark.parametrize(
+        ("view", "code", "words"),
+        [
+            (Exports.as_view(), None, ""),
+            (Exports.as_view(quota_slots="3"), "E031", "quota_slots of tests.contrib.test_rest_framework.Exports: at_"),
+            (Exports.as_view(quota_slots={"at_once": 3, "rate": "9/m"}), "E031", "'rate' does not go with 'at_once'"),
+            (Exports.as_view(quota_slots={"key": "user"}), "E031", "at_once=None is not a whole number"),
+            (Exports.as_view(throttle_classes=()), "W036", "has quota_slots, but no throttle that takes them"),
+        ],
+    )
+    def test_e031_and_w036_what_limits_nothing(self, view: Any, code: Any, words: str, settings: Any) -> None:
+        found = findings(settings, view)
+        assert [each.id for each in found] == ([f"django_quota.{code}"] if code else [])
+        assert all(words in each.msg and each.hint for each in found)
+
+    def test_w017_a_slot_of_users_in_the_settings(self, settings: Any) -> None:
+        running = {"at_once": 1, "key": "user", "match": "/api/"}
+        (found,) = findings(settings, Unthrottled.as_view(), Waiting.as_view(), running=running)
+        assert (found.id, "Slot 'running' needs the user" in found.msg) == ("django_quota.W017", True)
 
 
 class Anonymous(AnonRateThrottle):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from django_quota.conf import current
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import RecordHits
 from django_quota.features import counters
@@ -120,5 +121,4 @@ def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remembered_paths() -> list[str]:
     """Return the paths whose rules the process has found before."""
-    assert site_rules._index is not None
-    return [path for path, _ in site_rules._index[1]._known]
+    return [path for path, _ in site_rules._index(current())._known]

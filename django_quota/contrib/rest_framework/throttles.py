@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from rest_framework import exceptions, throttling
 
 from django_quota import Decision, Rule
 from django_quota.adapters import (
+    RequestSlot,
     apply_decision,
     decide,
     decides_later,
@@ -120,6 +121,7 @@ class _TogetherMixin:
         if known is None:
             request.__dict__[_ANSWER] = _Answer(decision, others)
             _prepare(view)
+            _hold_slot(view, request)
         return decision
 
     def _entries_of_others(self, request: Any, view: Any) -> Iterator[Entry]:
@@ -234,6 +236,28 @@ def _prepare(view: Any) -> None:
             setattr(view, name, partial(function, method))
 
 
+def _hold_slot(view: Any, request: Any) -> None:
+    """Let the method that answers hold the slot of `quota_slots`. It is called when all others have let it pass."""
+    given, name = getattr(view, "quota_slots", None), request.method.lower()
+    handler = getattr(view, name, None)
+    if given is not None and handler is not None:
+        slot = read_slot(type(view), given, getattr(view, "action", "") if "quota_slots" in vars(view) else "")
+        setattr(view, name, slot.around(handler, lambda decision: view.throttled(request, decision.retry_after)))
+
+
+def read_slot(view_class: type, given: Any, action: str | None = "") -> RequestSlot:
+    """Return the slot of `quota_slots`. Raises `RuleError` if it is wrong.
+
+    `action`: the name of the action if it has `quota_slots` of its own.
+    """
+    path = dotted_path(view_class)
+    options = dict(given) if isinstance(given, Mapping) else {"at_once": given}
+    try:
+        return RequestSlot.read(options.pop("name", f"{path}.{action}" if action else path), options)
+    except RuleError as error:
+        raise RuleError(f"quota_slots of {path}: {error.problem}", error.hint) from None
+
+
 def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> None:
     """Call the view's `throttled()`, and add the decision to what it raises. Errors of the project's own stay."""
     try:
@@ -298,6 +322,9 @@ class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
 
     `quota_rules` lists names of rules in the settings and `Rule` objects. `throttle_scope` is such a name too; if there
     is no rule of that name, its rate is in `DEFAULT_THROTTLE_RATES`, as for `ScopedRateThrottle`.
+
+    `quota_slots = 3` limits how many requests the view answers at once. A dict adds options of `@concurrency`:
+    `{"at_once": 3, "key": "user"}`.
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:

@@ -23,6 +23,7 @@ from django_quota.contrib.rest_framework.throttles import (
     carries_a_throttle,
     named_rule,
     own_method,
+    read_slot,
     rules_of_handler,
 )
 from django_quota.exceptions import ConfigurationError, RateError, RuleError
@@ -80,6 +81,8 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(endpoint, known):
                 found.setdefault(message.msg, message)
+        for message in _check_slots(endpoint):
+            found.setdefault(message.msg, message)
         for message in _check_methods(endpoint):
             found.setdefault(message.msg, message)
         for message in _check_rates(endpoint, classes):
@@ -93,6 +96,26 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
             id="django_quota.W018",
         )
     return list(found.values())
+
+
+def _check_slots(view: Endpoint) -> Iterator[CheckMessage]:
+    """Find `quota_slots` that are wrong, or that no throttle takes."""
+    view_class: Any = view.view_class
+    found = view.given.get("quota_slots", getattr(view_class, "quota_slots", None))
+    if found is None:
+        return
+    try:
+        read_slot(view_class, found)
+    except RuleError as error:
+        yield Error(error.problem, hint=error.hint or None, id="django_quota.E031")
+    else:
+        if not carries_a_throttle(view.callback):
+            yield CheckWarning(
+                f"{dotted_path(view.view_class)} has quota_slots, but no throttle that takes them: nothing is limited.",
+                hint="Add 'django_quota.contrib.rest_framework.QuotaThrottle' to its throttle_classes, or to "
+                "DEFAULT_THROTTLE_CLASSES.",
+                id="django_quota.W036",
+            )
 
 
 def _check_methods(view: Endpoint) -> Iterator[CheckMessage]:
