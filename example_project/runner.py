@@ -166,7 +166,10 @@ def _store() -> Iterator[tuple[str, str]]:
     With EXAMPLE_STORE=database there is no Redis, and the URL is empty.
     """
     given = os.environ.get("REDIS_URL")
-    if os.environ.get("EXAMPLE_STORE") == "database":
+    store = os.environ.get("EXAMPLE_STORE") or "redis"
+    if store not in ("redis", "database"):
+        raise RunnerError(f"STORE={store} is no store of the example site. Use STORE=redis or STORE=database.")
+    if store == "database":
         yield "", "a database of its own, without Redis"
         return
     if given:

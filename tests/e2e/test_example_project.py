@@ -104,6 +104,14 @@ def test_the_demo_says_that_the_redis_of_redis_url_is_down(scratch: Path) -> Non
     assert "Redis does not answer" in said
 
 
+def test_the_demo_ends_with_one_line_for_a_store_that_there_is_not(scratch: Path) -> None:
+    status, said = run(scratch, "-m", "example_project.demo", EXAMPLE_STORE="typo")
+    assert (status, said.splitlines()) == (
+        1,
+        ["The demo could not start. STORE=typo is no store of the example site. Use STORE=redis or STORE=database."],
+    )
+
+
 def test_ctrl_c_stops_everything_that_the_demo_started(scratch: Path) -> None:
     with started(scratch, "-m", "example_project.demo") as demo:
         assert demo.stdout
