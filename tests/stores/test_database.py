@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,10 @@ from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
+from django_quota.stores.database.states import Row
 from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
 from tests.support.commands import wait_until
-from tests.support.databases import default_database
+from tests.support.databases import default_database, running_pgbouncer
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.stores import current_store, empty_database
 
@@ -187,6 +190,23 @@ def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseSt
         holding.result()
 
 
+@pytest.mark.thorough("scale")
+def test_5000_subjects_wait_for_none_of_5000_that_a_transaction_holds(
+    on_postgres: DatabaseStore, postgres: dict[str, Any]
+) -> None:
+    """It has their locks, and has written their rows. Who waited for one of them would wait until its time is up."""
+    held, free = ([f"user:{name}{number}" for number in range(5_000)] for name in ("held", "free"))
+    keys = [status_key("quota", subject) for subject in held]
+    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres") as other:
+        other.execute("; ".join(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(key))})" for key in keys))
+        other.execute(sql.upsert([Row(key, "1", 10**18) for key in keys]))
+        with ThreadPoolExecutor(CONNECTIONS) as threads:
+            assert all(threads.map(lambda subject: hit(subject=subject), free))
+        assert other.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        other.rollback()
+    assert hit(subject=held[0])
+
+
 def test_another_process_that_holds_a_subject_is_waited_for_until_the_time_is_up(
     on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +277,46 @@ def test_a_text_of_a_site_cannot_leave_its_literal(store: DatabaseStore, setting
         assert [bool(check("1/h", subject)) for _ in range(2)] == [True, False]
     assert once("mail", "user:1", 60)
     assert not once("mail", "user:1", 60)
+
+
+@pytest.fixture
+def pgbouncer(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """The store on PostgreSQL behind a PgBouncer, which has fewer sessions than the store has connections."""
+    program = shutil.which("pgbouncer")
+    if program is None:
+        pytest.skip("No pgbouncer on PATH: apt-get install pgbouncer")
+    with ExitStack() as stack:
+        pooler = stack.enter_context(running_pgbouncer(program, postgres, SESSIONS))
+        stack.enter_context(django_db_blocker.unblock())
+        stack.enter_context(default_database(pooler))
+        settings.QUOTA = {"STORE": "database"}
+        empty_database(current_store())
+        yield pooler
+        current_store().close()
+
+
+SESSIONS = 2
+
+
+def test_behind_a_pgbouncer_each_hit_counts_once_and_nothing_stays_in_a_session(pgbouncer: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        assert sum(threads.map(hit, range(16 * 20))) == LIMIT
+        assert all(threads.map(lambda number: hit(subject=f"user:{number}"), range(100)))
+    with lock("import"), pytest.raises(QuotaExceeded):
+        lock("import").acquire()
+    left = "SELECT name FROM pg_settings WHERE source = 'session' UNION ALL SELECT name FROM pg_prepared_statements"
+    where = {"host": pgbouncer["HOST"], "port": pgbouncer["PORT"], "user": "quota", "dbname": "postgres"}
+    with ExitStack() as sessions:  # an open transaction keeps its session, so these have them all
+        others = [sessions.enter_context(psycopg.connect(**where)) for _ in range(SESSIONS)]
+        found = [each.execute(left).fetchall() for each in others]
+        assert len({each.execute("SELECT pg_backend_pid()").fetchone() for each in others}) == SESSIONS
+        held = others[0].execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+    assert {name for rows in found for (name,) in rows} <= OF_PGBOUNCER
+    assert held == (0,)
+
+
+OF_PGBOUNCER = {"application_name", "client_encoding", "DateStyle", "standard_conforming_strings", "TimeZone"}
+"""The settings that PgBouncer itself sets in a session, to those of its client."""
 
 
 # --- the database goes wrong ------------------------------------------------------------------------------------------

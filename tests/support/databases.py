@@ -61,11 +61,39 @@ def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
             server.wait()
 
 
-def _wait_until_answering(folder: str, server: subprocess.Popen[bytes], log: Path) -> None:
+PGBOUNCER_PORT = 6432
+"""It names the socket of a private PgBouncer; nothing listens on a port."""
+
+
+@contextmanager
+def running_pgbouncer(program: str, server: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    """Run a PgBouncer that gives each transaction one of `size` sessions; yields what goes into DATABASES."""
+    with tempfile.TemporaryDirectory(prefix="quota-pgb-") as folder:
+        who: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
+        if who:
+            shutil.chown(folder, UNPRIVILEGED)
+        settings, log = Path(folder) / "pgbouncer.ini", Path(folder) / "log"
+        settings.write_text(
+            f"[databases]\n* = host={server['HOST']} user={server['USER']}\n"
+            f"[pgbouncer]\npool_mode = transaction\ndefault_pool_size = {size}\nauth_type = any\n"
+            f"unix_socket_dir = {folder}\nlisten_port = {PGBOUNCER_PORT}\n"
+        )
+        settings.chmod(0o644)
+        with log.open("wb") as words:
+            pooler = subprocess.Popen([program, str(settings)], stdout=words, stderr=words, cwd=folder, **who)
+        try:
+            _wait_until_answering(folder, pooler, log, PGBOUNCER_PORT)
+            yield {**server, "HOST": folder, "PORT": str(PGBOUNCER_PORT)}
+        finally:
+            pooler.send_signal(signal.SIGTERM)  # at once; SIGINT would wait for its clients
+            pooler.wait()
+
+
+def _wait_until_answering(folder: str, server: subprocess.Popen[bytes], log: Path, port: int | None = None) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
-            psycopg.connect(host=folder, user="quota", dbname="postgres").close()
+            psycopg.connect(host=folder, user="quota", dbname="postgres", port=port).close()
         except psycopg.OperationalError:
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
