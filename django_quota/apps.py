@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 
 class QuotaConfig(AppConfig):
-    """Registers the system checks, and lets decisions use the overrides in the database."""
+    """Registers the system checks, lets decisions use the overrides in the database, and users name their backend."""
 
     name = "django_quota"
     verbose_name = _("Quotas")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, and connect the overrides."""
+        """Register the checks, connect the overrides, and let `login()` not count our backend."""
         # Apps must be loaded before these are imported.
+        from django_quota.conf import limits_logins  # noqa: PLC0415
         from django_quota.limiting import override_rows  # noqa: PLC0415
         from django_quota.web import checks  # noqa: F401, PLC0415
 
         override_rows.connect()
+        if apps.is_installed("django.contrib.auth") and limits_logins():
+            from django.contrib.auth import get_user_model  # noqa: PLC0415
+
+            from django_quota.contrib.auth import name_backend  # noqa: PLC0415
+
+            name_backend(get_user_model())

@@ -458,8 +458,8 @@ DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "us
 
 _LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
 
-_LOGIN_OPTIONS = ("on_unavailable", "shadow")
-"""The options of a rule that `LOGIN` takes beside rates, for all its rules."""
+_LOGIN_OPTIONS = ("on_unavailable", "shadow", "ban")
+"""The options of a rule that `LOGIN` takes beside rates, for all its rules; `ban` for those by address."""
 
 _LOGIN_EXAMPLE = f"Use, for example, {DEFAULT_LOGIN}."
 
@@ -486,6 +486,9 @@ def login_rules(given: object) -> tuple[Rule, ...]:
         rates.setdefault(_login_key(rate, key), []).append(rate)
     if not rates:
         raise ConfigurationError('QUOTA["LOGIN"] has no limit.', _LOGIN_EXAMPLE)
+    if "ban" in options and set(rates) == {("username",)}:
+        problem = 'QUOTA["LOGIN"] has "ban", but no limit by "ip": a user name alone is never banned.'
+        raise ConfigurationError(problem, _LOGIN_EXAMPLE)
     return tuple(_login_rule(key, of_key, options) for key, of_key in rates.items())
 
 
@@ -501,6 +504,8 @@ def _login_key(rate: str, given: object) -> tuple[str, ...]:
 
 def _login_rule(parts: tuple[str, ...], rates: list[object], options: Mapping[str, object]) -> Rule:
     key = tuple(_LOGIN_KEYS[part] for part in parts)
+    if "ip" not in parts:  # anybody who knows a name could have its owner banned
+        options = {name: value for name, value in options.items() if name != "ban"}
     try:
         return Rule.make("-".join(("login", *parts)), *rates, key=key if len(key) > 1 else key[0], **options)
     except RuleError as error:

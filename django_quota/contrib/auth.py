@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user_model, load_backend
 from django.core.checks import CheckMessage, Error
@@ -20,6 +21,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest
 from django.utils import inspect as django_inspect
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_variables
 
 from django_quota import Decision, Rule, areserve_all, reserve_all
@@ -28,7 +30,7 @@ from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.features.logins import login_hits, unlock
 
-__all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
+__all__ = ["CaptchaRequired", "LoginQuotaBackend", "LoginRefused", "unlock"]
 
 
 class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of QuotaExceeded
@@ -43,6 +45,14 @@ class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of 
 
     def __str__(self) -> str:
         return self.decision.explain()
+
+
+class CaptchaRequired(LoginRefused):
+    """This attempt needs a CAPTCHA; see `LoginQuotaBackend.needs_captcha`. Its code is `"captcha_required"`."""
+
+    def __init__(self, decision: Decision) -> None:
+        QuotaExceeded.__init__(self, decision)
+        ValidationError.__init__(self, _("Please solve the CAPTCHA."), "captcha_required")
 
 
 class LoginQuotaBackend:
@@ -69,6 +79,9 @@ class LoginQuotaBackend:
             hold = reserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
+        if request is not None and self.needs_captcha(request, hold.decision):
+            hold.cancel()
+            raise CaptchaRequired(hold.decision)
         for backend, path in self._others(request, credentials):
             user = backend.authenticate(request, **credentials)
             if user is not None:
@@ -87,6 +100,9 @@ class LoginQuotaBackend:
             hold = await areserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
+        if request is not None and await self.aneeds_captcha(request, hold.decision):
+            await hold.acancel()
+            raise CaptchaRequired(hold.decision)
         for backend, path in self._others(request, credentials):
             user = await backend.aauthenticate(request, **credentials)
             if user is not None:
@@ -104,6 +120,18 @@ class LoginQuotaBackend:
         fields = dict.fromkeys((*self.name_fields, get_user_model().USERNAME_FIELD))
         names = [str(credentials[field]) for field in fields if credentials.get(field) is not None]
         return [name for name in names if name.strip()]
+
+    def needs_captcha(self, request: HttpRequest, decision: Decision) -> bool:  # noqa: ARG002 — for subclasses
+        """Return whether this attempt, which the limits allow, must solve a CAPTCHA first: by default never.
+
+        `decision.remaining`: how many attempts are left after this one. If it returns True, no password is hashed, the
+        attempt does not count, and `CaptchaRequired` is raised: an error of the form.
+        """
+        return False
+
+    async def aneeds_captcha(self, request: HttpRequest, decision: Decision) -> bool:
+        """Return the answer of `needs_captcha` from a thread; override it to ask without one."""
+        return await sync_to_async(self.needs_captcha)(request, decision)
 
     @classmethod
     def check_quota(cls) -> Iterator[CheckMessage]:
@@ -150,7 +178,7 @@ class _AcceptedBy:
     """The attribute `backend` of users: the path of the backend that accepted the password. It goes into the session.
 
     Django sets `backend` to the path of the backend that returned the user, `LoginQuotaBackend`. This class ignores
-    that.
+    that. A user whom no backend returned, such as a new one, has the only other backend, as if ours were not listed.
     """
 
     def __init__(self, replaced: Any) -> None:
@@ -161,7 +189,10 @@ class _AcceptedBy:
         if user is not None and "backend" in user.__dict__:
             return user.__dict__["backend"]
         if self.replaced is _NOTHING:
-            raise AttributeError("backend")
+            others = [path for path in settings.AUTHENTICATION_BACKENDS if not _is_ours(path)]
+            if user is None or len(others) != 1:
+                raise AttributeError("backend")
+            return others[0]
         return self.replaced.__get__(user, owner) if hasattr(self.replaced, "__get__") else self.replaced
 
     def __set__(self, user: Any, path: str) -> None:
@@ -174,11 +205,16 @@ _NOTHING = object()
 
 def _accepted_by(user: Any, path: str) -> Any:
     """Return a user whose `backend` is, and stays, the path of the backend that accepted the password."""
-    there = inspect.getattr_static(user.__class__, "backend", _NOTHING)
-    if not hasattr(there, "__set__"):  # such as this one, or a property of the project
-        user.__class__.backend = _AcceptedBy(there)
+    name_backend(user.__class__)
     user.backend = path
     return user
+
+
+def name_backend(model: type) -> None:
+    """Let users of this class say which backend is theirs, so that Django does not count ours in `login()`."""
+    there = inspect.getattr_static(model, "backend", _NOTHING)
+    if not hasattr(there, "__set__"):  # such as this one, or a property of the project
+        model.backend = _AcceptedBy(there)  # type: ignore[attr-defined]
 
 
 def _is_ours(path: object) -> bool:

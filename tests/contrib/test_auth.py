@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from html import unescape
 from io import StringIO
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.apps import apps
 from django.contrib import admin
-from django.contrib.auth import aauthenticate, authenticate, get_user
+from django.contrib.auth import aauthenticate, authenticate, get_user, login
 from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.forms import UsernameField
 from django.contrib.auth.models import User
@@ -50,7 +52,7 @@ from django_quota.requests.subjects import login_subject, normalized
 from django_quota.testing import RedisServer, freeze
 from tests.admin.operators import operator, superuser
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
-from tests.support.pages import run_page
+from tests.support.pages import marked, run_page
 from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, named, programs
@@ -171,6 +173,27 @@ class TestEveryStore:
             assert [guess() for _ in range(3)] == ["wrong"] * 3
             assert [guess(PASSWORD) for _ in range(20)] == ["in"] * 20
             assert [guess() for _ in range(3)] == ["wrong", "wrong", "refused"]
+
+    def test_bans_escalate_at_an_address_and_never_by_name_alone(
+        self, guess: Callable[..., str], settings: Any
+    ) -> None:
+        limits = {"1/m": ["username", "ip"], "3/s": "username", "ban": BAN}
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": limits}
+        at = START
+        for lockout in (10 * MINUTE, HOUR, 24 * HOUR, 24 * HOUR):
+            with freeze(at):
+                assert [guess() for _ in range(4)] == ["wrong"] + ["refused"] * 3
+            with freeze(at + lockout - SECOND):
+                assert guess(PASSWORD) == "refused"
+                assert guess(PASSWORD, address="198.51.100.1") == "in"
+            at += lockout + SECOND
+        with freeze(at):
+            assert [guess(address=f"198.51.100.{number}") for number in range(9)][-1] == "refused"
+        with freeze(at + 2 * SECOND):
+            assert guess(PASSWORD) == "in"
+            assert [guess() for _ in range(4)][-1] == "refused"
+            unlock("ann", "203.0.113.9")
+            assert guess(PASSWORD) == "in"
 
     def test_nobody_is_locked_out_by_their_name_below_the_higher_limit(self) -> None:
         with freeze(START):
@@ -342,7 +365,23 @@ class TestSeveralBackends:
         user = authenticate(visit(), username="ann", password=PASSWORD)
         assert user is not None
         assert user.backend == MODEL
-        assert getattr(User(), "backend", None) == getattr(User, "backend", None) == usual
+        assert getattr(User, "backend", None) == usual
+        assert User().backend == (usual or MODEL)
+
+    @pytest.mark.parametrize(
+        ("others", "session"), [([MODEL], MODEL), ([f"{HERE}.ByPhone", MODEL], None)], ids=["one other", "two"]
+    )
+    def test_login_without_a_backend_does_not_count_ours(
+        self, others: list[str], session: str | None, settings: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.delattr(User, "backend", raising=False)  # as in a process that has just started
+        settings.AUTHENTICATION_BACKENDS = [OURS, *others]
+        apps.get_app_config("django_quota").ready()
+        request = visit()
+        request.session = Client().session
+        with nullcontext() if session else pytest.raises(ValueError, match="multiple authentication backends"):
+            login(request, User.objects.create_user("new", password=PASSWORD))
+        assert request.session.get("_auth_user_backend") == session
 
 
 # --- signals and tracebacks -------------------------------------------------------------------------------------------
@@ -491,12 +530,45 @@ def test_the_page_about_logins_runs(site: Client) -> None:
         names = run_page("docs/logins.md")
     assert names["QUOTA"]["LOGIN"] == DEFAULT_LOGIN
     assert names["AUTHENTICATION_BACKENDS"] == [OURS, MODEL]
+    ban = marked("docs/logins.md", "ban")["QUOTA"]["LOGIN"]
+    assert [rule.ban is None for rule in login_rules(ban)] == [False, True, False]
     posted = partial(RequestFactory().post, "/", {"username": "ann", "password": "guess"}, REMOTE_ADDR="192.0.2.1")
     with freeze(START):
         assert [names["log_in"](posted()).status_code for _ in range(6)] == [401] * 5 + [429]
     limited = names["LimitedLogins"]()
     assert limited.is_limited({"customer_number": 7, "sms_code": "1"})
     assert limited.user_names({"customer_number": 7, "sms_code": "1"}) == ["7"]
+
+
+@pytest.mark.parametrize("way", ["form", "async view", "view"])
+def test_the_captcha_of_the_page_is_asked_between_two_thresholds(
+    way: str, site: Client, settings: Any, monkeypatch: Any, hasher: type[CountingHasher]
+) -> None:
+    url, right, wrong = WAYS[way]
+    asked = 200 if way == "form" else 429
+    with freeze(START):
+        names = run_page("docs/logins.md")
+        monkeypatch.setattr(f"{HERE}.Captcha", names["LoginsWithCaptcha"])
+        monkeypatch.setattr(LoginView, "authentication_form", names["LoginForm"])
+        settings.AUTHENTICATION_BACKENDS = [f"{HERE}.Captcha", MODEL]
+        site = Client(REMOTE_ADDR="198.51.100.9")
+        hasher.hashed.clear()
+        assert [send(site, url).status_code for _ in range(3)] == [wrong] * 3
+        replies = [send(site, url, PASSWORD) for _ in range(4)]  # these do not count
+        assert [reply.status_code for reply in replies] == [asked] * 4
+        assert len(hasher.hashed) == 3
+        if way == "form":
+            assert "Please solve the CAPTCHA." in replies[-1].content.decode()
+            assert [error.code for error in replies[-1].context["form"].non_field_errors().data] == ["captcha_required"]
+            assert "captcha" in replies[-1].context["form"].fields
+        solved = {"username": "ann", "password": "guess", "captcha": "seven"}
+        assert site.post(url, {**solved, "password": PASSWORD}).status_code == right
+        site.cookies.clear()
+        assert [site.post(url, solved).status_code for _ in range(3)] == [wrong, wrong, 429]
+
+
+class Captcha(LoginQuotaBackend):
+    """Stands for the backend of the page."""
 
 
 def test_the_view_of_the_page_unlocks_after_a_password_reset_by_mail(ann: User, site: Client, settings: Any) -> None:
@@ -515,6 +587,9 @@ def test_the_view_of_the_page_unlocks_after_a_password_reset_by_mail(ann: User, 
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
+
+
+BAN = {"after": "3/h", "for": ["10m", "1h", "1d"]}
 
 
 def rules_of(given: object) -> list[tuple[str, list[str], object]]:
@@ -547,6 +622,8 @@ def test_limits_with_the_same_key_are_one_rule() -> None:
         ({"5/10m": "ip", "on_unavailble": "deny"}, r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?"),
         ({"5/10m": "ip", "on_unavailable": "no"}, r"on_unavailable='no' is not 'allow', 'deny' or 'local'"),
         ({"5/10m": "ip", "shadow": 1}, r"shadow=1 is not True or False"),
+        ({"5/10m": "ip", "ban": "20/m"}, r'QUOTA\["LOGIN"\]: ban=\'20/m\' is not'),
+        ({"50/h": "username", "ban": BAN}, r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"'),
         ({"5/10m": "ip", "6/600s": ["ip"]}, r"both rates have the same window"),
     ],
     ids=str,

@@ -158,7 +158,6 @@ def test_every_shown_view_has_the_limits_that_its_page_says() -> None:
             assert view(ids).headers["RateLimit"].startswith(f'"{name}";r=997;')
         assert statuses(codes["sms_code"], 2, phone="+49 1") == [200, 429]
         assert statuses(codes["sms_code"], 1, phone="+49 2") == [200]
-        assert statuses(codes["log_in"], 6, username="ann") == [200] * 5 + [429]
         assert statuses(costs["sign_in"], 6) == [401] * 5 + [429]
         assert costs["download"](visitor()).headers["RateLimit"].startswith('"download";r=49999000;')
         costs["chat"](visitor()).getvalue()
@@ -166,9 +165,18 @@ def test_every_shown_view_has_the_limits_that_its_page_says() -> None:
         assert [statuses(tiers[name], 11) for name in ("inbox", "outbox", "prices")] == [[200] * 10 + [429]] * 3
 
 
-def test_the_rules_of_logins_are_those_of_the_installation(shown_settings: dict[str, Any]) -> None:
-    shown = marked("docs/sms_codes.md", "logins")["QUOTA"]["RULES"]
-    assert shown.items() <= shown_settings["QUOTA"]["RULES"].items()
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/sms_codes.md", "docs/going_live.md"])
+def test_every_page_recommends_one_way_to_limit_logins(page: str) -> None:
+    assert "LoginQuotaBackend" in read(page)
+    assert '"login' not in read(page)
+
+
+def test_the_settings_of_the_installation_limit_a_site(memory_store: None, settings: Any) -> None:
+    shown = marked("docs/install.md", "settings")["QUOTA"]["RULES"]
+    settings.QUOTA = {**settings.QUOTA, "RULES": shown}
+    settings.ROOT_URLCONF = (urls.path("", lambda request: HttpResponse()),)
+    with freeze(1_800_000_000_000_000):
+        assert [Client().get("/").status_code for _ in range(301)] == [200] * 300 + [429]
 
 
 @pytest.mark.usefixtures("shown_rules")
