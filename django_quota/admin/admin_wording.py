@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -20,6 +21,8 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.features.event_stream import Event
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
+from django_quota.operating.lookup import parts_of
+from django_quota.requests.subjects import LOGIN
 from django_quota.web.wording import wait_in_words
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {
@@ -71,6 +74,39 @@ def sentence(words: str) -> str:
 def rule_in_words(rule: str) -> str:
     """Return a rule for use in a sentence: `rule “search”`, `all rules`."""
     return _("all rules") if rule in ("", ALL_RULES) else _("rule “%s”") % rule
+
+
+def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
+    """Return a subject without digests: `Failed logins of ann at 203.0.113.9`. `names`: the names of parts."""
+    parts = parts_of(subject)
+    logins = [part for part in parts if part.startswith(LOGIN)]
+    others = [part for part in parts if part not in logins]
+    words = {
+        "name": names.get(logins[0], _("a user name")) if logins else "",
+        "rest": " + ".join(_DIGEST.sub(r"\1…", names.get(part, part)).removeprefix("ip:") for part in others),
+    }
+    if not logins:
+        return words["rest"]
+    return (_("Failed logins of %(name)s at %(rest)s") if others else _("Failed logins of %(name)s")) % words
+
+
+_DIGEST = re.compile(r"\A((?:header|cookie|get|post|json)\.[^:]*:|session:)[0-9a-f]{32}\Z|~[0-9a-f]{64}\Z")
+
+
+def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
+    """Return who refuses until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever."""
+    words = {"rule": rule, "until": ""}
+    if seconds is None:
+        text = _("refused by %(rule)s for good") % words
+    else:
+        words["until"] = clock_time(moment_of(now, ceil(seconds)), moment_of(now))
+        text = _("refused by %(rule)s until %(until)s") % words
+    return f"{text} ({why})" if why else text
+
+
+def clock_time(moment: datetime, now: datetime) -> str:
+    """Return a moment to the second, with its time zone, and with its date unless that is today's: `02:25:12 UTC`."""
+    return f"{moment:{'' if moment.date() == now.date() else '%Y-%m-%d '}%H:%M:%S %Z}".rstrip()
 
 
 STATES: dict[str, str | Promise] = {

@@ -6,7 +6,7 @@ Overrides are read from the database first, so the page shows them even if the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
 from django_quota.operating.inspection import HeldStatus, SubjectSnapshot, load_snapshot, recent_refusals
+from django_quota.operating.longer_subjects import longer_subjects
 
 MAX_ROWS = 100
 """Overrides and daily counts on the page. The usage page has all days."""
@@ -81,16 +82,19 @@ Allowed = Callable[..., list[Button]]
 """Returns the buttons that a user may press: of the actions with these names, on a rule."""
 
 
-def build_page(subject: str, who: Any) -> dict[str, Any]:
+def build_page(subject: str, who: Any, other_names: Collection[str] = ()) -> dict[str, Any]:
     """Return the context of a subject's page, with the buttons that a user may press.
 
-    If the store does not answer, `trouble` says why, and what only the store knows is missing.
+    `other_names`: see `longer_subjects`. If the store does not answer, `trouble` says why, and what only the store
+    knows is missing.
     """
     try:
         snapshot, refused, trouble = load_snapshot(subject), lines(recent_refusals(subject)), ""
+        longer = longer_subjects(subject, other_names)
     except QuotaError as error:
         overrides.refresh()
-        snapshot, refused, trouble = SubjectSnapshot(subject, clock.now(), table=overrides.table), [], str(error)
+        snapshot = SubjectSnapshot(subject, clock.now(), table=overrides.table)
+        refused, longer, trouble = [], [], str(error)
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
     database = QuotaOverride.objects.using(write_database()).select_related("created_by")
     rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:MAX_ROWS])
@@ -108,6 +112,8 @@ def build_page(subject: str, who: Any) -> dict[str, Any]:
         "buttons": allowed(_FOR_RULES, ALL_RULES),
         "entries": log_entries(subject, [row.pk for row in own]),
         "refused": refused,
+        "now": snapshot.now,
+        "longer": longer,
         "trouble": trouble,
     }
     if not trouble:

@@ -7,7 +7,8 @@ the subject is too long for one.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
@@ -26,13 +27,22 @@ from django_quota.admin.admin_base import (
     reverse_admin,
     rule_url,
 )
+from django_quota.admin.admin_wording import WHYS, refused_until, subject_in_words
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
 from django_quota.admin.subject_page import build_page, log_actions
 from django_quota.conf import current, limits_logins
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.models import QuotaOverride, Subject
-from django_quota.operating.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint, user_of
+from django_quota.operating.lookup import (
+    SubjectMatch,
+    composite_subjects,
+    find_subjects,
+    login_names,
+    login_names_among,
+    subject_hint,
+    user_of,
+)
 from django_quota.requests.subjects import login_subject, named_subject
 
 MAX_URL = 1_500
@@ -103,21 +113,32 @@ class SubjectAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url) if len(url) <= MAX_URL else self._page(request, subject)
 
     def _page(self, request: HttpRequest, subject: str) -> HttpResponse:
-        user, sees_users, page = user_of(subject), may_see_users(request), build_page(subject, request.user)
+        user, sees_users = user_of(subject), may_see_users(request)
+        own = login_names([user]) if user is not None and sees_users and limits_logins() else {}
+        page = build_page(subject, request.user, own)
+        shown = [subject, *(each.subject for each in page["longer"])]
+        names = login_names_among(shown, [user]) if sees_users and limits_logins() else {}
+        words, composite = subject_in_words(subject, names), composite_subjects(subject)
+        for alias, name in own.items():
+            longer = composite_subjects(alias).items()
+            composite |= {rule: whole.replace(alias, f"login:username={name}") for rule, whole in longer}
         is_met = page.get("used") or page.get("refused") or page["overrides"]
         context = {
             "title": _("Subject"),
-            "subtitle": Truncator(subject).chars(80),
+            "subtitle": Truncator(words).chars(80),
             "subject": subject,
+            "words": words,
             "name": str(user) if user is not None and sees_users else "",
             "links": _links(request, subject, user),
             "hint": "" if is_met else subject_hint(subject, with_users=sees_users),
-            "composite": composite_subjects(subject),
+            "composite": composite,
+            "longer": _longer_rows(request, page, names),
+            "has_others": bool(composite or page["longer"] or (subject.startswith("user:") and limits_logins())),
             "sees_overrides": may_see(request, QuotaOverride),
             "rule_url": rule_url(request, self.admin_site.name),
             "is_enabled": current().enabled,
         }
-        return self._show(request, "page", context | page)
+        return self._show(request, "page", page | context)
 
     def _show(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
         given = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, **context}
@@ -193,6 +214,22 @@ def _is_name(part: object) -> bool:
 def _page_url(request: HttpRequest, subject: str) -> str:
     query = {"subject": subject} if subject else {}
     return admin_url(request.current_app, "subject_changelist", **query)
+
+
+class _LongerRow(NamedTuple):
+    """A subject that the page's subject is a part of, and who refuses it until when."""
+
+    words: str
+    url: str
+    refused: str
+
+
+def _longer_rows(request: HttpRequest, page: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[_LongerRow]:
+    for subject, refusal in page["longer"]:
+        url = _page_url(request, subject)
+        why = "" if refusal is None else str(WHYS.get(refusal.why, ""))
+        refused = "" if refusal is None else refused_until(refusal.retry_after, page["now"], refusal.rule, why)
+        yield _LongerRow(subject_in_words(subject, names), url if len(url) <= MAX_URL else "", refused)
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:

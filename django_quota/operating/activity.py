@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import DAY, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
@@ -193,20 +193,45 @@ def running_totals() -> RunningTotals:
     return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), found.banned, found.slots)
 
 
-def subjects_seen() -> list[str]:
+def subjects_seen(days: int = 1) -> list[str]:
     """Return the subjects that the store knows by name: first those refused most today, then those of the last events.
+
+    `days`: how many days to look at, up to today. Raises `StoreUnavailable` if the store does not answer.
+    """
+    store = _store_with_metrics_sent()
+    found: list[str | None] = []
+    if store.redis is not None:
+        with store.redis.commands() as client:
+            for key in _refused_keys(frozen_now() or time_of(client), days):
+                subjects: Any = client.zrevrange(key, 0, -1)
+                found += [named(text(subject)) for subject in subjects]
+    else:
+        for counts in _hashes(store, _refused_keys(clock.now(), days)):
+            found += map(named, sorted(counts, key=lambda subject: -counts[subject]))
+    found += [event.subject for event in newest_events(store, current().prefix, PAGE)]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _refused_keys(now: int, days: int) -> list[str]:
+    return [_at(now - ago * DAY, None)[2] for ago in range(days)]
+
+
+def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
+    """Return how many bans are in force, and those that end first; 0 and None for the memory store, without an index.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    store = _store_with_metrics_sent()
+    store = get_limiter().store
     if store.redis is not None:
         with store.redis.commands() as client:
-            subjects: Any = client.zrevrange(_at(frozen_now() or time_of(client), None)[2], 0, -1)
-        refused = [named(text(subject)) for subject in subjects]
-    else:
-        refused = [each.subject for each in _read_by_operations(store, None)[0].refused]
-    names = [*refused, *(event.subject for event in newest_events(store, current().prefix, PAGE))]
-    return list(dict.fromkeys(filter(None, names)))
+            after = f"({frozen_now() or time_of(client)}"
+            number: Any = client.zcount(_key("bans"), after, "+inf")
+            bans: Any = client.zrangebyscore(_key("bans"), after, "+inf", start=0, num=most, withscores=True)
+        return number, [_ban(text(member), int(stop)) for member, stop in bans]
+    if store.database is None:
+        return 0, None
+    total, rows = EventTable(store.database, _key("events")).bans(clock.now(), most)
+    return total, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in rows]
 
 
 def _store_with_metrics_sent() -> Store:
@@ -246,11 +271,7 @@ def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
 def _read_by_operations(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
     """Return the figures of a store that is no Redis; see `_read`."""
     found, *keys = _at(clock.now(), what)
-    if store.database is None:
-        found.bans = None
-    else:
-        found.banned, bans = EventTable(store.database, _key("events")).bans(found.now, BANS)
-        found.bans = [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in bans]
+    found.banned, found.bans = bans_in_force(BANS)
     counts, refused, slots = _hashes(store, [*keys, _key("slots")])
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
     found.refused = [RefusedSubject(named(subject), count) for subject, count in most]

@@ -27,6 +27,7 @@ from django_quota.limiting.known_rules import known_rules, rules_of_requests
 from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.requests.subjects import (
     GLOBAL,
+    LOGIN,
     escape_value,
     login_subject,
     named_subject,
@@ -39,6 +40,9 @@ from django_quota.requests.subjects import (
 MAX_USERS = 20
 """Users that one text may match."""
 
+MAX_LOGIN_USERS = 5_000
+"""Users, the newest first, whose names are compared with the digest of a failed login."""
+
 MAX_USER_TEXT = 320
 """Characters of the longest text that is looked up as a user's name, e-mail address or key."""
 
@@ -49,6 +53,12 @@ _BETWEEN_PARTS = re.compile(
     r"|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global(?:\+|\Z))"
 )
 """The plus signs that separate the parts of a subject. A plus sign before anything else belongs to a value."""
+
+
+def parts_of(subject: str) -> list[str]:
+    """Return the parts of a subject; only itself if it has one."""
+    return _BETWEEN_PARTS.split(subject)
+
 
 _FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
@@ -65,7 +75,7 @@ def parse_subject_input(text: str) -> str:
 
     Raises `RuleError` for a text that cannot be a subject.
     """
-    return named_subject("+".join(_parse_part(part) for part in _BETWEEN_PARTS.split(text)))
+    return named_subject("+".join(_parse_part(part) for part in parts_of(text)))
 
 
 def parse_search_input(text: str) -> str:
@@ -153,7 +163,7 @@ def composite_subjects(subject: str) -> dict[str, str]:
     """
     found = {}
     for name, rule in known_rules().items():
-        parts = _BETWEEN_PARTS.split(subject)
+        parts = parts_of(subject)
         if isinstance(rule, str) or not isinstance(rule.key, tuple) or len(parts) >= len(rule.key):
             continue
         filled = []
@@ -182,7 +192,7 @@ def known_keys() -> dict[str, list[object]]:
 
 def is_given_by(keys: Collection[object], subject: str) -> bool:
     """Return whether a key with these parts can give a subject, or one of a group; True if no parts are known."""
-    parts = _BETWEEN_PARTS.split(subject)
+    parts = parts_of(subject)
     return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_gives, keys, parts)))
 
 
@@ -252,7 +262,7 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
             "No request has the subject “%(subject)s”. Use, for example, user:<key>, ip:<address> or global. It works "
             "only where your code passes this subject itself."
         ) % words  # fmt: skip
-    for part in _BETWEEN_PARTS.split(subject):
+    for part in parts_of(subject):
         if part.partition(":")[0] in _FIELDS:
             words["meant"] = f"{'login:username' if part.startswith('login:') else part.partition('=')[0]}=<value>"
             return _("No request has the subject “%(subject)s”: the value is missing. Write “%(meant)s”.") % words
@@ -370,6 +380,26 @@ def user_names(subjects: Iterable[str]) -> dict[str, str]:
     keys = {key for text in texts if (key := parse_user_key(text)) is not None}
     users = _all_users().filter(pk__in=keys) if keys else ()
     return {user_subject(user): user.get_username() for user in users}
+
+
+def login_names(users: Iterable[Any]) -> dict[str, str]:
+    """Return what these users may type to log in, name and e-mail address, by its subject of failed logins."""
+    model: Any = get_user_model()
+    fields = (model.USERNAME_FIELD, model.get_email_field_name())
+    names = [str(getattr(user, field, None) or "") for user in users for field in reversed(fields)]
+    return {login_subject(name): name for name in names if name.strip()}
+
+
+def login_names_among(subjects: Iterable[str], users: Iterable[Any]) -> dict[str, str]:
+    """Return the names behind the digests of failed logins in these subjects: of these users, or else of the newest.
+
+    A digest tells no name, so the names of the newest `MAX_LOGIN_USERS` users are digested and compared.
+    """
+    names = login_names(users)
+    digests = {part for subject in subjects for part in parts_of(subject) if part.startswith(LOGIN)}
+    if digests - names.keys():
+        names |= login_names(_all_users().order_by("-pk")[:MAX_LOGIN_USERS])
+    return {part: names[part] for part in digests & names.keys()}
 
 
 def parse_user_key(text: str) -> Any:

@@ -15,6 +15,7 @@ from html import unescape
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -771,6 +772,11 @@ class TestCommands:
             for found in (by_name, there, elsewhere)
         ]
         assert used == [{"login-username": 5}, {"login-username-ip": 5}, {"login-ip": 5}]
+        with freeze(START):
+            attempt()
+            whole = f"{login_subject('ann')}+ip:203.0.113.9"
+            for text in ("203.0.113.9", "login:username=ann"):
+                assert f"  together  {whole} is refused by login-username-ip\n" in run("quota_status", text)
 
 
 @pytest.mark.usefixtures("database", "memory_store")
@@ -789,6 +795,32 @@ def test_the_admin_finds_the_failed_logins_of_a_user_and_unlocks_them(settings: 
         words = {"subject": login_subject("ann"), "on": '["*"]', "confirmed": "yes"}
         client.post("/admin/django_quota/subject/action/reset/", words)
         assert attempt(PASSWORD) == "in"
+
+
+@pytest.mark.usefixtures("database", "either_store")
+def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: User) -> None:
+    subject = f"{login_subject('ann')}+ip:203.0.113.9"
+    with freeze(START):
+        client, url = superuser(), "/admin/django_quota/subject/"
+        before = client.post(url, {"find": "ann"}, follow=True).content.decode()
+        for _ in range(6):
+            attempt()
+        found = [client.post(url, {"find": text}, follow=True).content.decode() for text in TYPED]
+        page = client.get(url, {"subject": subject}).content.decode()
+        hidden = operator("view_subject").get(url, {"subject": subject}).content.decode()
+        client.post(f"{url}action/reset/", {"subject": subject, "on": '["*"]', "confirmed": "yes"})
+        after = client.post(url, {"find": "203.0.113.9"}, follow=True).content.decode()
+    for shown in [re.sub(" class=[^>]*", "", shown) for shown in found]:
+        assert f"?subject={quote(subject, safe='')}" in unescape(shown)
+        assert "Failed logins of ann at 203.0.113.9</a>: <strong>refused by login-username-ip until" in shown
+    assert "Failed logins of ann at 203.0.113.9</h2>" in page
+    assert "Failed logins of a user name at 203.0.113.9</h2>" in hidden
+    assert "refused by login-username-ip until" not in after
+    assert not any("No limit on this page refuses the next hit." in shown for shown in (before, *found, after))
+
+
+TYPED = ("ann", "login:username=ANN", "203.0.113.9")
+"""What an operator types who looks for Ann's lock-out."""
 
 
 @pytest.mark.usefixtures("database", "memory_store")

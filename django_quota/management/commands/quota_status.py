@@ -24,6 +24,7 @@ from django_quota.operating.inspection import (
     load_snapshot,
     recent_refusals,
 )
+from django_quota.operating.longer_subjects import longer_subjects
 from django_quota.operating.lookup import composite_subjects, parse_rule_input, parse_search_input
 
 BAR_WIDTH = 20
@@ -45,9 +46,10 @@ class Command(QuotaCommand):
         self.note_subject(options["subject"], subject, is_used=True)
         snapshot = load_snapshot(subject, names, scan=True)
         refused, composite = recent_refusals(subject), composite_subjects(subject)
+        longer = {each.subject: each.refusal and each.refusal.rule for each in longer_subjects(subject)}
         if options["json"]:
             events = [event.as_json() for event in refused]
-            self.print_json({**as_json(snapshot), "refused": events, "composite": composite})
+            self.print_json({**as_json(snapshot), "refused": events, "composite": composite, "longer": longer})
             return
         if not current().enabled:
             self.note('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
@@ -60,6 +62,9 @@ class Command(QuotaCommand):
             self.stdout.write(printable(line))
         for name, whole in composite.items():
             self.stdout.write(printable(f"  composite {name} counts this together with more: ask for '{whole}'"))
+        for whole, rule in longer.items():
+            now = f"is refused by {rule}" if rule else "is not refused now"
+            self.stdout.write(printable(f"  together  {whole} {now}"))
         self.note_subject(subject, subject, is_used=bool(refused) or _is_used(snapshot))
 
 
