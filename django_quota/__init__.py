@@ -34,6 +34,7 @@ from django_quota.operating.reset import reset_subject
 from django_quota.requests.subjects import Subject
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
+from django_quota.web.limits import alimits_of, limits_of
 
 __all__ = [
     "Decision",
@@ -44,6 +45,7 @@ __all__ = [
     "acheck",
     "acheck_all",
     "acquire",
+    "alimits_of",
     "aonce",
     "apeek",
     "apeek_all",
@@ -57,6 +59,7 @@ __all__ = [
     "check_all",
     "concurrency",
     "counter",
+    "limits_of",
     "lock",
     "once",
     "peek",

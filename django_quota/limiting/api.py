@@ -119,9 +119,10 @@ def peek(
 ) -> Decision:
     """Return what `check` would return, and count nothing; `remaining` is what is left now.
 
-    For the arguments and the errors see `check`.
+    A `cost` function is not called: without `cost`, such a rule is asked about one unit. For the arguments and the
+    errors see `check`.
     """
-    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
+    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options, looks=True), "peek"))
 
 
 async def apeek(
@@ -133,7 +134,8 @@ async def apeek(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Return what `acheck` would return; see `peek`."""
-    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
+    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options, looks=True)
+    return await run_async(_decided_flow(planning, "peek"))
 
 
 def refund(
@@ -204,14 +206,14 @@ async def acheck_all(entries: Iterable[Entry]) -> Decision:
 def peek_all(entries: Iterable[Entry]) -> Decision:
     """Return what `check_all` would return, and count nothing; each `remaining` is what is left now.
 
-    All are looked at in one trip to Redis. For the entries and the errors see `check_all`.
+    All are looked at in one trip to Redis. For the entries and the errors see `check_all`. No `cost` function runs.
     """
-    return run_call(_decided_flow(entries_plan_flow(entries), "peek"))
+    return run_call(_decided_flow(entries_plan_flow(entries, looks=True), "peek"))
 
 
 async def apeek_all(entries: Iterable[Entry]) -> Decision:
     """Return what `acheck_all` would return; see `peek_all`."""
-    return await run_async(_decided_flow(entries_plan_flow(entries), "peek"))
+    return await run_async(_decided_flow(entries_plan_flow(entries, looks=True), "peek"))
 
 
 # --- flows ------------------------------------------------------------------------------------------------------------
@@ -305,14 +307,26 @@ def _reset_flow(planning: Flow[Plan]) -> Flow[bool]:
 
 
 def plan_flow(
-    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None, value: object, options: Mapping[str, object]
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+    *,
+    looks: bool = False,
 ) -> Flow[Plan]:
-    """Return the plan of one call. Raises `RuleError` if an argument is wrong."""
-    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options))])
+    """Return the plan of one call; if it only `looks`, no `cost` function is called.
+
+    Raises `RuleError` if an argument is wrong.
+    """
+    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options, looks=looks))])
 
 
-def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
-    """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
+def entries_plan_flow(entries: Iterable[Entry], *, looks: bool = False) -> Flow[Plan]:
+    """Return the plan of several rules, each for its own subject and cost; `looks` as for `plan_flow`.
+
+    Raises `RuleError` if an entry is wrong.
+    """
     found: dict[tuple[str, str], Asked] = {}
     if isinstance(entries, (str, Mapping)):
         raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
@@ -322,7 +336,7 @@ def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        asked = yield from _asked_flow(rule, subject, cost, None, options)
+        asked = yield from _asked_flow(rule, subject, cost, None, options, looks=looks)
         name, whose = asked[0].name, asked[1]
         if (name, whose) in found:
             raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
@@ -341,7 +355,13 @@ _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
 
 def _asked_flow(
-    rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None, value: object, options: Mapping[str, object]
+    rule_or_rate: RuleOrRate,
+    subject: AnySubject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+    *,
+    looks: bool,
 ) -> Flow[Asked]:
     """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
     tier = options.get("tier") if options else None
@@ -353,6 +373,8 @@ def _asked_flow(
         raise _swapped(rule_or_rate, subject) or error from None
     if isinstance(tier, str):
         rule = rule_of_tier(rule, tier)
+    if looks and cost is None and callable(rule.cost):
+        cost = 1
     if isinstance(subject, str):
         name = named_subject(subject)
     elif (request := django_request(subject)) is not None:

@@ -31,12 +31,19 @@ Decided = Sequence[tuple[Sequence[Rule], Decision]]
 """Configured rules that have been decided for a request, each group with its Decision."""
 
 
-def asked_flow(rules: Iterable[Rule], request: HttpRequest, decided: Decided = ()) -> Flow[list[Asked]]:
-    """Return what the rules that apply to a request ask for, each with its subject and cost."""
+def asked_flow(
+    rules: Iterable[Rule], request: HttpRequest, decided: Decided = (), *, looks: bool = False
+) -> Flow[list[Asked]]:
+    """Return what the rules that apply to a request ask for, each with its subject and cost.
+
+    `looks`: ask for one unit of each, without a call of a `cost` function, without the rules that read the body.
+    """
     found: list[Asked] = []
     key: object = None
     subject: str | None = None
     for rule in rules:
+        if looks and rule.reads_body:
+            continue
         is_plain = rule.is_plain  # most rules have no other options than a match
         if not is_plain and (yield from _is_skipped(rule, request)):
             continue
@@ -50,10 +57,10 @@ def asked_flow(rules: Iterable[Rule], request: HttpRequest, decided: Decided = (
         if subject is None or (decided and _is_decided(rule, subject, decided)):
             continue
         if is_plain:
-            found.append((rule, subject, cast("int", rule.cost), ""))
+            found.append((rule, subject, 1 if looks else cast("int", rule.cost), ""))
             continue
-        cost = yield from _cost_flow(rule, request)
-        value = "" if rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
+        cost = 1 if looks else (yield from _cost_flow(rule, request))
+        value = "" if looks or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
         if value is not None:
             found.append(((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value))
     return found

@@ -20,7 +20,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.checks import run_checks
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import Client
-from django.urls import include, path, re_path
+from django.urls import ResolverMatch, include, path, re_path
 from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework import exceptions
@@ -40,7 +40,7 @@ from rest_framework.viewsets import ViewSet
 from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
 from rest_framework_simplejwt.tokens import AccessToken
 
-from django_quota import Decision, Rule, concurrency, peek, quota, slot
+from django_quota import Decision, Rule, concurrency, limits_of, peek, quota, slot
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -1080,6 +1080,13 @@ def test_the_admin_and_the_commands_know_the_rules_of_views(settings: Any, monke
     assert {name: str(rule.rates[0]) for name, rule in known.items()} == {
         "own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m", "rest_framework.thrice": "3/m",
     }  # fmt: skip
+
+
+def test_the_limits_of_a_request_have_the_rules_that_its_view_names() -> None:
+    view = view_of(QuotaThrottle, quota_rules=["search", "missing"])
+    request: Any = APIRequestFactory().get("/")
+    request.resolver_match = ResolverMatch(view, (), {})
+    assert [outcome.rule for outcome in limits_of(request).outcomes] == ["search"]
 
 
 def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:

@@ -36,7 +36,9 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     for endpoint in endpoints(patterns):
         for throttle in _throttles_of(endpoint):
             if issubclass(throttle, QuotaThrottle):
-                yield from (rule for rule in _rules_of(endpoint) if isinstance(rule, Rule))
+                for rule in _rules_of(endpoint):
+                    with suppress(RuleError):  # a system check reports it
+                        yield named_rule(rule, endpoint.view_class)
             with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
                 yield from (rule for _, rule in _rates_of_throttle(throttle, endpoint))
 

@@ -1,0 +1,93 @@
+"""All limits of a request or of a subject, in one look that takes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from django.http import HttpRequest
+from django.urls import path
+
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import Flow, run_async
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
+from django_quota.engine.plans import Asked
+from django_quota.limiting.api import MAX_ENTRIES, AnySubject, decision_flow, django_request, run_call
+from django_quota.limiting.known_rules import known_rules, rule_finders
+from django_quota.limiting.limiter import new_plan
+from django_quota.operating.lookup import is_given_by, known_keys
+from django_quota.requests.request_hits import asked_flow
+from django_quota.requests.site_rules import site_rules
+from django_quota.requests.subjects import subject_of
+
+
+def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Decision:
+    """Return all limits that apply to a request or a subject, in one trip; take nothing.
+
+    The `outcomes` of the Decision have one entry for each limit: its rule, rate, how much is used and left, until when,
+    and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are looked at.
+
+    Of a request: the rules of the settings that match it and those on its view, if their `methods`, `skip` and `exempt`
+    let them apply. Rules that read the body are left out.
+
+    Of a subject, a text such as `"org:7"` or a user: the rules of the settings and of the views whose key can give this
+    subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject. Rules
+    whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier; by default
+    those of a `user:` are "authenticated", and all others "anonymous". The views of all URLs are looked through, so do
+    not call it in every request.
+
+    Without limits, and while the store does not answer (`degraded`), there are no outcomes. Raises `RuleError` for a
+    wrong subject, and for a tier that no rule has.
+    """
+    return run_call(_limits_flow(request_or_subject, tier))
+
+
+async def alimits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Decision:
+    """Return all limits of a request or a subject without blocking the event loop; see `limits_of`."""
+    return await run_async(_limits_flow(request_or_subject, tier))
+
+
+def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decision]:
+    request = django_request(request_or_subject)
+    if request is None:
+        return (yield from _look_flow(_asked_of(subject_of(request_or_subject, "limits_of()"), tier)))
+    return (yield from request_limits_flow(rules_of_request(request), request))
+
+
+def request_limits_flow(rules: Iterable[Rule], request: HttpRequest) -> Flow[Decision]:
+    """Return the limits of a request under those of these rules that apply to it."""
+    return (yield from _look_flow((yield from asked_flow(rules, request, looks=True))))
+
+
+def rules_of_request(request: HttpRequest) -> Iterator[Rule]:
+    """Yield the rules of the settings that match a request, and those on the view that it resolves to."""
+    yield from site_rules(request)
+    match = request.resolver_match
+    patterns = [path("", match.func)] if match is not None else []
+    for finder in rule_finders:
+        yield from finder(patterns)
+
+
+def _asked_of(subject: str, tier: str | None) -> list[Asked]:
+    """Return what the known rules ask for that can concern a subject."""
+    keys, known = known_keys(), [rule for rule in known_rules().values() if isinstance(rule, Rule)]
+    if tier is not None and not any(tier in rule.tiers for rule in known):
+        raise RuleError(f"No rule has a tier {tier!r}.", "Name one of the tiers of a rule, or leave out tier=.")
+    default = AUTHENTICATED if subject.startswith("user:") else ANONYMOUS
+    found = []
+    for rule in known:
+        if is_given_by(keys.get(rule.name, ()), subject):
+            of_default = rule if rule.tier else rule.tiers.get(default, rule)
+            found.append((rule.tiers.get(tier or "", of_default), subject, 1, ""))
+    return [asked for asked in found if asked[0].limits]
+
+
+def _look_flow(asked: Iterable[Asked]) -> Flow[Decision]:
+    """Return what is left of each limit, also of those beside an override that blocks."""
+    once = list({(rule.name, subject): each for each in asked for rule, subject, _, _ in [each]}.items())[:MAX_ENTRIES]
+    plan = new_plan([each for _, each in once])
+    decision = yield from decision_flow(plan, "peek")
+    others = [each for place, each in once if place not in plan.unsent]
+    if plan.is_blocked and others:  # then no store was asked
+        decision = decision.combined_with((yield from decision_flow(new_plan(others), "peek")))
+    return decision

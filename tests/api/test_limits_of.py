@@ -1,0 +1,121 @@
+"""`limits_of`: all limits of a request or a subject, in one trip, without a hit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest
+from django.test import RequestFactory
+from django.urls import resolve
+
+from django_quota import alimits_of, check, limits_of, peek, peek_all
+from django_quota.exceptions import RuleError
+from django_quota.testing import freeze
+from tests.support.calls import calls_of, get
+from tests.support.overridden import override
+from tests.support.steps import START
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+FORBIDDEN = "tests.api.test_limits_of.forbidden"
+RULES: dict[str, Any] = {
+    "api": {"rate": "10/m", "key": "user", "match": "/api/", "cost": FORBIDDEN},
+    "reads": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}, "match": "/", "methods": ["GET"]},
+    "writes": {"rate": "1/m", "match": "/", "methods": ["POST"]},
+    "other": {"rate": "1/m", "match": "/other/", "key": "user"},
+    "codes": {"rate": "1/m", "match": "/", "key": "post:phone"},
+    "devices": {"rate": "3/d", "match": "/api/", "key": "user", "distinct": "header:X-Device"},
+    "tokens": {"rate": {"free": "100/d", "team": "1000/d"}, "tier": FORBIDDEN},
+}
+ANN = "user:7"
+
+
+def forbidden(request: HttpRequest) -> Any:
+    pytest.fail("a look calls no such function")
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+    settings.ROOT_URLCONF = "tests.support.urls_of_rules"
+
+
+def search(method: str = "get", user: Any = None) -> HttpRequest:
+    """A request of a view with a `@quota` of two rates."""
+    request = getattr(RequestFactory(), method)("/api/search/", REMOTE_ADDR="192.0.2.1")
+    request.user, request.resolver_match = user or User(pk=7), resolve("/api/search/")
+    return request  # type: ignore[no-any-return]
+
+
+def shown(decision: Any) -> list[tuple[str, str, str, int]]:
+    return [(each.rule, str(each.rate), each.subject, each.used) for each in decision.outcomes]
+
+
+OF_SEARCH = [
+    ("api", "10/m", ANN, 4),
+    ("reads", "50/m", "ip:192.0.2.1", 0),
+    ("devices", "3/d", ANN, 0),
+    ("two", "20/m", "ip:192.0.2.1", 0),
+    ("two", "200/h", "ip:192.0.2.1", 0),
+]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_has_the_rules_that_match_and_those_of_its_view(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with freeze(START):
+        check("api", ANN, 4)
+        calls = calls_of(monkeypatch)
+        for _ in range(2):
+            decision = asyncio.run(alimits_of(search())) if is_async else limits_of(search())
+            assert shown(decision) == OF_SEARCH
+            assert decision.outcomes[0].reset_after == 60
+        assert len(calls) == 2
+
+
+def test_only_rules_that_apply_to_the_request_are_in_it() -> None:
+    assert [rule for rule, *_ in shown(limits_of(search("post")))] == ["api", "writes", "devices", "two", "two"]
+    assert shown(limits_of(get())) == [("reads", "5/m", "ip:192.0.2.1", 0)], "no view, no user"
+
+
+def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
+    check("tokens", ANN, 40, tier="team")
+    known = [("api", "10/m", ANN, 0), ("other", "1/m", ANN, 0), ("devices", "3/d", ANN, 0)]
+    assert shown(limits_of(ANN)) == shown(limits_of(User(pk=7))) == known, "without a tier no rates of tokens"
+    assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 40)]
+    assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
+    with pytest.raises(RuleError, match="'taem'"):
+        limits_of(ANN, tier="taem")
+    with pytest.raises(RuleError, match="7 is not a subject"):
+        limits_of(7)
+
+
+def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check("other", ANN)
+    override("b 0 0 -", "api", ANN)
+    override("x 0 0 -", "devices", ANN)
+    calls = calls_of(monkeypatch)
+    decision = limits_of(ANN)
+    assert {each.rule: (each.why, each.allowed) for each in decision.outcomes} == {
+        "api": ("blocked", False),
+        "devices": ("exempt", True),
+        "other": ("", False),
+    }
+    assert (decision.rule, len(calls)) == ("api", 1)
+
+
+def test_a_look_calls_no_cost_function() -> None:
+    assert peek("api", search()).remaining == peek("api", ANN).remaining == 10
+    assert peek_all([("api", search())]).cost == 1
+    assert peek("api", search(), 11).allowed is False
+    with pytest.raises(pytest.fail.Exception):
+        check("api", search())
+
+
+def test_nothing_limits_while_the_limits_are_off(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+    assert limits_of(ANN).outcomes == ()
