@@ -270,7 +270,14 @@ def sparkline(minutes: Sequence[Minute]) -> dict[str, Any]:
         "peak": peak,
     }
     width = len(minutes) * SPARK_PITCH
-    return {"width": width, "height": SPARK_HEIGHT, "allowed": allowed, "refused": refused, "title": title}
+    return {
+        "width": width,
+        "height": SPARK_HEIGHT,
+        "allowed": allowed,
+        "refused": refused,
+        "title": title,
+        "peak": peak,
+    }
 
 
 def _spark_height(count: int, peak: int) -> int:

@@ -5,8 +5,9 @@ A script fetches the content of the open page again every few seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -18,18 +19,19 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.admin_base import ReadOnlyAdmin, admin_url, rule_url, subject_url
-from django_quota.admin.admin_wording import lines, moment_of
+from django_quota.admin.admin_base import ReadOnlyAdmin, admin_url, may_see_users, rule_url, subject_url
+from django_quota.admin.admin_wording import KIND_NAMES, lines, moment_of
 from django_quota.admin.charts import sparkline
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StorePermissionDenied
-from django_quota.features.event_stream import newest_events
+from django_quota.features.event_stream import Event, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, Overview
-from django_quota.operating.activity import MINUTES, activity
+from django_quota.operating.activity import MINUTES, Activity, activity
 from django_quota.operating.health import Health, KindSize, health, sizes
+from django_quota.operating.lookup import user_names
 from django_quota.web.wording import wait_in_words
 
 REFRESH_INTERVAL = 5
@@ -56,7 +58,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             **self.admin_site.each_context(request),
             "title": _("Overview"),
             "opts": self.opts,
-            "content_url": admin_url(self.admin_site.name, "overview_content"),
+            "content_url": admin_url(self.admin_site.name, "overview_content", **request.GET.dict()),
             "refresh_interval": REFRESH_INTERVAL,
             **self._content(request),
             **(extra_context or {}),
@@ -88,7 +90,9 @@ class OverviewAdmin(ReadOnlyAdmin):
         try:
             found = activity()
             shown["activity"] = found
-            shown["rules"] = [(rule, sparkline(rule.minutes)) for rule in found.rules]
+            by_refused = sorted(found.rules, key=lambda rule: (rule.is_rest, -rule.refused, -rule.total))
+            shown["rules"] = [(rule, sparkline(rule.minutes)) for rule in by_refused]
+            shown["hour"] = [moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now)]
             shown["bans"] = [
                 (ban, moment_of(ban.until), wait_in_words(-(-(ban.until - found.now) // SECOND)))
                 for ban in found.bans or ()
@@ -114,17 +118,50 @@ class OverviewAdmin(ReadOnlyAdmin):
             shown["problem"] = str(error)
             shown["is_denied"] = _is_denied(error)
             shown["warnings"] = _override_warnings()
-        return shown | _last_events()
+        shown |= _last_events(EventFilter.of(request))
+        shown["names"] = user_names(_subjects_on(shown)) if may_see_users(request) else {}
+        return shown
 
 
-def _last_events() -> dict[str, Any]:
+class EventFilter(NamedTuple):
+    """Which events the page shows."""
+
+    kind: str
+    """One of `KINDS`; empty for all."""
+    rule: str
+    """A part of the rule's name."""
+    subject: str
+    """A part of the subject."""
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> EventFilter:
+        """Return what the page was asked for. An unknown kind is none."""
+        kind, rule, subject = (request.GET.get(name, "").strip() for name in cls._fields)
+        return cls(kind if kind in KIND_NAMES else "", rule, subject)
+
+    def fits(self, event: Event) -> bool:
+        """Say whether to show an event."""
+        is_kind = self.kind in ("", event.kind)
+        return is_kind and self.rule in (event.rule or "") and self.subject in (event.subject or "")
+
+
+def _last_events(wanted: EventFilter) -> dict[str, Any]:
     """Return the context of the events, the newest first."""
-    store = get_limiter().store
+    shown = {"wanted": wanted, "is_filtered": any(wanted), "kinds_of_events": KIND_NAMES.items()}
+    log = event_log(get_limiter().store, current().prefix)
     try:
-        events = newest_events(store, current().prefix, EVENTS)
+        events = [] if log is None else log.last(EVENTS, wanted.fits)[::-1]
     except QuotaError as error:  # the metrics say why
-        return {"is_silent": True, "may_not_look": _is_denied(error)}
-    return {"lines": lines(events)}
+        return {**shown, "is_silent": True, "may_not_look": _is_denied(error)}
+    return {**shown, "lines": lines(events)}
+
+
+def _subjects_on(shown: dict[str, Any]) -> Iterator[str]:
+    """Yield the subjects that the page names."""
+    found: Activity | None = shown.get("activity")
+    listed = [*found.refused, *(found.bans or ()), *found.fullest_slots] if found else []
+    yield from (each.subject for each in listed if each.subject)
+    yield from (line.event.subject for line in shown.get("lines", ()) if line.event.subject)
 
 
 def _is_denied(error: QuotaError) -> bool:

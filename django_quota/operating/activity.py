@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_quota.conf import current
@@ -137,6 +137,33 @@ class SlotUse:
         return self.held >= self.limit
 
 
+class DayTotal(NamedTuple):
+    """All checks of a day, without those that a shadow rule would have refused."""
+
+    allowed: int = 0
+    refused: int = 0
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> DayTotal:
+        """Return the total of a day's counts."""
+        sums = dict.fromkeys(("a", "r"), 0)
+        for name, count in counts.items():
+            kind = name.rpartition(":")[2]
+            if kind in sums and name != OUTAGES:
+                sums[kind] += count
+        return cls(sums["a"], sums["r"])
+
+    @property
+    def checks(self) -> int:
+        """All of them."""
+        return self.allowed + self.refused
+
+    @property
+    def refused_share(self) -> float | None:
+        """Percent that were refused; None without checks."""
+        return 100 * self.refused / self.checks if self.checks else None
+
+
 @dataclass(slots=True)
 class Activity:
     """All figures at one moment of the store's clock."""
@@ -146,6 +173,8 @@ class Activity:
     day: date
     rules: list[RuleActivity] = field(default_factory=list)
     """Those with most checks today first."""
+    today: DayTotal = field(default_factory=DayTotal)
+    yesterday: DayTotal = field(default_factory=DayTotal)
     refused: list[RefusedSubject] = field(default_factory=list)
     bans: list[ActiveBan] | None = field(default_factory=list)
     """None for the memory store, which has no index of bans."""
@@ -179,7 +208,7 @@ def activity() -> Activity:
     """
     store = _store_with_metrics_sent()
     found, counts = _read(store, None)
-    found.rules = _rules(counts)
+    found.rules, found.today = _rules(counts), DayTotal.of(counts)
     _add_minutes(store, found)
     return found
 
@@ -257,22 +286,34 @@ def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
         with client.pipeline(transaction=False) as lent:
             pipeline: Any = lent  # redis-py leaves it untyped
             pipeline.hgetall(counts)
+            pipeline.hgetall(_day_before(found.day))
             pipeline.zrevrange(refused, 0, SUBJECTS - 1, withscores=True)
             pipeline.zcount(_key("bans"), after, "+inf")
             pipeline.zrangebyscore(_key("bans"), after, "+inf", start=0, num=BANS, withscores=True)
             pipeline.zrevrangebyscore(_key("slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-            counted, most_refused, found.banned, bans, slots = pipeline.execute()
+            counted, before, most_refused, found.banned, bans, slots = pipeline.execute()
+    found.yesterday = DayTotal.of(_counts(before))
     found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in most_refused]
     found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
     found.slots = _slots(redis, [text(slot) for slot in slots], after)
-    return found, {text(name): int(count) for name, count in counted.items()}
+    return found, _counts(counted)
+
+
+def _counts(reply: Mapping[Any, Any]) -> dict[str, int]:
+    return {text(name): int(count) for name, count in reply.items()}
+
+
+def _day_before(day: date) -> str:
+    """Return the key of the counts of the day before."""
+    return _key(f"metrics:{(day - timedelta(days=1)).isoformat()}")
 
 
 def _read_by_operations(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
     """Return the figures of a store that is no Redis; see `_read`."""
     found, *keys = _at(clock.now(), what)
     found.banned, found.bans = bans_in_force(BANS)
-    counts, refused, slots = _hashes(store, [*keys, _key("slots")])
+    counts, refused, slots, before = _hashes(store, [*keys, _key("slots"), _day_before(found.day)])
+    found.yesterday = DayTotal.of(before)
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
     found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
     for slot in [slot for slot, stop in slots.items() if stop > found.now][:MAX_SLOTS_READ]:

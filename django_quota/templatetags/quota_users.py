@@ -1,7 +1,8 @@
-"""`{% quota_user_links %}`: the links on the admin page of a user; see `admin.users`."""
+"""The links on the admin page of a user, and the names of users beside subjects."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import template
@@ -17,3 +18,9 @@ def quota_user_links(context: Any, user: Any) -> list[tuple[str, str]]:
 
     request = context.get("request")
     return [] if request is None else links_of(request, user)
+
+
+@register.filter
+def quota_name_among(subject: str | None, names: Mapping[str | None, str]) -> str:
+    """Return the name of a subject among `names`, a dict; "" if it has none."""
+    return names.get(subject, "")

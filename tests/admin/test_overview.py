@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.contrib.auth.management import create_permissions
 from django.test import Client
 from django.urls import reverse
@@ -23,6 +24,7 @@ from django_quota.operating import health as health_service
 from django_quota.operating.activity import RULES, Minute, activity
 from django_quota.operating.health import Health, health
 from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import QuotaKit
 from tests.admin.operators import operator
 from tests.support.steps import SECOND
 from tests.support.stores import caches, current_store, redis_store
@@ -39,6 +41,17 @@ def permissions(database: dict[str, Any]) -> None:
 @pytest.fixture
 def client(permissions: None) -> Client:
     return operator("view_overview", "view_subject")
+
+
+def shown_in(part: str, page: str) -> list[str]:
+    """Return the words in a `dl` of the page."""
+    found = re.search(rf'<dl class="quota-{part}">(.*?)</dl>', page, re.DOTALL)
+    assert found is not None
+    return [word for text in re.findall(r">([^<]+)<", found[1]) for word in text.split()]
+
+
+def flush() -> None:
+    get_limiter().metrics.flush()  # type: ignore[union-attr]
 
 
 def ban(subject: str, times: int = 8) -> None:
@@ -66,6 +79,23 @@ class TestPage:
         assert re.findall(r">(\d+)<", row[1])[:3] == ["5", "3", "2"]
         assert "3 allowed, 2 refused; at most 5 in a minute" in row[1]
         assert re.search(rf"{SUBJECT}(</a>|</span>)\s*</th><td class=\"quota-number\">2<", page)
+
+    def test_it_begins_with_today_beside_yesterday(self, client: Client, the_clock_stands: QuotaKit) -> None:
+        for _ in range(4):
+            check("1/d", SUBJECT, name="search")
+        flush()
+        the_clock_stands.advance("1d")
+        for rule in ("search", "api", "api"):
+            check("9/m", SUBJECT, name=rule)
+        found = " ".join(shown_in("summary", client.get(PAGE).content.decode()))
+        assert found.startswith("Checks today 3 yesterday 4 Refused 0.0 % yesterday 75.0 %")
+
+    def test_rules_are_sorted_by_what_they_refused(self, client: Client) -> None:
+        for _ in range(3):
+            check("9/m", SUBJECT, name="busy")
+        check("0/m", SUBJECT, name="strict")
+        page = client.get(PAGE).content.decode()
+        assert re.findall(r'<th scope="row">(busy|strict)</th>', page) == ["strict", "busy"]
 
     def test_it_shows_slots(self, client: Client) -> None:
         with slot("export", 1, subject=SUBJECT):
@@ -98,6 +128,27 @@ class TestOnRedis:
         assert "The next 2 of 2 to end" in page
         assert "in 10 minutes" in page
         assert f'<a href="{reverse("admin:django_quota_subject_changelist")}?subject=ip%3A203.0.113.9">' in page
+
+    @pytest.mark.parametrize("may_see_users", [True, False])
+    def test_names_of_users_are_for_those_who_may_see_users(self, permissions: None, *, may_see_users: bool) -> None:
+        check("0/m", get_user_model().objects.create_user("kamala"), name="a")
+        client = operator("view_overview", *(["auth.view_user"] if may_see_users else []))
+        page = client.get(PAGE).content.decode()
+        assert page.count('<span class="quota-name">kamala</span>') == (2 if may_see_users else 0)
+
+    def test_events_are_filtered_by_kind_rule_and_subject(self, client: Client) -> None:
+        for rule in ("search", "api"):
+            check("0/m", SUBJECT, name=rule)
+            check("10/m", "user:7", 9, name=rule)
+
+        def shown(**wanted: str) -> list[str]:
+            return re.findall(r"quota-kind-(\w+)", client.get(f"{PAGE}content/", wanted).content.decode())
+
+        assert [len(shown()), len(shown(kind="near")), len(shown(kind="typo"))] == [4, 2, 4]
+        assert (shown(rule="sear", subject="user:"), shown(subject="203")) == (["near"], ["refused", "refused"])
+        page = client.get(PAGE, {"rule": "nobody"}).content.decode()
+        assert "No event fits." in page
+        assert f'data-content-url="{PAGE}content/?rule=nobody"' in page
 
     def test_the_last_events_need_no_script(self, client: Client) -> None:
         ban(SUBJECT)
