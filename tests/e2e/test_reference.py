@@ -25,6 +25,7 @@ from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.core.rates import _SPELLINGS
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
 from django_quota.requests import request_keys
+from django_quota.templatetags import quota as quota_tags
 from django_quota.templatetags import quota_users
 from django_quota.web.refusal_page import LimitShown, page_context
 from tests.benchmarks import algorithms, shares
@@ -147,7 +148,7 @@ def test_every_variable_of_the_page_is_listed() -> None:
 
 def test_every_template_tag_and_block_is_listed() -> None:
     tags = rows("responses", "| tag |")
-    assert {tag.split()[0] for tag in tags} == set(quota_users.register.tags)
+    assert {tag.split()[0] for tag in tags} == {*quota_users.register.tags, *quota_tags.register.tags}
     source = (PACKAGE / "templates/429.html").read_text()
     blocks = re.findall(r"\{% block (\w+) %\}", source)
     assert all(f"`{block}`" in read("responses") for block in blocks)

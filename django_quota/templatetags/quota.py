@@ -1,0 +1,30 @@
+"""`{% quota_limits %}`: the caller's own limits as bars with a text each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+
+from django_quota.core.decisions import Outcome
+from django_quota.web.own_limits import left_in_words, own_limits
+from django_quota.web.wording import rate_in_words
+
+register = template.Library()
+
+
+@register.inclusion_tag("django_quota/limits.html", takes_context=True)
+def quota_limits(context: Any) -> dict[str, Any]:
+    """Show the limits of the configured rules that are about the request's caller."""
+    request = context.get("request")
+    return {"limits": map(_shown, own_limits(request).outcomes) if request is not None else ()}
+
+
+def _shown(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "rule": outcome.rule,
+        "rate": rate_in_words(outcome.rate),
+        "left": left_in_words(outcome),
+        "remaining": 0 if outcome.is_shut_out else outcome.remaining,
+        "limit": outcome.limit or 1,
+    }

@@ -1,0 +1,110 @@
+"""The caller's own limits: the page of `django_quota.urls`, and `{% quota_limits %}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest
+from django.template import engines
+from django.test import RequestFactory
+from django.urls import include, path
+
+from django_quota import Subject, check
+from django_quota.testing import freeze
+from django_quota.web.own_limits import limits_view
+from tests.support.outages import no_answer
+from tests.support.overridden import override
+from tests.support.steps import SECOND, START
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+urlpatterns = [path("limits/", include("django_quota.urls"))]
+
+
+def by_org(request: HttpRequest) -> Subject:
+    return Subject("org", "7")
+
+
+RULES: dict[str, Any] = {
+    "plan": {"rate": "10000/month", "algorithm": "calendar", "key": f"{__name__}.by_org", "match": "/api/"},
+    "uploads": {"rate": "5/m", "key": "user", "methods": ["POST"]},
+    "flood": {"rate": "100/h", "algorithm": "fixed_window"},
+    "staff": {"rate": "1/m", "key": "user", "exempt": ["192.0.2.0/24"]},
+    "trial": {"rate": "1/m", "key": "user", "shadow": True},
+    "site": {"rate": "9/s", "key": "global"},
+    "codes": {"rate": "1/m", "key": ["ip", "post:phone"]},
+    "closed": {"rate": "0/m", "key": "user"},
+}
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+    settings.ROOT_URLCONF = __name__
+
+
+def request_of_ann() -> HttpRequest:
+    request = RequestFactory().get("/limits/", REMOTE_ADDR="192.0.2.1")
+    request.user = User(pk=7)
+    return request
+
+
+def shown() -> dict[str, str]:
+    """What the tag says of each rule."""
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+    said = re.findall(
+        r'<strong>(\w+)</strong>.*?aria-label="(\w+)">(.*?)</meter>\s*<span>(.*?)</span>', text, re.DOTALL
+    )
+    assert all(rule == label and bar == left for rule, label, bar, left in said)
+    return {rule: left for rule, *_, left in said}
+
+
+def test_the_page_has_the_limits_about_the_caller_wherever_they_match(client: Any) -> None:
+    with freeze(START):
+        check("plan", "org:7", 5)
+        check("flood", "ip:192.0.2.1")
+        response = limits_view(request_of_ann())
+        assert response.headers["Cache-Control"] == "private, no-store"
+        assert client.get("/limits/").status_code == 200
+        assert client.post("/limits/").status_code == 405
+    plan, uploads, flood, closed = json.loads(response.content)["limits"]
+    assert plan == {
+        "rule": "plan",
+        "rate": "10000/month",
+        "limit": 10000,
+        "used": 5,
+        "remaining": 9995,
+        "until": "2025-12-01T00:00:00+00:00",
+        "state": "",
+    }
+    assert (uploads["rule"], uploads["used"], uploads["until"]) == ("uploads", 0, None)
+    assert (flood["rule"], flood["used"]) == ("flood", 1)
+    assert (closed["rule"], closed["limit"]) == ("closed", 0)
+
+
+def test_the_page_is_503_without_an_answer_of_the_store() -> None:
+    with no_answer():
+        assert limits_view(request_of_ann()).status_code == 503
+
+
+def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    with freeze(START):
+        check("plan", "org:7", 5)
+        check("flood", "ip:192.0.2.1")
+        check("uploads", "user:7")
+        override("b 0 0 -", "closed", "user:7")
+        expected = {
+            "plan": "9,995 of 10,000 left until 1 December",
+            "uploads": "4 of 5 left, all of them from 4:41 a.m.",
+            "flood": "99 of 100 left until 5:40 a.m.",
+            "closed": "blocked",
+        }
+        assert shown() == expected
+        override(f"b 0 {START + 60 * SECOND} -", "flood", "ip:192.0.2.1")
+        override("x 0 0 -", "uploads", "user:7")
+        assert shown() == expected | {"flood": "blocked until 4:41 a.m.", "uploads": "unlimited"}
