@@ -94,10 +94,13 @@ _DIGEST = re.compile(r"\A((?:header|cookie|get|post|json)\.[^:]*:|session:)[0-9a
 
 
 def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
-    """Return who refuses until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever."""
+    """Return who refuses until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever.
+
+    0 seconds: Redis takes no changes, so nobody knows until when.
+    """
     words = {"rule": rule, "until": ""}
-    if seconds is None:
-        text = _("refused by %(rule)s for good") % words
+    if not seconds:
+        text = (_("refused by %(rule)s") if seconds == 0 else _("refused by %(rule)s for good")) % words
     else:
         words["until"] = clock_time(moment_of(now, ceil(seconds)), moment_of(now))
         text = _("refused by %(rule)s until %(until)s") % words

@@ -18,7 +18,16 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
-from django_quota.admin.admin_wording import STATES, LimitRow, lines, moment_of, ordinal, span_in_words, state_of
+from django_quota.admin.admin_wording import (
+    STATES,
+    LimitRow,
+    lines,
+    moment_of,
+    ordinal,
+    refused_until,
+    span_in_words,
+    state_of,
+)
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError
@@ -28,6 +37,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
 from django_quota.operating.inspection import HeldStatus, SubjectSnapshot, load_snapshot, recent_refusals
 from django_quota.operating.longer_subjects import longer_subjects
+from django_quota.operating.lookup import is_given_by, known_keys
 
 MAX_ROWS = 100
 """Overrides and daily counts on the page. The usage page has all days."""
@@ -75,6 +85,13 @@ class EndingRow(NamedTuple):
     buttons: Iterable[Button] = ()
 
 
+class Answer(NamedTuple):
+    """What refuses the subject, and until when."""
+
+    words: str
+    buttons: Iterable[Button] = ()
+
+
 _FOR_RULES = ("raise", "exempt", "block", "reset")
 """The actions on a rule, or on all rules."""
 
@@ -91,6 +108,7 @@ def build_page(subject: str, who: Any, other_names: Collection[str] = ()) -> dic
     try:
         snapshot, refused, trouble = load_snapshot(subject), lines(recent_refusals(subject)), ""
         longer = longer_subjects(subject, other_names)
+        _drop_others(snapshot)
     except QuotaError as error:
         overrides.refresh()
         snapshot = SubjectSnapshot(subject, clock.now(), table=overrides.table)
@@ -122,6 +140,14 @@ def build_page(subject: str, who: Any, other_names: Collection[str] = ()) -> dic
     return page
 
 
+def _drop_others(snapshot: SubjectSnapshot) -> None:
+    """Drop the rules that can never concern the subject, unless they have counted something."""
+    keys, subject = known_keys(), snapshot.subject
+    is_given = {name: is_given_by(parts, subject) for name, parts in keys.items()}
+    snapshot.limits = [limit for limit in snapshot.limits if limit.used or is_given.get(limit.rule, True)]
+    snapshot.unread = {name: why for name, why in snapshot.unread.items() if is_given.get(name, True)}
+
+
 def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride], allowed: Allowed) -> Iterator[OverrideRow]:
     """Yield the overrides, each with the rules for which it holds because none is more specific."""
     named = {row.rule for row in rows} | {limit.rule for limit in snapshot.limits} | snapshot.unread.keys()
@@ -141,25 +167,39 @@ def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride], allowed
 
 
 def _rules(snapshot: SubjectSnapshot, rows: Mapping[int, QuotaOverride], allowed: Allowed) -> dict[str, Any]:
-    """Return the rules with their limits, and which limits refuse the next hit."""
+    """Return the rules with their limits, which limits refuse the next hit, and the answers that say so."""
     refusing: list[LimitRow] = []
     of_all = snapshot.override_of(ALL_RULES)
     used: list[RuleRow] = []
     unused: list[RuleRow] = []
-    is_refused = False
+    bans = {ban.rule: ban for ban in snapshot.bans}
+    refused_by: dict[tuple[float | None, str], list[str]] = {}
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         shown = [LimitRow(limit, snapshot.now) for limit in limits]
         refused = [row for row in shown if row.status.refuses]
         refusing += refused
-        # A hit is refused for sure if it is in every tier that the subject may be in.
-        is_refused |= bool(refused) and {row.status.tier for row in refused} == {row.status.tier for row in shown}
+        if not refused:
+            bans.pop(name, None)  # under an exemption, or in a shadow
+        elif name not in bans and {row.status.tier for row in refused} == {row.status.tier for row in shown}:
+            # A hit is refused for sure if it is in every tier that the subject may be in.
+            waits = [row.status.retry_after for row in refused]
+            wait = None if None in waits else max(filter(None, waits), default=0.0)
+            refused_by.setdefault((wait, str(refused[0].why)), []).append(name)
         buttons = allowed(_FOR_RULES, name)
         override = snapshot.override_of(name)
         row = rows.get(override.pk) if override and override.rule == name else None
         rule = RuleRow(name, shown, buttons, row)
         (used if any(limit.status.used or limit.status.why for limit in shown) else unused).append(rule)
+    answers = [
+        Answer(
+            refused_until(ban.ends_in, snapshot.now, ban.rule, _("ban %d") % ban.level), allowed(["lift"], ban.field)
+        )
+        for ban in bans.values()
+    ]
+    for (wait, why), names in refused_by.items():
+        answers.append(Answer(refused_until(wait, snapshot.now, ", ".join(names), why)))
     for_all = rows.get(of_all.pk) if of_all else None
-    return {"refusing": refusing, "is_refused": is_refused, "used": used, "unused": unused, "for_all": for_all}
+    return {"refusing": refusing, "answers": answers, "used": used, "unused": unused, "for_all": for_all}
 
 
 def _others(snapshot: SubjectSnapshot, allowed: Allowed) -> dict[str, Any]:

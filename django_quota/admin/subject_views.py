@@ -38,6 +38,7 @@ from django_quota.operating.lookup import (
     SubjectMatch,
     composite_subjects,
     find_subjects,
+    is_bare,
     login_names,
     login_names_among,
     subject_hint,
@@ -122,7 +123,12 @@ class SubjectAdmin(ReadOnlyAdmin):
         for alias, name in own.items():
             longer = composite_subjects(alias).items()
             composite |= {rule: whole.replace(alias, f"login:username={name}") for rule, whole in longer}
-        is_met = page.get("used") or page.get("refused") or page["overrides"]
+        is_met = any(page.get(part) for part in ("used", "refused", "overrides", "bans", "leases", "days", "longer"))
+        hint = "" if is_met else subject_hint(subject, with_users=sees_users)
+        is_nobody = bool(hint) and is_bare(subject)
+        if is_nobody:
+            page |= {"buttons": [], "unused": []}
+        longer_rows = list(_longer_rows(request, page, names))
         context = {
             "title": _("Subject"),
             "subtitle": Truncator(words).chars(80),
@@ -130,9 +136,11 @@ class SubjectAdmin(ReadOnlyAdmin):
             "words": words,
             "name": str(user) if user is not None and sees_users else "",
             "links": _links(request, subject, user),
-            "hint": "" if is_met else subject_hint(subject, with_users=sees_users),
+            "hint": hint,
+            "is_nobody": is_nobody,
             "composite": composite,
-            "longer": _longer_rows(request, page, names),
+            "longer": longer_rows,
+            "is_refused": bool(page.get("answers") or any(row.refused for row in longer_rows)),
             "has_others": bool(composite or page["longer"] or (subject.startswith("user:") and limits_logins())),
             "sees_overrides": may_see(request, QuotaOverride),
             "rule_url": rule_url(request, self.admin_site.name),

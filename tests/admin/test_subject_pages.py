@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,10 +17,12 @@ from django.http import HttpRequest
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django.utils.html import escape
 
 from django_quota import check, peek
 from django_quota.adapters import digest, subject_of
 from django_quota.models import QuotaOverride
+from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 
 PAGE = "/admin/django_quota/subject/"
@@ -208,6 +210,32 @@ class TestPage:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "99/m"}}
         assert "No limit on this page refuses the next hit." in verdict(page(client))
 
+    def test_it_answers_until_when_a_ban_lasts_and_lifts_it(self) -> None:
+        client = superuser()
+        with freeze(datetime(2030, 1, 31, 2, 15, 12, tzinfo=UTC)):
+            for _ in range(4):
+                check("login", SUBJECT)
+            answer = page(client).split("<h2>Right now</h2>")[1].split("</div>")[0]
+            assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in answer
+            assert f'value="{escape(json.dumps(["login"]))}" formaction="{PAGE}action/lift/"' in answer
+            QuotaOverride.objects.create(subject=SUBJECT, mode="exempt")
+            assert "Refused by" not in verdict(page(client))
+
+    def test_a_text_that_is_nobody_gets_no_buttons(self) -> None:
+        client = superuser()
+        assert "formaction" not in page(client, "nobody")
+        assert "Right now" not in page(client, "nobody")
+        check("search", "nobody")
+        assert "formaction" in page(client, "nobody")
+
+    def test_a_rule_that_can_never_concern_the_subject_is_not_listed(self, settings: Any) -> None:
+        rules = {"signup": {"rate": "5/m", "key": "ip"}, "odd": {"rate": lambda request: "1/m", "key": "ip"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+        client = superuser()
+        QuotaOverride.objects.create(subject=SUBJECT, mode="blocked")
+        assert not {"signup", "odd"} & set(re.findall(r"\w+", page(client)))
+        assert {"signup", "odd"} <= set(re.findall(r"\w+", page(client, "ip:192.0.2.1")))
+
     def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
         tiers = {"free": "1/h", "pro": "9/h"}
         rule = {"rate": tiers, "tier": "tests.admin.test_subject_pages.tier", "key": "user"}
@@ -218,10 +246,11 @@ class TestPage:
         check("api", request)
         first = verdict(page(client))
         assert "api (if its tier is free), 1/h: 1 of 1 used" in first
-        assert "Refused." not in first
+        assert "Refused by" not in first
         QuotaOverride.objects.create(subject=SUBJECT, mode="blocked")
         first = verdict(page(client))
-        assert "Refused." in first
+        assert "Refused by api, " in first
+        assert " for good (blocked by an override)." in first
         assert "api (if its tier is pro), 9/h: blocked by an override" in first
 
     def test_rules_that_count_a_longer_subject_are_named(self, settings: Any) -> None:
