@@ -189,6 +189,11 @@ def test_a_refusal_gives_back_what_the_rules_and_the_other_slots_took(
     assert held("first") == held() == 0
 
 
+def test_a_request_that_reaches_no_view_takes_none(memory_store: None) -> None:
+    with slot("exports", 1):
+        assert statuses("/export/none/") == [404]
+
+
 def test_a_request_that_a_rule_refuses_asks_for_no_slot(memory_store: None, settings: Any) -> None:
     with_rules(settings, none={"rate": "0/m", "match": "/"}, exports=SITE_SLOT)
     asked: list[Any] = []

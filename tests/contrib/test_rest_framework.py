@@ -476,6 +476,20 @@ class TestQuotaSlots:
             assert statuses("exports", "", "2") == [401, 429]
         assert slots_of("Exports") == 0
 
+    @pytest.mark.parametrize("method", ["PATCH", "FINALIZE_RESPONSE", "HANDLE_EXCEPTION", "THROTTLED"])
+    def test_a_method_that_the_view_has_not_takes_none(self, method: str, settings: Any) -> None:
+        at(settings, exports=Exports.as_view())
+        with slot(f"{__name__}.Exports", 1):
+            assert Client().generic(method, "/exports/").status_code == 405
+
+    def test_without_a_store_on_unavailable_says_what_happens(self, settings: Any) -> None:
+        closed: Any = type("Closed", (Limited,), {"quota_slots": {"at_once": 1, "on_unavailable": "deny"}})
+        open_: Any = type("Open", (closed,), {"quota_slots": 1})
+        at(settings, closed=closed.as_view(), open=open_.as_view())
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+        settings.QUOTA = {}
+        assert statuses("closed", "1") + statuses("open", "1") == [503, 200]
+
     def test_a_stream_keeps_it_until_its_end(self, settings: Any) -> None:
         def parts(self: Any, request: Any) -> StreamingHttpResponse:
             return StreamingHttpResponse(str(slots_of("Exports")) for _ in range(2))
