@@ -193,7 +193,7 @@ class RequestSlot:
     def around(self, view: Callable[..., Any], refuse: Callable[[Decision], Any]) -> Callable[..., Any]:
         """Return a view, sync or async, that runs another one while the request holds the slot.
 
-        `refuse`: answers, or raises, if no slot is free.
+        `refuse`: a function of the Decision that answers, or raises, if no slot is free.
         """
 
         def enter(request: HttpRequest, _owner: type | None, _args: tuple[Any, ...]) -> Flow[Entered]:
