@@ -203,7 +203,7 @@ def _elsewhere(of_views: Sequence[Rule]) -> dict[str, str]:
     logins = {rule.name for rule in known_login_rules()}
     found = {name: "your view or your code decides it" for name in known_rules() if name not in here | logins}
     found |= dict.fromkeys(sorted(logins), "only failed logins count")
-    return found | {name: "@concurrency counts how many run at once" for name in known_slots() if name not in found}
+    return found | {name: "a slot limits how many run at once" for name in known_slots() if name not in found}
 
 
 def _check_names(only: Sequence[str] | None, known: set[str]) -> None:
