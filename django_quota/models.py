@@ -162,7 +162,7 @@ class QuotaOverride(models.Model):
             models.CheckConstraint(
                 condition=Q(mode="rate") & ~Q(rate="") | Q(mode__in=["exempt", "blocked", "shadow"], rate=""),
                 name="django_quota_override_rate",
-                violation_error_message=_("A rate belongs to the mode “another rate”, and to no other."),
+                violation_error_message=_('A rate belongs to the mode "another rate", and to no other.'),
             ),
             models.CheckConstraint(
                 condition=Q(starts__isnull=True) | Q(expires__isnull=True) | Q(expires__gt=F("starts")),
@@ -239,7 +239,7 @@ class QuotaOverride(models.Model):
         if self.starts and self.expires and self.expires <= self.starts:
             yield "expires", gettext("It must expire after it starts.")
         if self.mode != self.Mode.RATE and self.rate:
-            yield "rate", gettext("A rate belongs to the mode “another rate”, and to no other.")
+            yield "rate", gettext('A rate belongs to the mode "another rate", and to no other.')
         elif self.mode == self.Mode.RATE:
             yield from self._rate_problems()
 

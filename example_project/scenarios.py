@@ -209,7 +209,7 @@ SCENARIOS = (
         slug="sale",
         title="A flash sale",
         shows=f"A stock of {STOCK}, one for each buyer. Thirty buyers try twice at once. Exactly {STOCK} are sold, "
-        "and nobody gets two. The other requests get “sold out” (409) or “you had your try” (429).",
+        'and nobody gets two. The other requests get "sold out" (409) or "you had your try" (429).',
         view=views.flash_sale,
         sends=60,
         admits=STOCK,
@@ -263,7 +263,7 @@ SCENARIOS = (
         slug="login",
         title="Five failed logins, then a ban",
         shows="The view declines five wrong passwords. The sixth try bans the address: for ten minutes, then an hour, "
-        "then a day. During a ban even the right password, “correct horse”, is refused. Before the ban it resets "
+        'then a day. During a ban even the right password, "correct horse", is refused. Before the ban it resets '
         "the limit. Each account also has a limit of its own, for all addresses together.",
         view=views.log_in,
         sends=7,

@@ -72,8 +72,8 @@ def sentence(words: str) -> str:
 
 
 def rule_in_words(rule: str) -> str:
-    """Return a rule for use in a sentence: `rule “search”`, `all rules`."""
-    return _("all rules") if rule in ("", ALL_RULES) else _("rule “%s”") % rule
+    """Return a rule for use in a sentence: `rule "search"`, `all rules`."""
+    return _("all rules") if rule in ("", ALL_RULES) else _('rule "%s"') % rule
 
 
 def subject_in_words(subject: str, names: Mapping[str, str]) -> str:

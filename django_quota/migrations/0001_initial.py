@@ -176,7 +176,7 @@ class Migration(migrations.Migration):
                             _connector="OR",
                         ),
                         name="django_quota_override_rate",
-                        violation_error_message="A rate belongs to the mode “another rate”, and to no other.",
+                        violation_error_message='A rate belongs to the mode "another rate", and to no other.',
                     ),
                     models.CheckConstraint(
                         condition=models.Q(

@@ -125,7 +125,7 @@ def _subject_of_value(kind: str, name: str, value: str) -> str:
     if kind != "login":
         return value_subject(kind, name.strip(), value)
     if name.strip() != "username":
-        raise RuleError(_("Write “login:username=<name>”."))
+        raise RuleError(_('Write "login:username=<name>".'))
     return login_subject(value)
 
 
@@ -252,20 +252,20 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
         return network
     if is_address(subject):
         words["meant"] = parse_subject_input(subject)
-        return _("No request has the subject “%(subject)s”. Write the address as “%(meant)s”.") % words
+        return _('No request has the subject "%(subject)s". Write the address as "%(meant)s".') % words
     users = find_users(subject) if with_users and is_bare(subject) else []
     if len(users) == 1:
         words["meant"] = user_subject(users[0])
-        return _("No request has the subject “%(subject)s”. The user with this name is “%(meant)s”.") % words
+        return _('No request has the subject "%(subject)s". The user with this name is "%(meant)s".') % words
     if is_bare(subject):
         return _(
-            "No request has the subject “%(subject)s”. Use, for example, user:<key>, ip:<address> or global. It works "
+            'No request has the subject "%(subject)s". Use, for example, user:<key>, ip:<address> or global. It works '
             "only where your code passes this subject itself."
         ) % words  # fmt: skip
     for part in parts_of(subject):
         if part.partition(":")[0] in _FIELDS:
             words["meant"] = f"{'login:username' if part.startswith('login:') else part.partition('=')[0]}=<value>"
-            return _("No request has the subject “%(subject)s”: the value is missing. Write “%(meant)s”.") % words
+            return _('No request has the subject "%(subject)s": the value is missing. Write "%(meant)s".') % words
     return _user_hint(subject) if with_users else ""
 
 
@@ -276,8 +276,8 @@ def _user_hint(subject: str) -> str:
     words, users = {"key": key}, find_users(key)
     if len(users) == 1:
         words["meant"] = user_subject(users[0])
-        return _("There is no user with the key “%(key)s”. The user with this name is “%(meant)s”.") % words
-    return _("There is no user with the key “%(key)s”.") % words
+        return _('There is no user with the key "%(key)s". The user with this name is "%(meant)s".') % words
+    return _('There is no user with the key "%(key)s".') % words
 
 
 def is_bare(subject: str) -> bool:
@@ -294,7 +294,7 @@ def network_hint(text: str) -> str:
         if bare.endswith(f"/{ipv6 if ':' in bare else ipv4}") and named_subject(f"ip:{bare}"):
             return ""
     return _(
-        "No request has the subject “%(subject)s”: it is a network. Use one address. IPv6 addresses "
+        'No request has the subject "%(subject)s": it is a network. Use one address. IPv6 addresses '
         "count by their /%(bits)d."
     ) % {"subject": text, "bits": ipv6}  # fmt: skip
 
@@ -306,8 +306,8 @@ def rule_hint(rule: str) -> str:
         return ""
     words = {"rule": rule, "near": nearest(rule, known)}
     if words["near"]:
-        return _("“%(rule)s” is no rule of the settings or the views. Did you mean “%(near)s”?") % words
-    return _("“%(rule)s” is no rule of the settings or the views.") % words
+        return _('"%(rule)s" is no rule of the settings or the views. Did you mean "%(near)s"?') % words
+    return _('"%(rule)s" is no rule of the settings or the views.') % words
 
 
 def override_problems(subject: str, rule: str, *, with_users: bool = True) -> list[str]:
@@ -324,7 +324,7 @@ def override_problems(subject: str, rule: str, *, with_users: bool = True) -> li
     if not is_given_by(keys, subject):
         words = {"subject": subject, "rule": rule, "meant": "+".join(map(_placeholder, keys))}
         problems.append(
-            _("No request has the subject “%(subject)s” under the rule “%(rule)s”, which limits “%(meant)s”.") % words
+            _('No request has the subject "%(subject)s" under the rule "%(rule)s", which limits "%(meant)s".') % words
         )
     return [problem for problem in problems if problem]
 

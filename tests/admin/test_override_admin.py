@@ -250,8 +250,8 @@ class TestPreview:
             client.post(f"{LIST}preview/", filled(**wrong)).content.decode(),
             add(client, **wrong, _anyway="").content.decode(),
         ):
-            assert f"“user:{joe.pk}”" in shown
-            assert "Did you mean “search”?" in shown
+            assert f"&quot;user:{joe.pk}&quot;" in shown
+            assert "Did you mean &quot;search&quot;?" in shown
         assert 'name="_anyway"' in shown
         assert not QuotaOverride.objects.exists()
         add(client, **wrong)
@@ -266,7 +266,7 @@ class TestPreview:
         joe, client = User.objects.create_user("joe"), superuser()
         given = {"rule": "signup", "mode": "blocked", "rate": "", "_anyway": ""}
         shown = add(client, subject=f"user:{joe.pk}", **given).content.decode()
-        assert f"No request has the subject “user:{joe.pk}” under the rule “signup”" in shown
+        assert f"No request has the subject &quot;user:{joe.pk}&quot; under the rule &quot;signup&quot;" in shown
         assert add(client, subject="user:*", **given).status_code == 200
         assert not QuotaOverride.objects.exists()
         assert add(client, subject="198.51.100.0/24", **given).status_code == 302

@@ -282,7 +282,7 @@ class TestPage:
         assert reasons[1].startswith("Override: <strong>20/m")
 
     @pytest.mark.parametrize(
-        ("subject", "hint"), [("nobody", "No request has the subject “nobody”"), ("user:joe", "no user with")]
+        ("subject", "hint"), [("nobody", "No request has the subject &quot;nobody&quot;"), ("user:joe", "no user with")]
     )
     def test_a_hint_shows_that_no_request_has_the_subject(self, subject: str, hint: str) -> None:
         client = superuser()
@@ -333,7 +333,7 @@ def test_any_subject_has_a_page_actions_and_a_log(subject: str) -> None:
     answer = act(client, "reset", "search", subject)
     shown = page(client, subject) if answer.status_code == 302 else answer.content.decode()
     assert "4 of 10 used" not in shown
-    assert "What was counted under rule “search” was forgotten." in shown.split("History")[1]
+    assert "What was counted under rule &quot;search&quot; was forgotten." in shown.split("History")[1]
     entry = LogEntry.objects.get()
     assert "History" in client.get(entry.get_admin_url() or "", follow=True).content.decode()
     assert client.get("/admin/").status_code == 200

@@ -122,7 +122,7 @@ def test_an_error_about_a_part_does_not_show_its_value(text: str) -> None:
 def test_a_field_without_a_value_gets_a_hint(subject: str) -> None:
     meant = f"{subject.rpartition('+')[2]}=<value>"
     assert subject_hint(subject, with_users=False) == (
-        f"No request has the subject “{subject}”: the value is missing. Write “{meant}”."
+        f'No request has the subject "{subject}": the value is missing. Write "{meant}".'
     )
 
 
@@ -162,8 +162,8 @@ class TestUsers:
         assert len(find_users("same@example.org")) == 2 <= MAX_USERS
 
     def test_a_missing_user_is_the_hint(self) -> None:
-        assert subject_hint("nobody").startswith("No request has the subject “nobody”. Use, for")
-        assert subject_hint("user:nobody") == "There is no user with the key “nobody”."
+        assert subject_hint("nobody").startswith('No request has the subject "nobody". Use, for')
+        assert subject_hint("user:nobody") == 'There is no user with the key "nobody".'
         assert "user:" in subject_hint("a\0b")
         assert subject_hint("user:") != ""
 
@@ -175,9 +175,9 @@ def test_hints_without_users_reveal_no_users() -> None:
 
 def test_an_unknown_rule_gets_a_hint_with_a_similar_one(settings: Any) -> None:
     settings.QUOTA = {"RULES": {"search": "10/m", "shop.views.basket": "5/m"}}
-    assert rule_hint("serch").endswith("Did you mean “search”?")
-    assert rule_hint("basket").endswith("Did you mean “shop.views.basket”?")
-    assert rule_hint("zzz") == "“zzz” is no rule of the settings or the views."
+    assert rule_hint("serch").endswith('Did you mean "search"?')
+    assert rule_hint("basket").endswith('Did you mean "shop.views.basket"?')
+    assert rule_hint("zzz") == '"zzz" is no rule of the settings or the views.'
     assert (rule_hint("search"), rule_hint("*")) == ("", "")
 
 
@@ -231,7 +231,7 @@ def keyed(settings: Any) -> None:
 )  # fmt: skip
 def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str) -> None:
     (problem,) = override_problems(subject, rule, with_users=False)
-    assert problem.startswith(f"No request has the subject “{subject}” under the rule “{rule}”, which limits “")
+    assert problem.startswith(f'No request has the subject "{subject}" under the rule "{rule}", which limits "')
 
 
 @pytest.mark.usefixtures("keyed")
@@ -256,8 +256,8 @@ def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: 
 @pytest.mark.usefixtures("keyed")
 def test_unknown_rules_and_users_are_problems_of_an_override() -> None:
     assert override_problems("user:3", "ap") == [
-        "There is no user with the key “3”.",
-        "“ap” is no rule of the settings or the views. Did you mean “api”?",
+        'There is no user with the key "3".',
+        '"ap" is no rule of the settings or the views. Did you mean "api"?',
     ]
     assert override_problems("user:3", "api", with_users=False) == []
     assert override_problems("user:*", "api") == []

@@ -145,9 +145,9 @@ def test_a_bare_address_that_code_has_saved_is_listed_and_cleared() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("user:3", "5/m", "--rule", "serch"), "Did you mean “search”?"),
-        (("user:3", "blocked", "--rule", "signup"), "which limits “ip:<address>”"),
-        (("user:77", "blocked"), "no user with the key “77”"),
+        (("user:3", "5/m", "--rule", "serch"), 'Did you mean "search"?'),
+        (("user:3", "blocked", "--rule", "signup"), 'which limits "ip:<address>"'),
+        (("user:77", "blocked"), 'no user with the key "77"'),
         (("nobody", "blocked"), "user:<key>, ip:<address> or global"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_can_have_no_effect_is_refused_unless_forced(words: tuple[str, ...]
 
 def test_what_has_an_effect_is_saved_without_a_note() -> None:
     joe = User.objects.create_user("joe")
-    assert f"“user:{joe.pk}”" in refusal("set", "user:joe", "blocked")
+    assert f'"user:{joe.pk}"' in refusal("set", "user:joe", "blocked")
     for subject in (f"user:{joe.pk}", SUBJECT, "global", "org:7", "org:*"):
         assert "Note" not in said("set", subject, "blocked")
     assert "Note" not in said("set", SUBJECT, "5/m", "--rule", "10 per minute")
@@ -293,7 +293,7 @@ def test_an_empty_list_lifts_no_block(imported: Import) -> None:
 
 
 def test_a_list_under_a_rule_that_limits_no_address_is_refused(imported: Import, settings: Any) -> None:
-    with pytest.raises(CommandError, match="Did you mean “search”"):
+    with pytest.raises(CommandError, match='Did you mean "search"'):
         imported(LIST, "--rule", "serch")
     assert rows() == {}
     imported(LIST, "--rule", "serch", "--force")

@@ -255,7 +255,7 @@ def test_every_override_that_concerns_the_subject_is_printed_the_most_specific_f
 @pytest.mark.django_db
 def test_an_override_of_everybody_does_not_make_a_subject_known() -> None:
     override("s 0 0 ", "search", "*")
-    assert "No request has the subject “nobody”" in noted("quota_status", "nobody")
+    assert 'No request has the subject "nobody"' in noted("quota_status", "nobody")
 
 
 def test_the_command_says_that_overrides_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,9 +563,9 @@ class TestHints:
     @pytest.mark.django_db
     def test_a_note_names_the_subject_of_a_user_name(self, command: str) -> None:
         ann = User.objects.create_user("ann")
-        assert f"“user:{ann.pk}”" in noted(command, "ann")
-        assert f"“user:{ann.pk}”" in noted(command, "user:ann")
-        assert "No request has the subject “nobody”" in noted(command, "nobody")
+        assert f'"user:{ann.pk}"' in noted(command, "ann")
+        assert f'"user:{ann.pk}"' in noted(command, "user:ann")
+        assert 'No request has the subject "nobody"' in noted(command, "nobody")
         assert noted(command, f"user:{ann.pk}") == ""
         with freeze(START):
             check("search", "ann")
@@ -573,5 +573,5 @@ class TestHints:
 
     @pytest.mark.parametrize("words", [("quota_reset", SUBJECT), ("quota_sweep",)])
     def test_a_note_names_a_rule_similar_to_an_unknown_one(self, words: tuple[str, ...]) -> None:
-        assert "Did you mean “search”?" in noted(*words, "--rule", "serch")
+        assert 'Did you mean "search"?' in noted(*words, "--rule", "serch")
         assert noted(*words, "--rule", "search") == ""
