@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig, apps
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 
@@ -24,6 +25,4 @@ class QuotaConfig(AppConfig):
         if apps.is_installed("django.contrib.auth") and limits_logins():
             from django.contrib.auth import get_user_model  # noqa: PLC0415
 
-            from django_quota.contrib.auth import name_backend  # noqa: PLC0415
-
-            name_backend(get_user_model())
+            import_string("django_quota.contrib.auth.name_backend")(get_user_model())
