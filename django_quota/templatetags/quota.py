@@ -1,4 +1,4 @@
-"""`{% quota_limits %}`: the caller's own limits as bars with a text each."""
+"""`{% quota_limits %}` shows the caller's own limits; `{{ request.quota|of_rule:"api" }}` is what one rule has left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from django import template
 
-from django_quota.core.decisions import Outcome
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.errors import RuleError
 from django_quota.web.own_limits import left_in_words, own_limits
 from django_quota.web.wording import rate_in_words
 
@@ -28,3 +29,12 @@ def _shown(outcome: Outcome) -> dict[str, Any]:
         "remaining": 0 if outcome.is_shut_out else outcome.remaining,
         "limit": outcome.limit or 1,
     }
+
+
+@register.filter
+def of_rule(decision: Any, name: str) -> Outcome | None:
+    """Return the outcome of a rule, as `Decision.of_rule` does; None if the request was not limited by it."""
+    try:
+        return decision.of_rule(name) if isinstance(decision, Decision) else None
+    except RuleError:
+        return None

@@ -172,7 +172,7 @@ def test_the_last_are_found_over_many_pages_the_oldest_first(
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_are_printed_as_lines(raw: redis.Redis) -> None:
+def test_the_last_are_printed_as_lines(raw: redis.Redis, settings: Any) -> None:
     at(raw, START, "ip:1", until=START + 61 * SECOND)
     at(raw, START + SECOND, "ip:2", kind="banned", until=START + 601 * SECOND, level=2)
     at(raw, START + 2 * SECOND, "ip:3", kind="near", remaining=2, share=800)
@@ -185,7 +185,11 @@ def test_the_last_are_printed_as_lines(raw: redis.Redis) -> None:
     ]
     assert [line.split()[4] for line in shown("--last", "2")] == ["ip:3", "ip:4"]
     assert [line.split()[4] for line in shown("--kind", "banned", "--kind", "near")] == ["ip:2", "ip:3"]
+    with pytest.raises(CommandError, match=r'--rule: "other" is no rule of the settings or the views. No event has it'):
+        shown("--rule", "other")
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"other": "5/m"}}
     assert shown("--rule", "other") == []
+    assert len(shown("--rule", "login")) == 4  # a rule that your code has, or that is gone
 
 
 def test_json_has_one_object_a_line_with_times_in_utc(raw: redis.Redis) -> None:

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
+from django.template import Context, Template
 from django.test import AsyncClient, Client, RequestFactory
 from django.utils.functional import SimpleLazyObject
 
@@ -48,6 +49,17 @@ def test_a_refusal_in_a_view_leaves_the_transaction_of_its_caller_alone(limit: A
 def test_what_a_view_returns_beside_a_response_is_left_to_django() -> None:
     nothing: Any = quota("1/m", name="nothing")(lambda request: None)
     assert nothing(RequestFactory().get("/")) is None
+
+
+@pytest.mark.parametrize(("name", "shown"), [("api", "4"), ("flood", "1"), ("other", "")])
+def test_a_template_shows_what_one_rule_has_left(name: str, shown: str) -> None:
+    page = Template("{% load quota %}{% with a=request.quota|of_rule:name %}{{ a.remaining }}{% endwith %}")
+
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(page.render(Context({"request": request, "name": name})))
+
+    limited: Any = quota("5/m", name="api", key="ip")(quota("2/m", name="flood", key="ip")(view))
+    assert limited(RequestFactory().get("/")).content.decode() == shown
 
 
 def request_of(user: object) -> HttpRequest:

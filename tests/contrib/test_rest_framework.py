@@ -853,6 +853,35 @@ class TestAnswers:
         assert [peek(rule, "ip:127.0.0.1").remaining for rule in rules] == [9, 10]
 
 
+@pytest.mark.parametrize("kind", ["detail_response", "problem_details"])
+def test_refusals_of_the_middleware_and_the_throttles_have_one_format(kind: str, settings: Any) -> None:
+    chosen = f"django_quota.contrib.rest_framework.{kind}"
+    is_detail = kind == "detail_response"
+    if is_detail:
+        settings.QUOTA = {**settings.QUOTA, "RESPONSE": chosen}
+    else:
+        settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": chosen}
+    with_rules(settings, flood={"rate": "1/m", "key": "ip", "match": "/waiting/"})
+    with freeze(datetime(2026, 11, 21, tzinfo=UTC)):
+        statuses("search", "1", "1")
+        statuses("waiting", "1")
+        replies = [ask(route, "1", HTTP_ACCEPT="application/json") for route in ("search", "waiting")]
+        page = ask("waiting", "1", HTTP_ACCEPT="text/html")
+    assert [reply.status_code for reply in replies] == [429, 429]
+    bodies = [reply.json() for reply in replies]
+    if is_detail:
+        assert bodies == [{"detail": "Request was throttled. Expected available in 60 seconds."}] * 2
+    else:
+        assert [set(body) for body in bodies] == [{*bodies[0]}] * 2
+        assert bodies[0]["type"].endswith("#quota-exceeded")
+        assert ask("members", "wrong").json() == {"detail": "Invalid token."}  # other errors are the framework's
+    types = ["application/json" if is_detail else "application/problem+json"] * 2
+    assert [reply.headers["Content-Type"] for reply in replies] == types
+    for name in ("Retry-After", "RateLimit", "RateLimit-Policy", "Cache-Control"):
+        assert all(name in reply.headers for reply in replies)
+    assert page.headers["Content-Type"].startswith("text/html")
+
+
 def size_of(request: Any, response: Any) -> int:
     return len(response.content)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import django_quota
 import noxfile
@@ -22,6 +23,15 @@ RELEASE = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
 def versions_after(prefix: str) -> list[str]:
     """Return the versions that classifiers name behind a prefix."""
     return re.findall(rf"^{re.escape(prefix)} :: (\d+\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
+
+
+def test_every_extra_has_the_one_name_that_old_and_new_pip_know() -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    assert {canonicalize_name(extra) for extra in extras} == extras
+    files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")]
+    pages = "".join(file.read_text() for file in [*files, *ROOT.glob("docs/*.md")])
+    named = {extra for names in re.findall(r"django-quota\[([^\]]+)\]", pages) for extra in names.split(",")}
+    assert "rest-framework" in named <= extras
 
 
 def test_nox_runs_every_version_that_the_classifiers_name() -> None:

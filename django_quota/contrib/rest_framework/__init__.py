@@ -11,6 +11,7 @@ The framework authenticates inside the view. So on a view with one of these thro
 from __future__ import annotations
 
 from django_quota.contrib.rest_framework import view_rules  # noqa: F401 — registers what it has
+from django_quota.contrib.rest_framework.answers import detail_response, problem_details
 from django_quota.contrib.rest_framework.throttles import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -28,5 +29,7 @@ __all__ = [
     "ScopedRateThrottle",
     "SimpleRateThrottle",
     "UserRateThrottle",
+    "detail_response",
+    "problem_details",
     "with_quota_rules",
 ]

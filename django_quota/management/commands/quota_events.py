@@ -28,7 +28,7 @@ from django_quota.features.event_stream import (
     moment_of,
 )
 from django_quota.management.console import QuotaCommand, printable, second_of, shared_store, stopping
-from django_quota.operating.lookup import parse_rule_input
+from django_quota.operating.lookup import parse_rule_input, rule_hint
 from django_quota.stores.base import Store
 
 PAUSE = 0.5
@@ -58,7 +58,8 @@ class Command(QuotaCommand):
             raise CommandError(f"--last {options['last']} is below 0. Use 0 or more.")
         if options["group"] is not None and not options["follow"]:
             raise CommandError("--group is only for --follow. Add --follow, or leave --group out.")
-        log, wanted = _log(shared_store(), current().prefix), _wanted(options)
+        log = _log(shared_store(), current().prefix)
+        wanted = _wanted(options, log)
 
         def show(events: Iterable[Event | None]) -> None:
             for event in events:
@@ -159,9 +160,17 @@ def _log(store: Store, prefix: str) -> EventLog:
     return log
 
 
-def _wanted(options: dict[str, Any]) -> Callable[[Event], bool]:
+def _wanted(options: dict[str, Any], log: EventLog) -> Callable[[Event], bool]:
     kinds, rules = options["kind"] or KINDS, list(map(parse_rule_input, options["rule"] or ()))
+    for rule in rules:
+        _check_rule(rule, log)
     return lambda event: event.kind in kinds and (not rules or event.rule in rules)
+
+
+def _check_rule(rule: str, log: EventLog) -> None:
+    """Raise `CommandError` for a rule that neither the site nor any event has; events may have rules that are gone."""
+    if (hint := rule_hint(rule)) and not log.last(1, lambda event: event.rule == rule):
+        raise CommandError(f"--rule: {hint} No event has it either.")
 
 
 def _line(event: Event) -> str:
