@@ -1,6 +1,12 @@
 """The settings of Sphinx: `make docs` builds the site into docs/_build."""
 
-import django_quota
+import re
+
+from django.dispatch import Signal
+from docutils import nodes
+
+import django_quota.signals
+from django_quota import exceptions
 
 project = "django_quota"
 copyright = "the django_quota developers"
@@ -34,3 +40,28 @@ copybutton_only_copy_prompt_lines = True
 
 linkcheck_anchors = False
 linkcheck_ignore = [r"http://127\.0\.0\.1", r"https?://[\w.]*example\.(com|org)"]
+
+
+_MADE_FROM = re.compile(r"<!-- (?:from ([\w.]+): (.*)|(errors)|(signals)) -->", re.DOTALL)
+
+
+def _list_names(app, doctree):
+    """Let `objects.inv` have the names that the reference describes, so that other sites can link to them."""
+    ids = {section[0].astext(): section["ids"][0] for section in doctree.findall(nodes.section)}
+    note = app.env.get_domain("py").note_object
+    for comment in doctree.findall(nodes.raw):
+        found = _MADE_FROM.fullmatch(comment.astext().strip())
+        module, names, errors, signals = found.groups() if found else (None,) * 4
+        for name in names.split(", ") if names else ():
+            kind = "method" if "." in name else "class" if name[0].isupper() else "function"
+            note(f"{module}.{name}", kind, ids[name], location=comment)
+        for name in exceptions.__all__ if errors else ():
+            note(f"django_quota.exceptions.{name}", "exception", ids["Errors"], location=comment)
+        for name, value in vars(django_quota.signals).items() if signals else ():
+            if isinstance(value, Signal):
+                note(f"django_quota.signals.{name}", "data", ids["Signals"], location=comment)
+
+
+def setup(app):
+    """Be an extension of Sphinx."""
+    app.connect("doctree-read", _list_names)
