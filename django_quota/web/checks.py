@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, Info, Tags, register
 from django.core.checks import Warning as CheckWarning
 from django.db import connections
 from django.template import TemplateDoesNotExist
@@ -21,7 +21,8 @@ from django.template.loader import get_template
 from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
-from django_quota.core.errors import ConfigurationError, did_you_mean
+from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
+from django_quota.limiting.known_rules import rules_of_requests
 from django_quota.limiting.override_rows import count_overrides, has_database, missing_tables, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
@@ -79,7 +80,23 @@ def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) ->
                 id="django_quota.W011",
             )
         )
-    return found
+    return [*found, *_check_unused()]
+
+
+def _check_unused() -> Iterator[CheckMessage]:
+    """Name the configured rules that neither the middleware nor a view applies."""
+    try:
+        used = {rule.name for rule in rules_of_requests()}
+        unused = [name for name in current().rules if name not in used and current().rule(name).match is None]
+    except (ConfigurationError, RuleError):
+        return  # `_check_values` and `check_rules` have reported it
+    if unused:
+        yield Info(  # only the project knows whether its code asks for them
+            f'QUOTA["RULES"] has {", ".join(map(repr, unused))} without "match", and no view uses them: they limit '
+            "only calls in your code.",
+            hint=f"Add a 'match', name them on a view with @quota(rule={unused[0]!r}), or remove them.",
+            id="django_quota.W039",
+        )
 
 
 @register("django_quota", Tags.database)

@@ -6,13 +6,15 @@ import math
 from typing import Any
 
 import pytest
-from django.core.checks import CheckMessage, run_checks
+from django.core.checks import INFO, CheckMessage, run_checks
+from django.http import HttpResponse
 from django.test import override_settings
+from django.urls import path
 from django_redis.pool import ConnectionFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import once
+from django_quota import once, quota
 from django_quota.exceptions import ConfigurationError
 from tests.support.findings import REDIS, TIMEOUTS, findings, ids
 from tests.support.stores import CLUSTER_CLIENT
@@ -194,6 +196,17 @@ def test_only_check_deploy_reports_settings_of_a_developers_machine(
         deploying = run_checks(tags=["django_quota"], include_deployment_checks=True)
         assert [str(found.id).removeprefix("django_quota.") for found in deploying] == expected
         assert all(words in found.msg and found.hint for found in deploying)
+        assert run_checks(tags=["django_quota"]) == []
+
+
+def test_check_deploy_names_the_rules_that_no_view_and_no_match_applies(settings: Any) -> None:
+    site = quota(rule="named")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (path("", site),)
+    rules = {"named": "5/m", "matched": {"rate": "5/m", "match": "/"}, "typo": "5/m", "code": "5/m"}
+    with override_settings(QUOTA={"RULES": rules}, CACHES=of()):
+        (note,) = run_checks(tags=["django_quota"], include_deployment_checks=True)
+        assert (note.id, note.level) == ("django_quota.W039", INFO)
+        assert "has 'typo', 'code' without \"match\"" in note.msg
         assert run_checks(tags=["django_quota"]) == []
 
 
