@@ -86,7 +86,7 @@ def block(name: str) -> str:
 
 def test_the_settings_pass_the_checks() -> None:
     names = shown(block("settings"))
-    with override_settings(QUOTA=names["QUOTA"], CACHES=names["CACHES"]):
+    with override_settings(**{name: names[name] for name in ("QUOTA", "CACHES", "AUTHENTICATION_BACKENDS")}):
         assert run_checks(tags=["django_quota"]) == []
 
 
