@@ -14,8 +14,7 @@ from django.utils.translation import gettext_lazy
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.conf import current
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rule_options import Exemption
-from django_quota.core.rules import Rule, dotted_path
+from django_quota.core.rules import Rule, option_in_words
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
@@ -78,8 +77,8 @@ def _source(name: str, known: Rule | str | None) -> str:
 
 def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str]]:
     """Yield what the settings or the view say: rates, key, match, algorithm, and each option that is set."""
-    yield _("Rate"), "; ".join(map(_in_words, rule.rates)) or _("unlimited")
-    yield _("Key"), _in_words(rule.key)
+    yield _("Rate"), "; ".join(map(option_in_words, rule.rates)) or _("unlimited")
+    yield _("Key"), option_in_words(rule.key)
     for title, match in ((_("Match"), rule.match), (_("Exclude"), rule.exclude)):
         if match is not None:
             yield title, ", ".join(pattern.text for pattern in match.patterns)
@@ -87,12 +86,4 @@ def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str]]:
     for field in fields(Rule):
         value = getattr(rule, field.name)
         if field.init and field.name not in _SHOWN and field.default is not MISSING and value != field.default:
-            yield field.name, _in_words(value)
-
-
-def _in_words(value: object) -> str:
-    if isinstance(value, Exemption):
-        value = (*value.networks, *(["staff"] if value.staff else []), *value.functions)
-    if isinstance(value, (tuple, frozenset)) and not hasattr(value, "_fields"):
-        return ", ".join(sorted(map(_in_words, value)) if isinstance(value, frozenset) else map(_in_words, value))
-    return dotted_path(value) if callable(value) else str(value)
+            yield field.name, option_in_words(value)

@@ -656,3 +656,14 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
             )
         limits[limit.state_id] = limit
     return tuple(limits.values())
+
+
+def option_in_words(value: object) -> str:
+    """Return the value of a rule's option in words."""
+    if isinstance(value, Exemption):
+        value = (*value.networks, *(["staff"] if value.staff else []), *value.functions)
+    if isinstance(value, (tuple, frozenset)) and not hasattr(value, "_fields"):
+        return ", ".join(
+            sorted(map(option_in_words, value)) if isinstance(value, frozenset) else map(option_in_words, value)
+        )
+    return dotted_path(value) if callable(value) else str(value)

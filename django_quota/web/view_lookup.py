@@ -136,6 +136,23 @@ def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
         yield LimitedView(naming(spec.view)(found.owner), spec, found.owner, found.called_by)
 
 
+def rules_of_endpoint(view: Any, method: str) -> list[Rule]:
+    """Return the rules of the `@quota` that a request of this method meets at a view, the outermost first."""
+    actions = getattr(view, "actions", None) or {}
+    names = {"dispatch", method.lower(), actions.get(method.lower())} | ({"get"} if method == "HEAD" else set())
+    met: list[tuple[int, list[Rule]]] = []
+    for found in _marks_of_view(view, set()):
+        spec = found.mark.kept
+        if not isinstance(spec, Limited):
+            continue
+        limited = LimitedView(naming(spec.view)(found.owner), spec, found.owner, found.called_by)
+        if None in (found.called_by, found.owner) or limited.path.rpartition(".")[2] in names:
+            depth = 2 if found.called_by is not None else 0 if found.owner is None else 1
+            met.append((depth, list(limited.rules())))
+    met.reverse()  # the marks of a function have the innermost first
+    return [rule for _, rules in sorted(met, key=lambda each: each[0]) for rule in rules]
+
+
 def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
     """Return the paths of views under a `@quota` without parentheses."""
     for bare, _ in marked_views(patterns, UnderABareOne):

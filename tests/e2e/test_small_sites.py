@@ -86,7 +86,10 @@ def test_a_site_without_users_limits_and_shows_the_429_page() -> None:
     assert {finding.partition(".")[0] for finding in found["findings"]} == {"fields"}  # Django asks for the user model
 
 
-COMMANDS = ["quota_status user:1", "quota_reset user:1", "quota_rollup", "quota_sweep", "quota_override list"]
+COMMANDS = [
+    *("quota_status user:1", "quota_reset user:1", "quota_rollup", "quota_sweep"),
+    *("quota_override list", "quota_bans lift user:1", "quota_rules /"),
+]
 SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 

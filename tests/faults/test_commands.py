@@ -30,6 +30,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": ("quota_status", "user:7"),
     "reset": ("quota_reset", "user:7"),
     "events": ("quota_events",),
+    "bans": ("quota_bans", "list"),
+    "lift": ("quota_bans", "lift", "user:7"),
+    "rules": ("quota_rules", "/limited/"),
 }
 OVERRIDE = ("quota_override", "set", "ip:203.0.113.9", "5/m")
 """It asks no Redis."""
@@ -78,6 +81,7 @@ def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], faul
 
 
 NEEDED = {"sweep": "scan", "rollup": "scan", "status": "evalsha", "reset": "evalsha", "events": "xrevrange"}
+NEEDED |= {"bans": "zrangebyscore", "lift": "evalsha"}
 GROUP = ("quota_events", "--follow", "--group", "g")
 
 

@@ -155,7 +155,7 @@ WORDS = st.lists(
     ANYTHING
     | st.sampled_from(
         ["user:1", "ip:1.2.3.4", "--json", "--rule", "--dry-run", "10/m", "exempt", "blocked", "set", "list", "clear",
-         "--for",
+         "lift", "/", "--for",
          "1d", "--reason", "--limit", "search", "*", "--yes", "--count", "--since", "-1", "--kind", "--budget-ms", "0"]
     ),
     max_size=5,
@@ -163,7 +163,10 @@ WORDS = st.lists(
 
 
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize("command", ["quota_status", "quota_reset", "quota_override", "quota_rollup", "quota_sweep"])
+@pytest.mark.parametrize(
+    "command",
+    [f"quota_{name}" for name in ("status", "reset", "override", "bans", "rules", "rollup", "sweep")],
+)
 def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
     command: str, redis_server: Any, settings: Any
 ) -> None:

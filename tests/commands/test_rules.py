@@ -1,0 +1,121 @@
+"""`quota_rules` shows which rules a request meets, in their order, and what they have left."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+from django.urls import path
+from django.views import View
+
+from django_quota import ban, check, peek, quota
+from django_quota.testing import freeze
+from tests.support.steps import START
+
+
+def costly(request: Any) -> int:
+    raise RuntimeError("a cost is asked for only when something is taken")
+
+
+def broken(request: Any) -> str:
+    raise RuntimeError("no tenant")
+
+
+@quota("3/m", name="outer", key="user")
+@quota("2/m", name="inner", methods=["POST"])
+def search(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+class Orders(View):
+    @quota("4/m", name="reads")
+    def get(self, request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    @quota("5/m", name="writes")
+    def post(self, request: Any) -> HttpResponse:
+        return HttpResponse()
+
+
+urlpatterns = [path("search/", search), path("orders/", Orders.as_view())]
+RULES = {
+    "flood": {"rate": "100/m", "match": "/", "cost": costly, "ban": {"after": "9/m", "for": "1h"}},
+    "orders": {"rate": "9/m", "match": "/orders/"},
+    "idle": "7/m",
+}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, database: Any, redis_cache: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+
+def said(*words: str) -> Any:
+    """Run `quota_rules` and return what it says, from JSON where it was asked for."""
+    out, notes = StringIO(), StringIO()
+    call_command("quota_rules", *words, stdout=out, stderr=notes)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+
+
+def met(*words: str) -> list[tuple[str, str, int]]:
+    """Return the rules of a request, each with its subject and what is left."""
+    return [(row["rule"], row["subject"], row["limits"][0]["remaining"]) for row in said(*words, "--json")]
+
+
+def test_the_rules_of_a_request_are_shown_in_their_order_with_what_is_left() -> None:
+    ann = User.objects.create_user("ann")
+    here, whose = "ip:127.0.0.1", f"user:{ann.pk}"
+    check("flood", here, 40)
+    for _ in range(2):  # nothing is taken
+        assert met("/search/?q=1") == [("flood", here, 60), ("outer", here, 3)]
+        assert met("/search/", "--method", "post", "--user", "ann", "--ip", "203.0.113.9") == [
+            ("flood", "ip:203.0.113.9", 100), ("outer", whose, 3), ("inner", "ip:203.0.113.9", 2),
+        ]  # fmt: skip
+    assert [rule for rule, _, _ in met("/orders/")] == ["flood", "orders", "reads"]
+    assert [rule for rule, _, _ in met("/orders/", "--method", "POST")] == ["flood", "orders", "writes"]
+    with freeze(START):
+        ban("ip:127.0.0.1", "flood", 600)
+        assert "flood (settings) for ip:127.0.0.1\n  100/m: 60 of 100 left (refused for 10 minutes, banned)" in said(
+            "/search/"
+        )
+    assert peek("orders", here).remaining == 9
+
+
+def test_a_path_that_is_no_url_meets_the_rules_of_the_settings() -> None:
+    assert met("/nowhere/") == [("flood", "ip:127.0.0.1", 100)]
+    assert "no URL of the site is '/nowhere/'" in said("/nowhere/")
+
+
+def test_without_a_path_all_rules_are_listed() -> None:
+    shown = said()
+    assert "flood: 100/m by ip, at /\n" in shown
+    assert "reads: 4/m by ip\n" in shown
+    assert {row["rule"] for row in said("--json")} == {"flood", "orders", "idle", "outer", "inner", "reads", "writes"}
+
+
+def test_a_rule_whose_function_fails_is_named(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tenant": {"rate": "9/m", "match": "/", "key": broken}}}
+    assert "tenant (settings): not known, a function of the rule failed: RuntimeError: no tenant" in said("/search/")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("search/",), "Begin it with a slash"),
+        (("/search/", "--user", "nobody"), "of no user"),
+        (("/search/", "--ip", "here"), "is no IP address"),
+        (("/search/", "--method", "no method"), "is no HTTP method"),
+        (("/search/", "--host", "evil.example"), "evil.example"),
+        (("--user", "ann"), "needs a PATH"),
+    ],
+)
+def test_bad_input_is_an_error(words: tuple[str, ...], why: str, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["localhost"]
+    with pytest.raises(CommandError, match=why):
+        said(*words)
