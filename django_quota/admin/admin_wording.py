@@ -77,16 +77,16 @@ def rule_in_words(rule: str) -> str:
 
 
 def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
-    """Return a subject without digests: `Failed logins of ann at 203.0.113.9`. `names`: the names of parts."""
+    """Return a subject without digests: `Failed logins of ann at 203.0.113.9`. `names`: see `login_names`."""
     parts = parts_of(subject)
     logins = [part for part in parts if part.startswith(LOGIN)]
-    others = [part for part in parts if part not in logins]
-    words = {
-        "name": names.get(logins[0], _("a user name")) if logins else "",
-        "rest": " + ".join(_DIGEST.sub(r"\1…", names.get(part, part)).removeprefix("ip:") for part in others),
-    }
+    others = [_DIGEST.sub(r"\1…", part) for part in parts if part not in logins]
     if not logins:
-        return words["rest"]
+        return "+".join(others)
+    words = {
+        "name": names.get(logins[0], _("a user name")),
+        "rest": " + ".join(part.removeprefix("ip:") for part in others),
+    }
     return (_("Failed logins of %(name)s at %(rest)s") if others else _("Failed logins of %(name)s")) % words
 
 

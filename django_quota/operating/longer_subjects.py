@@ -39,7 +39,8 @@ def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence
     seen = [each for each in [*banned, *subjects_seen(days=2)] if wanted.intersection(parts_of(each))]
     found = [each for each in dict.fromkeys([*other_names, *seen]) if each != subject][:MAX_LONGER]
     longer = [LongerSubject(each, _refusal_of(each)) for each in found]
-    return sorted(longer, key=lambda each: each.refusal is None)
+    known = [each for each in longer if each.refusal is not None or each.subject in seen]
+    return sorted(known, key=lambda each: each.refusal is None)
 
 
 def _refusal_of(subject: str) -> Outcome | None:

@@ -816,6 +816,8 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
     assert "Failed logins of ann at 203.0.113.9</h2>" in page
     assert "Failed logins of a user name at 203.0.113.9</h2>" in hidden
     assert "refused by login-username-ip until" not in after
+    assert "not refused now" in after
+    assert "not refused now" not in before
     assert not any("No limit on this page refuses the next hit." in shown for shown in (before, *found, after))
 
 

@@ -36,7 +36,9 @@ def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
     set_color_scheme(browser.chrome, "light")
 
 
-@pytest.mark.parametrize("name", ["subject", "banned subject", "usage", "overview", "override", "overrides", "counters"])
+@pytest.mark.parametrize(
+    "name", ["subject", "banned subject", "usage", "overview", "override", "overrides", "counters"]
+)
 def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str, name: str) -> None:
     browser.sign_in("admin")
     browser.open_page(name)
