@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError, did_you_mean
-from django_quota.core.rates import Rate, parse_duration, parse_rate
+from django_quota.core.rates import MAX_COUNT, Rate, parse_duration, parse_rate
 
 Network = IPv4Network | IPv6Network
 
@@ -215,6 +215,19 @@ def read_methods(given: object) -> frozenset[str]:
     for name in sorted(upper - HTTP_METHODS):
         raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
     return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
+
+
+def read_costs(given: object) -> tuple[tuple[str, int], ...]:
+    """Read costs by the name of a view. Raises `RuleError`."""
+    pairs = tuple(given.items() if isinstance(given, Mapping) else given if isinstance(given, tuple) else ())
+    if not pairs or not all(
+        isinstance(name, str) and type(cost) is int and 1 <= cost <= MAX_COUNT for name, cost in pairs
+    ):
+        raise RuleError(
+            f"costs={given!r} is not a dict of whole numbers from 1 to {MAX_COUNT:,} by the name of a URL.",
+            "Use, for example, {'export': 50, 'api:report': 20}.",
+        )
+    return pairs
 
 
 def is_number(value: object, least: float, most: float) -> bool:

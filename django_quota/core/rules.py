@@ -30,6 +30,7 @@ from django_quota.core.rule_options import (
     declare_flag,
     declare_function,
     declare_number,
+    read_costs,
     read_methods,
     read_refusal_span,
     read_share,
@@ -95,6 +96,7 @@ class RuleOptions(_Options, total=False):
     """The options that `@quota` takes."""
 
     cost: int | Callable[[Any], Any]
+    costs: Mapping[str, int] | None
     tier: Callable[[Any], Any] | None
     settle: Callable[[Any, Any], Any] | None
     count_when: Callable[[Any], Any] | None
@@ -184,6 +186,8 @@ class Rule:
         called_with=("request",),
     )
     """How much a hit takes: a whole number from 1 to 10^12, or a function of the request; 0 from it is a free hit."""
+    costs: Any = declare(None, read=read_costs, only_in="views")
+    """What a request of some views costs instead, by the name of the URL: `{"export": 50}`."""
     burst: int | None = declare_number()
     """How many hits a bucket takes at once; for `token_bucket` and `leaky_bucket`."""
     precision: int | None = declare_number()
@@ -293,7 +297,7 @@ class Rule:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the rule needs only the key of a request to which it applies."""
-        of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.count_when)
+        of_request = (self.costs, self.methods, self.skip, self.exempt, self.distinct, self.settle, self.count_when)
         return not self.dynamic and not callable(self.cost) and all(option is None for option in of_request)
 
     @cached_property
@@ -626,8 +630,9 @@ def _check_distinct(rule: Rule) -> None:
             f"distinct={rule.distinct!r} counts different values in a sliding window.",
             "Leave out algorithm=, precision= and count_refused=.",
         )
-    if rule.cost != 1:
-        raise RuleError(f"cost={rule.cost!r} does not go with distinct=: each value costs 1.")
+    for option, default in (("cost", 1), ("costs", None)):
+        if (given := getattr(rule, option)) != default:
+            raise RuleError(f"{option}={given!r} does not go with distinct=: each value costs 1.")
 
 
 def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:

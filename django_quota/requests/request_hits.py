@@ -104,6 +104,10 @@ def _is_decided(rule: Rule, subject: str, decided: Decided) -> bool:
 
 def _cost_flow(rule: Rule, request: HttpRequest) -> Flow[int]:
     """Return the cost of a request under a rule."""
+    if rule.costs and request.resolver_match is not None:
+        cost = dict(rule.costs).get(request.resolver_match.view_name)
+        if cost is not None:
+            return int(cost)
     if callable(rule.cost):
         return validate_cost((yield from call_flow(rule.cost, request)), rule.name)
     return rule.cost

@@ -310,6 +310,20 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
                 )
 
 
+def _check_costs(site: _Site) -> Iterator[CheckMessage]:
+    """Find views in `costs` that the URLs do not have: the real ones would cost what all others do."""
+    views = {endpoint.view for endpoint in site.endpoints}
+    for rule in site.named if site.patterns else ():
+        for name, _ in rule.costs or ():
+            if name not in views:
+                near = did_you_mean(name, views)
+                yield Error(
+                    f'QUOTA["RULES"][{rule.name!r}]["costs"]: the URLs have no {name!r}.',
+                    hint=near.strip() if "mean" in near else "Use the name= of a path(), for example 'api:search'.",
+                    id="django_quota.E033",
+                )
+
+
 def _check_other_urls(site: _Site) -> Iterator[CheckMessage]:
     """Find views with a URL that a path in a `match` fits, and one that it misses, such as one with a format suffix."""
     pages: dict[tuple[object, ...], list[Endpoint]] = {}
@@ -462,6 +476,7 @@ _CHECKS: tuple[Callable[[_Site], Iterator[CheckMessage]], ...] = (
     _check_sessions,
     _check_options,
     _check_view_names,
+    _check_costs,
     _check_other_urls,
     _check_name_conflicts,
     _check_client_chosen_keys,

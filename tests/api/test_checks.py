@@ -453,6 +453,15 @@ def test_w006_a_view_that_the_urls_do_not_have_would_never_fit(match: Any, near:
     assert ids(rule({"rate": "1/m", "match": known})) == []
 
 
+def test_e033_a_cost_of_a_view_that_the_urls_do_not_have(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.support.urls_of_rules"
+    (found,) = findings(rule({"rate": "1/m", "costs": {"plain": 2, "api:serach": 50}}))
+    assert (found.id, found.hint) == ("django_quota.E033", "Did you mean 'api:search'?")
+    for wrong in ({}, 50, {"plain": 0}, {"plain": True}, {1: 2}, {"plain": 10**12 + 1}):
+        assert ids(rule({"rate": "1/m", "costs": wrong})) == ["E006"], wrong
+    assert ids(rule({"rate": "1/m", "costs": {"plain": 2}, "distinct": "ip"})) == ["E006"]
+
+
 class TestOtherURLsOfAView:
     """W030: a rule reaches a view by one URL, and misses it by another one."""
 

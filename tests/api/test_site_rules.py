@@ -425,3 +425,13 @@ def test_a_tier_of_the_settings_may_be_sync_or_async_and_ask_the_database(kind: 
     assert limits_of(None) == ['"api";q=5;w=60'] * 3
     assert limits_of(user) == ['"api";q=50;w=60'] * 3
     assert peek("50/m", user, name="api").remaining == 47
+
+
+@both
+def test_a_view_that_costs_names_takes_more_of_the_budget(kind: str, memory_store: None, settings: Any) -> None:
+    budget = {"rate": "100/m", "match": "/", "cost": lambda request: 2, "costs": {"api:search": 50, "api:plain": 7}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"budget": budget}}
+    for path_, left in (("/api/search/", 50), ("/api/plain/", 43), ("/plain/", 41), ("/nowhere/", 39)):
+        fetch(kind, path_)
+        assert peek("budget", "ip:127.0.0.1").remaining == left
+    assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 19, "other rules cost what they did"

@@ -1125,6 +1125,41 @@ def test_the_admin_and_the_commands_know_the_rules_of_views(settings: Any, monke
     }  # fmt: skip
 
 
+class TestQuotaCost:
+    def test_a_view_and_an_action_take_their_cost_of_the_rules_that_they_name(self, settings: Any) -> None:
+        class Things(ViewSet):
+            authentication_classes, throttle_classes = (ByToken,), (QuotaThrottle,)
+            quota_rules, quota_cost, throttle_scope = ("budget",), 5, "scope"
+
+            def list(self, request: Request) -> Response:
+                return Response()
+
+            @action(detail=False, quota_cost=50)
+            def export(self, request: Request) -> Response:
+                return Response()
+
+        rules = {"budget": {"rate": "100/m", "key": "user"}, "scope": {"rate": "70/m", "key": "user"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules | {"other": {"rate": "9/m", "key": "user"}}}
+        called(Things.as_view({"get": "list"}))
+        called(Things.as_view({"get": "export"}, **Things.export.kwargs))
+        assert [peek(name, "user:1").remaining for name in rules] == [45, 15]
+        called(view_of(QuotaThrottle, quota_rules=["budget", "other"]))
+        assert [peek(name, "user:1").remaining for name in ("budget", "other")] == [44, 8]
+
+    def test_a_rule_that_waits_for_the_view_counts_once(self, settings: Any) -> None:
+        budget = {"rate": "100/m", "key": "user", "match": "/"}
+        view = view_of(QuotaThrottle, quota_rules=["budget"], quota_cost=50)
+        findings(settings, view, budget=budget)
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+        assert Client().get("/api/0/", headers={"Authorization": "Token 1"}).status_code == 200
+        assert peek("budget", "user:1").remaining == 50
+
+    @pytest.mark.parametrize("cost", [0, "50", True, 10**12 + 1])
+    def test_e034_another_value_is_an_error(self, cost: Any, settings: Any) -> None:
+        found = findings(settings, view_of(QuotaThrottle, quota_rules=["search"], quota_cost=cost))
+        assert [each.id for each in found] == ["django_quota.E034"]
+
+
 def test_the_limits_of_a_request_have_the_rules_that_its_view_names() -> None:
     view = view_of(QuotaThrottle, quota_rules=["search", "missing"])
     request: Any = APIRequestFactory().get("/")

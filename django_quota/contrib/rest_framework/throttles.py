@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -109,7 +110,8 @@ class _TogetherMixin:
             for entry in entries:  # a throttle that asks again counts again
                 known.entries.remove(entry)
             return known.decision
-        asked: list[Entry] = [*take_waiting_rules(request), *entries]
+        own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
+        asked: list[Entry] = [*(rule for rule in take_waiting_rules(request) if rule.name not in own), *entries]
         others: list[Entry] = []
         for entry in self._entries_of_others(request, view) if known is None else ():
             if all(entry == other or _identity(entry) != _identity(other) for other in asked + others):
@@ -321,7 +323,8 @@ class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
     """Limits a view by the rules in its `quota_rules`, by its `throttle_scope`, and by the rules that wait for it.
 
     `quota_rules` lists names of rules in the settings and `Rule` objects. `throttle_scope` is such a name too; if there
-    is no rule of that name, its rate is in `DEFAULT_THROTTLE_RATES`, as for `ScopedRateThrottle`.
+    is no rule of that name, its rate is in `DEFAULT_THROTTLE_RATES`, as for `ScopedRateThrottle`. `quota_cost`, of the
+    view or of an `@action`, is what its requests take of these rules of the settings and of `quota_rules`.
 
     `quota_slots = 3` limits how many requests the view answers at once. A dict adds options of `@concurrency`:
     `{"at_once": 3, "key": "user"}`.
@@ -334,12 +337,20 @@ class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
     def entries(self, request: Any, view: Any) -> list[Entry]:
         """Return the rules of a view."""
         scope = getattr(view, "throttle_scope", None)
-        rules: list[Entry] = [named_rule(rule, view) for rule in rules_of_view(view, request.method)]
-        if not scope:
+        names = [*rules_of_view(view, request.method)]
+        if scope and scope in current().rules:
+            names.append(scope)
+        cost = getattr(view, "quota_cost", None)
+        rules: list[Entry] = [_at_cost(named_rule(rule, view), cost) for rule in names]
+        if not scope or scope in names:
             return rules
-        if scope in current().rules:
-            return [*rules, named_rule(scope, view)]
         return [*rules, *ScopedRateThrottle().entries(request, view)]
+
+
+@lru_cache(maxsize=1024)
+def _at_cost(rule: Rule, cost: int | None) -> Rule:
+    """Return a rule with the `quota_cost` of a view; None is the rule's own. Raises `RuleError` if it is wrong."""
+    return rule if cost is None else replace(rule, cost=cost, costs=None)
 
 
 def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:

@@ -29,6 +29,9 @@ from django_quota.contrib.rest_framework.throttles import (
 from django_quota.exceptions import ConfigurationError, RateError, RuleError
 from django_quota.types import Endpoint, Rate
 
+MAX_COST = 10**12
+"""Units that one request takes at most."""
+
 
 @finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
@@ -163,6 +166,13 @@ def _check_names(view: Endpoint, known: Any) -> Iterator[CheckMessage]:
     if scope and scope not in known and scope not in ScopedRateThrottle.THROTTLE_RATES:
         hint = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
         problems.append((f"throttle_scope={scope!r} of {dotted_path(view_class)} names no rule.", hint))
+    cost = view.given.get("quota_cost", getattr(view_class, "quota_cost", None))
+    if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
+        yield Error(
+            f"quota_cost={cost!r} of {dotted_path(view_class)} is not a whole number from 1 to {MAX_COST:,}.",
+            hint="Use, for example, 50.",
+            id="django_quota.E034",
+        )
     for problem, hint in problems:
         yield Error(problem, hint=hint or None, id="django_quota.E016")
 
