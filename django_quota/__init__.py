@@ -14,6 +14,7 @@ from django_quota.features.leases import lock, slot
 from django_quota.features.once import aonce, once
 from django_quota.features.raised_limits import raise_limit
 from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
+from django_quota.features.usage import usage
 from django_quota.limiting.api import (
     aacquire,
     acheck,
@@ -73,6 +74,7 @@ __all__ = [
     "reset_subject",
     "slot",
     "unban",
+    "usage",
 ]
 
 __version__ = "0.2.0"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.db import DatabaseError, router
 
 from django_quota.conf import current
 from django_quota.core import clock
@@ -147,7 +147,60 @@ def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
 # --- one subject ------------------------------------------------------------------------------------------------------
 
 
-def usage(subject: Any) -> dict[date, dict[str, Count]]:
+def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = "day") -> dict[date, dict[str, Count]]:
+    """Return what a subject has used from the day `since` up to, but without, the day `until`: for a bill.
+
+    For each day, or for each month by the date of its first day, it has the rules with an `allowed`, a `refused` and
+    `units`, which the allowed checks cost. It adds the `DailyCounter` rows and what a roll-up has not moved yet. Each
+    check is in it once, also while a roll-up runs or after one was killed. A day is one of `QUOTA["TIME_ZONE"]`.
+
+    `subject`: a text such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
+    Django's `DatabaseError`: it never leaves out what it cannot read. In async code: `await sync_to_async(usage)(...)`.
+    """
+    given: list[tuple[str, object]] = [("since", since), ("until", until)]
+    for name, day in given:
+        if not isinstance(day, date) or isinstance(day, datetime):
+            raise RuleError(f"{name}={day!r} is not a date.", f"Use, for example, {name}=date(2026, 11, 1).")
+    if until <= since:
+        raise RuleError(f"until={until!r} is not after since={since!r}.", "The day until is not part of the usage.")
+    if by not in ("day", "month"):
+        raise RuleError(f"by={by!r} is neither 'day' nor 'month'.")
+    recent = recent_days(subject)
+    days = [day for day in recent if since <= day.day < until]
+    rows = _rows(recent[0].subject, since, until)
+    while True:
+        found = waiting(days) if days else []
+        again = _rows(recent[0].subject, since, until)
+        if rows == again:
+            break
+        rows = again  # a roll-up has moved counts meanwhile
+    summed: dict[date, dict[str, Count]] = {}
+    for place, count in sorted(_totals(rows, found).items()):
+        rules = summed.setdefault(place.day.replace(day=1) if by == "month" else place.day, {})
+        rules[place.rule] = total([rules.get(place.rule, Count()), count])
+    return summed
+
+
+def _rows(subject: str, since: date, until: date) -> dict[RowKey, tuple[Count, int]]:
+    """Return the counts and the token of each row of a subject, from where the roll-up writes them."""
+    from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
+
+    rows = DailyCounter.objects.using(router.db_for_write(DailyCounter))
+    found = rows.filter(subject=subject, day__gte=since, day__lt=until)
+    return {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in found}
+
+
+def _totals(rows: Mapping[RowKey, tuple[Count, int]], found: Iterable[DayCounts]) -> dict[RowKey, Count]:
+    """Return the sum of rows and of what the store has, without what was set aside and is in the rows already."""
+    totals = {place: count for place, (count, _) in rows.items()}
+    for each in found:
+        for place, count in each.counts.items():
+            if not 0 < each.token <= rows.get(place, (Count(), 0))[1]:
+                totals[place] = total([totals.get(place, Count()), count])
+    return totals
+
+
+def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     """Return the counts of a subject by day and rule, for those of the last eight days that have checks.
 
     `subject`: a text such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
@@ -156,17 +209,9 @@ def usage(subject: Any) -> dict[date, dict[str, Count]]:
     """
     days = recent_days(subject)
     found = waiting(days)
-    totals, tokens = dict[RowKey, Count](), dict[RowKey, int]()
-    for row in moved(days):
-        place = RowKey.of(row)
-        totals[place] = Count(row.allowed, row.refused, row.units)
-        tokens[place] = row.token
-    for each in found:
-        for place, count in each.counts.items():
-            if not 0 < each.token <= tokens.get(place, 0):
-                totals[place] = total([totals.get(place, Count()), count])
+    rows = {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in moved(days)}
     by_day: dict[date, dict[str, Count]] = {}
-    for place, count in sorted(totals.items()):
+    for place, count in sorted(_totals(rows, found).items()):
         by_day.setdefault(place.day, {})[place.rule] = count
     return by_day
 
@@ -186,8 +231,8 @@ def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:
 def recent_days(subject: Any) -> list[SubjectDay]:
     """Return the days of a subject that the store may have counts of, oldest first.
 
-    Clocks differ, so there is one more day at each end. `subject`: as for `usage`, or its name in rows; see `row_name`.
-    Raises `RuleError` for a wrong one.
+    Clocks differ, so there is one more day at each end. `subject`: as for `recent_usage`, or its name in rows; see
+    `row_name`. Raises `RuleError` for a wrong one.
     """
     if isinstance(subject, str):
         name = named_subject(subject)

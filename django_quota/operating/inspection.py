@@ -29,7 +29,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.plans import Plan, rule_under
 from django_quota.engine.subject_operations import InspectSubject, ReadDays
 from django_quota.features.event_stream import PAGE, Event, newest_events
-from django_quota.features.usage import Count, usage
+from django_quota.features.usage import Count, recent_usage
 from django_quota.limiting.known_rules import known_rules, known_slots
 from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
@@ -209,7 +209,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
         base = keys.subject_base(current().prefix, subject)
         leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
     contents = read_contents(subject, leases)
-    days = usage(subject)
+    days = recent_usage(subject)
     if names is None and scanned is None:
         more = contents.rules.union(*days.values()) - rules.keys()
         rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}

@@ -13,7 +13,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.events import EventLog
 from django_quota.engine.plans import event_log_of
 from django_quota.engine.subject_operations import Reset, RuleState
-from django_quota.features.usage import usage
+from django_quota.features.usage import recent_usage
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
@@ -101,7 +101,7 @@ def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleS
 def _choose_rules(subject: str, names: Collection[str] | None) -> dict[str, NamedRule]:
     known = known_rules()
     if names is None:
-        names = known.keys() | read_contents(subject).rules | set().union(*usage(subject).values())
+        names = known.keys() | read_contents(subject).rules | set().union(*recent_usage(subject).values())
     return {name: known.get(name) or rules_named(name) for name in names}
 
 

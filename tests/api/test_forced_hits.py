@@ -10,7 +10,7 @@ import pytest
 
 from django_quota import Decision, Rule, acheck, ban, check, peek
 from django_quota.exceptions import RuleError
-from django_quota.features.usage import Count, usage
+from django_quota.features.usage import Count, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
@@ -34,7 +34,7 @@ def force(rule: str | Rule, cost: int = 1, kind: str = "sync", subject: str = SU
 def counted(rule: str) -> Count | None:
     """Return what the day has counted."""
     flusher.flush()
-    ((found),) = [day.get(rule) for day in usage(SUBJECT).values()] or [None]
+    ((found),) = [day.get(rule) for day in recent_usage(SUBJECT).values()] or [None]
     return found
 
 

@@ -21,7 +21,7 @@ from django.test import Client
 from django_quota import Rule, check, counter, slot, unban
 from django_quota.core.clock import now
 from django_quota.features.event_stream import EventRows, event_log
-from django_quota.features.usage import usage
+from django_quota.features.usage import recent_usage
 from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
@@ -199,12 +199,12 @@ def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
     rule = Rule.make("api", "5/m", daily=True)
     for _ in range(3):
         check(rule, "user:1", cost=2)
-    before = usage("user:1")
+    before = recent_usage("user:1")
     report = json.loads(printed("quota_rollup", "--json"))
     assert (report["days"], report["allowed"], report["refused"], report["units"]) == (1, 2, 1, 4)
     (row,) = DailyCounter.objects.all()
     assert (row.allowed, row.refused, row.units) == (2, 1, 4)
-    assert usage("user:1") == before
+    assert recent_usage("user:1") == before
     assert json.loads(printed("quota_rollup", "--json"))["days"] == 0
 
 

@@ -13,7 +13,7 @@ NAMES = {
     django_quota: """
         Decision Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all arefund areserve
         areserve_all areset aunban ban check check_all concurrency counter limits_of lock once peek peek_all quota
-        raise_limit refund reserve reserve_all reset reset_subject slot unban
+        raise_limit refund reserve reserve_all reset reset_subject slot unban usage
     """,
     adapters: """
         RequestSlot adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest

@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from django_quota import check, reserve
-from django_quota.exceptions import StoreUnavailable
+from django_quota import usage as bill_of
+from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.rollup import move, roll_up
-from django_quota.features.usage import recent_days, usage, waiting
+from django_quota.features.usage import recent_days, recent_usage, total, waiting
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
@@ -35,6 +36,7 @@ from tests.support.commands import ROOT, Manage, managing, wait_until
 from tests.support.days import before_rows_are_saved, count
 from tests.support.dying import Died, dying
 from tests.support.inputs import inputs
+from tests.support.outages import no_answer
 from tests.support.steps import START
 from tests.support.stores import caches, current_store
 
@@ -63,6 +65,10 @@ def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
 def sums() -> tuple[int, int, int]:
     allowed, refused, units = [sum(each) for each in zip((0, 0, 0), *rows().values(), strict=True)]
     return allowed, refused, units
+
+
+def gone(*_: Any) -> Any:
+    raise DatabaseError("the server went away")
 
 
 def keys(raw: redis.Redis) -> list[Any]:
@@ -281,9 +287,65 @@ class TestMoving:
                 list(roll_up(current_store()))
                 break
             connection.close()
-            assert [usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
+            assert [recent_usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
             machine.roll_up()
-        assert [usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
+        assert [recent_usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
+
+    def test_10_000_calls_are_billed_to_the_unit_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
+        machine, calls, units = Machine(raw), 0, 0
+        first = TODAY.replace(day=1)
+        while calls < 10_000:
+            cost, day = calls % 7, max(first, TODAY - timedelta(days=calls // 100 % 3))
+            machine.count(("org:1", "api"), 100, 3, cost, day)
+            calls, units = calls + 100, units + 100 + cost
+            machine.die(calls // 100 % 40)
+            for by in ("day", "month"):
+                bill = bill_of("org:1", first, TODAY + timedelta(days=1), by)
+                assert total(rules["api"] for rules in bill.values()) == (calls, calls * 3 // 100, units)
+        assert list(bill_of("org:1", first, TODAY + timedelta(days=1), "month")) == [first]
+        machine.roll_up()
+        raw.flushall()
+        assert bill_of("org:1", first, TODAY + timedelta(days=1), "month") == {first: {"api": (calls, 300, units)}}
+
+    @pytest.mark.parametrize("when", ["before the store is read", "after it"])
+    def test_a_roll_up_between_two_reads_of_a_bill_changes_nothing(
+        self, when: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        count(raw, "org:1", {"api": (3, 0, 6)}, TODAY)
+        store, run = current_store(), current_store().run
+
+        def overtaken(*arguments: Any) -> Any:
+            monkeypatch.setattr(store, "run", run)
+            replies = [run(*arguments)] if when == "after it" else []
+            list(roll_up(store))
+            return (replies or [run(*arguments)])[0]
+
+        monkeypatch.setattr(store, "run", overtaken)
+        assert bill_of("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
+        assert not keys(raw), "the roll-up ran"
+
+    def test_a_bill_has_the_days_of_its_span_alone(self, raw: redis.Redis) -> None:
+        for year, month, day in ((2025, 9, 30), (2025, 10, 1), (2025, 10, 31), (2025, 11, 1)):
+            DailyCounter.objects.create(subject="org:1", rule="api", day=date(year, month, day), allowed=1, units=day)
+        october, november = date(2025, 10, 1), date(2025, 11, 1)
+        assert bill_of("org:1", october, november, "month") == {october: {"api": (2, 0, 32)}}
+        assert list(bill_of("org:1", october, november)) == [october, date(2025, 10, 31)]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [((7, date.min, TODAY), "not a subject"), (("a:1", TODAY, TODAY), "not after"),
+         (("a:1", TODAY, 3), "not a date"), (("a:1", datetime.now(UTC), TODAY), "not a date"),
+         (("a:1", date.min, TODAY, "week"), "'week'")],
+    )  # fmt: skip
+    def test_a_wrong_argument_of_a_bill_is_an_error(self, given: Any, said: str) -> None:
+        with pytest.raises(RuleError, match=said):
+            bill_of(*given)
+
+    def test_a_bill_leaves_out_nothing_that_cannot_be_read(self, raw: redis.Redis) -> None:
+        with no_answer(), pytest.raises(StoreUnavailable):
+            bill_of("org:1", TODAY, TODAY + timedelta(days=1))
+        with pytest.raises(DatabaseError), connection.execute_wrapper(gone):
+            bill_of("org:1", TODAY, TODAY + timedelta(days=1))
 
     def test_a_database_that_takes_two_names_for_one_is_a_clear_error(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from django.test import RequestFactory
 
 from django_quota import Decision, Rule, acheck, check, check_all, peek, quota, refund
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import usage
+from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import activity
@@ -36,7 +36,7 @@ RULE = Rule.make("api", "2/m", daily=True)
 def counts(subject: str, rule: str = "api") -> tuple[int, int]:
     """Return what the day has counted of a subject: allowed and refused."""
     flusher.flush()
-    found = [day[rule] for day in usage(subject).values() if rule in day]
+    found = [day[rule] for day in recent_usage(subject).values() if rule in day]
     return sum(day.allowed for day in found), sum(day.refused for day in found)
 
 

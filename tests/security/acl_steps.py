@@ -39,7 +39,7 @@ from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.exceptions import QuotaError
 from django_quota.features.event_stream import BEGINNING, EventGroup, EventStream
-from django_quota.features.usage import usage
+from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.models import QuotaOverride
 from django_quota.operating import health
@@ -175,7 +175,7 @@ def seen_before() -> None:
 
 def own_usage() -> None:
     check("7/m", WHO)
-    usage(WHO)
+    recent_usage(WHO)
 
 
 def blocked_and_exempt() -> None:

@@ -19,7 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck, check, peek, quota
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import Count, usage
+from django_quota.features.usage import Count, recent_usage
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.cluster.store_cluster import ClusterStore
@@ -327,5 +327,5 @@ def test_refusals_from_memory_count_once_while_another_server_is_gone(own: Clust
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             get_limiter().unasked.flush()
-    found = [list(usage(user).values()) for user, server in users.items() if server != gone]
+    found = [list(recent_usage(user).values()) for user, server in users.items() if server != gone]
     assert found == [[{"1/h": Count(1, 2, 1)}]] * len(found)

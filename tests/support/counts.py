@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-from django_quota.features.usage import usage
+from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.operating.activity import RuleActivity, activity
 
@@ -48,13 +48,13 @@ def days_of(subject: Any) -> dict[date, dict[str, tuple[int, int]]]:
     """Return how many checks of a subject each rule has allowed and refused, by day."""
     return {
         day: {rule: (count.allowed, count.refused) for rule, count in rules.items()}
-        for day, rules in usage(subject).items()
+        for day, rules in recent_usage(subject).items()
     }
 
 
 def units_of(subject: Any) -> dict[str, int]:
     """Return what the allowed checks of a subject have cost, on its one day."""
-    (rules,) = usage(subject).values()
+    (rules,) = recent_usage(subject).values()
     return {rule: count.units for rule, count in rules.items()}
 
 
