@@ -489,6 +489,11 @@ def test_totals_are_exact_if_a_roll_up_is_killed_at_each_step_in_turn(manage: Ma
         go_on(machine, 30)
         words = [sys.executable, "-m", "tests.support.dying", str(len(codes))]
         codes.append(subprocess.run(words, env=manage.environment, cwd=ROOT, check=False).returncode)
+        of_user = [counts for (subject, _, _), counts in machine.expected.items() if subject == "user:1"]
+        bill = bill_of("user:1", TODAY - timedelta(days=1), TODAY + timedelta(days=1))
+        assert total(count for rules in bill.values() for count in rules.values()) == tuple(
+            map(sum, zip((0, 0, 0), *of_user, strict=True))
+        )
     assert set(codes[:-1]) == {-signal.SIGKILL}
     assert len(codes) > 10
     machine.roll_up()
