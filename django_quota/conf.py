@@ -434,7 +434,8 @@ def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
 def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule:
     given = dict(options)
     for option in [option for option in given if option in OPTIONS and OPTIONS[option].only_in == "views"]:
-        raise RuleError(f"{option}= needs a response, so it is only for @quota and the settings. Use reserve() here.")
+        needs, use = ("a request", "cost=") if option == "costs" else ("a response", "reserve()")
+        raise RuleError(f"{option}= needs {needs}, so it is only for @quota and the settings. Use {use} here.")
     name = given.pop("name", None)
     rule = Rule.make("unnamed" if name is None else cast("str", name), rate, **given)
     if name is not None:

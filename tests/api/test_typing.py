@@ -75,3 +75,8 @@ def test_the_types_name_every_option_and_algorithm() -> None:
 @pytest.mark.parametrize("verb", [check, acheck, peek, apeek, refund, arefund, reset, areset, reserve, areserve])
 def test_each_function_has_typed_options(verb: object) -> None:
     assert get_args(get_type_hints(verb)["rule_options"]) == get_args(get_type_hints(check)["rule_options"])
+
+
+def test_costs_by_view_are_no_option_of_a_call() -> None:
+    with pytest.raises(RuleError, match="Use cost= here"):
+        check("1/m", "user:1", costs={"export": 50})  # type: ignore[call-arg]
