@@ -101,7 +101,7 @@ async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Dec
 
 
 def take_waiting_rules(request: Any) -> list[Rule]:
-    """Return the rules of the settings and of `@quota` that wait for the view; see `decides_later`.
+    """Return the configured rules and those of `@quota` that wait for the view; see `decides_later`.
 
     They wait no longer: pass them to `decide`, with your own rules.
     """
@@ -161,7 +161,7 @@ def has_middleware(request: Any = None) -> bool:
 
 
 def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
-    """Return a rule from what a caller gave: a `Rule`, the name of a rule in the settings, or a rate with options.
+    """Return a rule from what a caller gave: a `Rule`, the name of a configured rule, or a rate with options.
 
     Raises `RuleError` if it is none of these, or if an option or the key is wrong.
     """

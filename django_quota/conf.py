@@ -394,7 +394,7 @@ _RATE_LIKE = re.compile(r"[\d/]")
 
 
 def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
-    """Return a rule from what a caller gave: a `Rule`, the name of a rule in the settings, or a rate with options.
+    """Return a rule from what a caller gave: a `Rule`, the name of a configured rule, or a rate with options.
 
     Raises `RuleError` if it is none of these.
     """

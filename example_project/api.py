@@ -1,4 +1,4 @@
-"""The API: plain views. What limits them are rules of the settings, which say by `match` where they hold."""
+"""The API: plain views. What limits them are configured rules, which say by `match` where they hold."""
 
 from __future__ import annotations
 

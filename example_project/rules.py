@@ -1,4 +1,4 @@
-"""The rules of the settings, by name. The front page shows them too."""
+"""The configured rules, by name. The front page shows them too."""
 
 from __future__ import annotations
 

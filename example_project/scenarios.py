@@ -69,7 +69,7 @@ class Scenario:
     tells: bool = False
     """Whether the front page shows the text of the replies."""
     rules: tuple[str, ...] = ()
-    """The rules of the settings that limit the view."""
+    """The configured rules that limit the view."""
     problem: str = "quota-exceeded"
     """The problem type of a refusal, from the list of the IANA."""
     path: str = ""
@@ -113,7 +113,7 @@ class Scenario:
 
 
 LIMITS, TOGETHER = "Limits", "Many at the same time"
-PEOPLE, API = "People and their accounts", "An API under rules of the settings"
+PEOPLE, API = "People and their accounts", "An API under configured rules"
 
 SCENARIOS = (
     Scenario(
@@ -293,7 +293,7 @@ SCENARIOS = (
         group=API,
         slug="tiers",
         title="A plain view, three tiers",
-        shows="The view has no decorator. A rule in the settings says where it applies and who gets how much: guests 10"
+        shows="The view has no decorator. A configured rule says where it applies and who gets how much: guests 10"
         " a minute, users 100, pros 1,000.",
         view=api.items,
         path="/api/items/",

@@ -238,7 +238,7 @@ def run_devices(scenario: Scenario, site: Site) -> Iterator[Step]:
     yield step
 
 
-# --- an API that rules of the settings limit --------------------------------------------------------------------------
+# --- an API that configured rules limit -------------------------------------------------------------------------------
 
 
 def run_tiers(scenario: Scenario, site: Site) -> Iterator[Step]:
@@ -259,7 +259,7 @@ def run_tiers(scenario: Scenario, site: Site) -> Iterator[Step]:
 
 
 def run_joined(scenario: Scenario, site: Site) -> Iterator[Step]:
-    """Reach the limit of the decorator: the two rules of the settings count only what it admitted."""
+    """Reach the limit of the decorator: the two configured rules count only what it admitted."""
     step = _step(scenario, site)
     last = step.replies[-1]
     step.expect("the limits", last.quotas, [{"api": 10, "api-export": 6, "export-burst": 4}])

@@ -153,7 +153,7 @@ class QuotaTask(Task):
     """A rate (`"100/m"`), several (`["100/m", "10000/d"]`), or a `Rule`. Without a `Rule`, the task's name is the
     rule's."""
     quota_rule: str = ""
-    """The name of a rule in the settings. Tasks and views with the same rule and subject share one count."""
+    """The name of a configured rule. Tasks and views with the same rule and subject share one count."""
     key: Any = "global"
     """Who is limited: a subject, or a function `(task, args, kwargs)` that returns a subject or a user."""
     cost: Any = None

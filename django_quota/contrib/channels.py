@@ -50,7 +50,7 @@ class QuotaSocket:
     """Limits the websockets of an ASGI application; other connections pass.
 
     `connect`: how often a subject may open a socket. `receive`: how many messages it may send, over all of its
-    sockets. Each is a rate (`"20/s; 500/h"`), the name of a rule in the settings, or a `Rule`; None is no limit.
+    sockets. Each is a rate (`"20/s; 500/h"`), the name of a configured rule, or a `Rule`; None is no limit.
     `at_once`: how many sockets a subject may have open, 1 to 1,000,000. `key`: who is limited, as in a rule; for
     `"user"` put it inside `AuthMiddlewareStack`. A rule from the settings has its own key. `name`: what the limits are
     called in keys, logs and headers; several `QuotaSocket` with one name share their limits.

@@ -74,7 +74,7 @@ def limits(
 ) -> Callable[[F], F]:
     """Limit an operation, sync or async; write it above or below `@api.get(...)`.
 
-    `rates`: `"10/s"`, or several. `rule`: the name of a rule in the settings instead, or a `Rule`. `name`: the name of
+    `rates`: `"10/s"`, or several. `rule`: the name of a configured rule instead, or a `Rule`. `name`: the name of
     the rule, by default the path of the function. The options are those of `@quota`. `key`: who is limited; the default
     `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), and the IP
     address of a request without one. Several `@limits` of an operation are decided in one call.
@@ -246,7 +246,7 @@ def _finished(request: HttpRequest, response: Any) -> Any:
 
 @finds_rules
 def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
-    """Return the rules of all operations behind the URLs, without the names of rules in the settings."""
+    """Return the rules of all operations behind the URLs, without the names of configured rules."""
     for operation in _operations_behind(patterns):
         yield from (rule for rule in getattr(operation, _RULES, ()) if isinstance(rule, Rule))
 

@@ -32,7 +32,7 @@ MAX_COUNT = 10**12
 class TaskQuota:
     """A limit for tasks that are enqueued with it. It spaces them evenly, by each of its rates.
 
-    `rule`: a rate (`"100/m"`), the name of a rule in the settings, or a `Rule`. `key`: a subject, or a function
+    `rule`: a rate (`"100/m"`), the name of a configured rule, or a `Rule`. `key`: a subject, or a function
     `(task, args, kwargs)` that returns a subject or a user; without it all tasks share one limit. `cost`: a number, or
     a function `(task, args, kwargs)`.
     """

@@ -213,9 +213,9 @@ class Rule:
     )
     """A function of the request that returns its tier; by default `"anonymous"` or `"authenticated"`."""
     match: Match | None = declare(None, only_in="settings")
-    """Where the middleware applies the rule; only for rules in the settings."""
+    """Where the middleware applies the rule; only for configured rules."""
     exclude: Match | None = declare(None, only_in="settings")
-    """Where the middleware does not apply it although `match` fits; only for rules in the settings."""
+    """Where the middleware does not apply it although `match` fits; only for configured rules."""
     on_unavailable: OnUnavailable | None = declare(
         None, fits=get_args(OnUnavailable).__contains__, problem="is not 'allow', 'deny' or 'local'.", is_shared=True
     )
@@ -423,9 +423,7 @@ def check_option_names(options: Iterable[str]) -> None:
     known = {name for name, declared in OPTIONS.items() if declared.only_in != "settings"} | {"name"}
     for option in options:
         if option in OPTIONS and option not in known:
-            raise RuleError(
-                f"{option}= is only for rules in the settings. A decorator already says which view it limits."
-            )
+            raise RuleError(f"{option}= is only for configured rules. A decorator already says which view it limits.")
         if option not in known:
             raise _unknown_option(option, known)
 

@@ -45,7 +45,7 @@ def check(
 ) -> Decision:
     """Take a hit: decide whether it is allowed, and count it if so.
 
-    `rule_or_rate`: the name of a rule in the settings, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
+    `rule_or_rate`: the name of a configured rule, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
     `algorithm="token_bucket"`, or a `Rule`. Calls with the same rate and subject share one count; `name=` separates
     them. A rule with rates by tier also takes the name of one: `tier="team"`. `subject`: a text such as
     `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject. `cost`: units, 1 to 10^12; by

@@ -194,7 +194,7 @@ class RuleSet:
         return True
 
     def _as_here(self, rule: Rule) -> Rule:
-        """Return the rule of a view; if the view names a rule of the settings, the rule of that name in this set."""
+        """Return the rule of a view; if the view names a configured rule, the rule of that name in this set."""
         own = self._own.get(rule.name)
         if own is None or own is rule or rule.name not in current().rules:
             return rule

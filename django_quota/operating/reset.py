@@ -43,7 +43,7 @@ def reset_subject(
 ) -> ResetReport:
     """Reset what these rules have counted for a subject, or all rules that can be found, and lift their bans.
 
-    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the rules of the settings and
+    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules and
     the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys in Redis, as
     `load_snapshot` does. Use that in a command, not in a request. Without it, a name that no known rule has is read as
     a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.

@@ -53,7 +53,7 @@ def quota(
     """Limit a view.
 
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
-    them, sync or async; None is unlimited. `rule`: the name of a rule in the settings instead. `name`: the name of the
+    them, sync or async; None is unlimited. `rule`: the name of a configured rule instead. `name`: the name of the
     rule in keys, logs and headers; by default the path of the function, of the class, or of the class and the method,
     with the arguments of `as_view()`. A system check reports views that share a name by accident.
 
@@ -99,17 +99,17 @@ def _beside_a_rule(rule: object, rates: tuple[object, ...], options: list[str]) 
 
 
 def _rule_given_as_rate(error: RateError) -> RateError | None:
-    """Return a better error if the rate is the name of a rule in the settings; else None."""
+    """Return a better error if the rate is the name of a configured rule; else None."""
     text = error.text
     if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
         return None
     hint = f"Write @quota(rule={text!r})."
     try:
         if text in current().rules:
-            return RateError(text, None, "it is the name of a rule of the settings", hint)
+            return RateError(text, None, "it is the name of a configured rule", hint)
     except (ConfigurationError, ImproperlyConfigured):  # a system check reports it
         pass
-    other = f"If it is the key, write key={text!r}." if _is_key(text) else f"If it is a rule of the settings: {hint}"
+    other = f"If it is the key, write key={text!r}." if _is_key(text) else f"If it is a configured rule: {hint}"
     return RateError(text, error.position, error.problem, f"{error.hint} {other}")
 
 

@@ -42,7 +42,7 @@ class RequestState:
     is_cached: bool = False
     """Whether a cache around the limiter stores the response, so that others would see its headers."""
     is_asked: bool = False
-    """Whether the rules of the settings have been looked up, so that a view called by another view is not limited."""
+    """Whether the configured rules have been looked up, so that a view called by another view is not limited."""
     claimed: object = None
     """The `@quota` whose rules the middleware decides before it calls the view."""
     waiting: Sequence[Rule] = ()
@@ -127,7 +127,7 @@ def _plan_flow(request: HttpRequest, rules: Iterable[Rule], pairs: Pairs = ()) -
 
 
 def note_decided(request: HttpRequest, rules: Sequence[Rule], decision: Decision) -> None:
-    """Note the rules of the settings that a Decision is about, so that a decorator does not count them again."""
+    """Note the configured rules that a Decision is about, so that a decorator does not count them again."""
     of_settings = [rule for rule in rules if rule.match is not None]
     if of_settings:
         state = state_of(request)

@@ -27,7 +27,7 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     The `outcomes` of the Decision have one entry for each limit: its rule, rate, how much is used and left, until when,
     and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are looked at.
 
-    Of a request: the rules of the settings that match it and those on its view, if their `methods`, `skip` and `exempt`
+    Of a request: the configured rules that match it and those on its view, if their `methods`, `skip` and `exempt`
     let them apply. Rules that read the body are left out.
 
     Of a subject, a text such as `"org:7"` or a user: the rules of the settings and of the views whose key can give this
@@ -60,7 +60,7 @@ def request_limits_flow(rules: Iterable[Rule], request: HttpRequest) -> Flow[Dec
 
 
 def rules_of_request(request: HttpRequest) -> Iterator[Rule]:
-    """Yield the rules of the settings that match a request, and those on the view that it resolves to."""
+    """Yield the configured rules that match a request, and those on the view that it resolves to."""
     yield from site_rules(request)
     match = request.resolver_match
     patterns = [path("", match.func)] if match is not None else []

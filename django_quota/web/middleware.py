@@ -1,4 +1,4 @@
-"""The middleware: it applies the rules of the settings, answers refusals, and writes the headers of every response.
+"""The middleware: it applies the configured rules, answers refusals, and writes the headers of every response.
 
 The `@quota` on the outside of the view is decided in the same call. The slots of the settings are taken afterwards, and
 given back when the response is finished.
@@ -30,7 +30,7 @@ Kwargs = dict[str, Any]
 
 
 class QuotaMiddleware:
-    """Applies the rules of the settings that have a `match`, and answers errors of the limiter that leave a view.
+    """Applies the configured rules that have a `match`, and answers errors of the limiter that leave a view.
 
     A `QuotaExceeded` becomes a 429, a `StoreUnavailable` the 503 of `on_unavailable="deny"`.
 

@@ -1,4 +1,4 @@
-"""System checks of rules: the rules of the settings, the decorators on your views, and how they go together.
+"""System checks of rules: the configured rules, the decorators on your views, and how they go together.
 
 The middleware applies rules that have a `match`. Views are those that the URLs lead to.
 """
@@ -57,7 +57,7 @@ _CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:"
 
 
 def check_rules() -> Iterator[CheckMessage]:
-    """Check the rules of the settings and, if there are URLs, the limits of the views."""
+    """Check the configured rules and, if there are URLs, the limits of the views."""
     named: list[Rule] = []
     slots: list[SiteSlot] = []
     try:
@@ -86,11 +86,11 @@ def check_rules() -> Iterator[CheckMessage]:
 
 
 class _Site:
-    """What the checks look at: the rules of the settings, and the views behind the URLs."""
+    """What the checks look at: the configured rules, and the views behind the URLs."""
 
     def __init__(self, named: Sequence[Rule], slots: Sequence[SiteSlot]) -> None:
         self.named = named
-        """The rules of the settings that can be read."""
+        """The configured rules that can be read."""
         self.applied = [rule for rule in named if rule.match is not None]
         """Those that the middleware applies."""
         self.slots = slots
@@ -252,7 +252,7 @@ _BY_SESSION = "SessionAuthentication"
 
 
 def _check_name_conflicts(site: _Site) -> Iterator[CheckMessage]:
-    """Find views whose own limit has the name of a rule of the settings, but differs: both share one count.
+    """Find views whose own limit has the name of a configured rule, but differs: both share one count.
 
     If the middleware applies that rule, one call would hold both, which is an error. A view with the same limits shares
     the count on purpose.

@@ -74,7 +74,7 @@ class Endpoint(NamedTuple):
 
     @property
     def rules_that_wait(self) -> Iterator[Rule]:
-        """The rules of the settings and of `@quota` that wait for the view, if it takes them; see `decides_later`."""
+        """The configured rules and those of `@quota` that wait for the view, if it takes them; see `decides_later`."""
         for name in current().rules:
             with suppress(RuleError):  # a system check reports it
                 rule = current().rule(name)

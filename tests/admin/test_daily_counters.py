@@ -141,7 +141,7 @@ def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
     ):  # fmt: skip
         row(subject, rule)
     for text, found in {
-        "search": "ip:203.0.113.9",  # a rule of the settings goes first
+        "search": "ip:203.0.113.9",  # a configured rule goes first
         "search-": f"user:{user.pk}",
         "bot@example.org": f"user:{user.pk}",
         " 203.0.113.9 ": "ip:203.0.113.9",

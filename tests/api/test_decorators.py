@@ -224,7 +224,7 @@ class TestArguments:
                 ((), {name: "5/m"}, rf"'{name}' is not an option .* The first argument is the rate, .* '10/m'")
                 for name in ("rate", "rates", "limit")
             ),
-            (("search",), {}, r"name of a rule of the settings. Write @quota\(rule='search'\)"),
+            (("search",), {}, r"name of a configured rule. Write @quota\(rule='search'\)"),
             (("later",), {}, r"Write a count.* If it is a rule .*@quota\(rule='later'\)"),
             (("10/m", "ip"), {}, r"Write a count.* If it is the key, write key='ip'"),
             ((), {"rule": "search", "methods": ["POST"]}, r"no other arguments: methods=.*\['search'\]"),

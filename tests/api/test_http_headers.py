@@ -1,6 +1,6 @@
 """The headers of every edge, read by an independent parser of RFC 9651, agree with the Decision and are true.
 
-The edges: `@quota`, `@concurrency`, a rule of the settings in the middleware, and a `QuotaExceeded` raised by hand;
+The edges: `@quota`, `@concurrency`, a configured rule in the middleware, and a `QuotaExceeded` raised by hand;
 sync and async, through all of Django.
 """
 

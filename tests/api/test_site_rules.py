@@ -1,4 +1,4 @@
-"""Rules of the settings with a `match`: found by path, view and host, and decided together with those of the view."""
+"""Configured rules with a `match`: found by path, view and host, and decided together with those of the view."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def blocked() -> Iterator[None]:
 
 
 def site_view() -> Callable[..., Any]:
-    """Return a view under two decorators and a rule of the settings, called as Django's handler calls it."""
+    """Return a view under two decorators and a configured rule, called as Django's handler calls it."""
     view = limited_view(*THREE[1:])
     middleware: QuotaMiddleware
     middleware = QuotaMiddleware(lambda request: middleware.process_view(request, view, (), {}) or view(request))

@@ -21,7 +21,7 @@ PARSERS = {"hiredis": "", "python": "import sys; sys.modules['hiredis'] = None; 
 """How a process that measures starts, by what reads the replies: the C extension, or redis-py without it."""
 
 SITE_RULE = {"rate": "1000000/m", "key": "ip", "match": "/bench/"}
-"""The rule of the settings that the middleware applies, beside two of decorators."""
+"""The configured rule that the middleware applies, beside two of decorators."""
 
 PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
 """Seconds. The other limiters wait for ever; a busy machine must not make ours decide without Redis."""

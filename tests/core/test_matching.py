@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def read(match: object, option: str = "match") -> Any:
-    """Return the option as a rule of the settings has it."""
+    """Return the option as a configured rule has it."""
     return getattr(Rule.from_setting("r", {"rate": "1/s", option: match}), option)
 
 

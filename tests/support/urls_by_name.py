@@ -1,4 +1,4 @@
-"""Views whose decorators name rules of the settings, some of which do not exist."""
+"""Views whose decorators name configured rules, some of which do not exist."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Throttles for Django REST framework: all limits of a request in one call to the store.
 
 With `DEFAULT_THROTTLE_CLASSES = ["django_quota.contrib.rest_framework.QuotaThrottle"]`, a view that says `quota_rules =
-["search"]` is limited by that rule of the settings. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and
+["search"]` is limited by that configured rule. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and
 `SimpleRateThrottle` replace those of the same name.
 
-The framework authenticates inside the view. So on a view with one of these throttles, rules of the settings and of
+The framework authenticates inside the view. So on a view with one of these throttles, configured rules and of
 `@quota` that need the user or the body wait for the view.
 """
 

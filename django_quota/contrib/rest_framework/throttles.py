@@ -316,15 +316,15 @@ def _settle(request: Any, response: HttpResponseBase) -> None:
     write_headers(response, request.quota, request)
 
 
-# --- rules of the settings --------------------------------------------------------------------------------------------
+# --- configured rules -------------------------------------------------------------------------------------------------
 
 
 class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
     """Limits a view by the rules in its `quota_rules`, by its `throttle_scope`, and by the rules that wait for it.
 
-    `quota_rules` lists names of rules in the settings and `Rule` objects. `throttle_scope` is such a name too; if there
+    `quota_rules` lists names of configured rules and `Rule` objects. `throttle_scope` is such a name too; if there
     is no rule of that name, its rate is in `DEFAULT_THROTTLE_RATES`, as for `ScopedRateThrottle`. `quota_cost`, of the
-    view or of an `@action`, is what its requests take of these rules of the settings and of `quota_rules`.
+    view or of an `@action`, is what its requests take of these configured rules and of `quota_rules`.
 
     `quota_slots = 3` limits how many requests the view answers at once. A dict adds options of `@concurrency`:
     `{"at_once": 3, "key": "user"}`.

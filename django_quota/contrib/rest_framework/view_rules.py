@@ -148,7 +148,7 @@ def _check_rates(view: Endpoint, classes: Sequence[type]) -> Iterator[CheckMessa
                 yield CheckWarning(
                     f"{throttle.__name__} of {dotted_path(view.view_class)} reads {text!r} as {rate.in_words()}, as "
                     "Django REST framework does.",
-                    hint=f"Write {str(rate)!r} if that is meant. Else use a rule of the settings, in quota_rules.",
+                    hint=f"Write {str(rate)!r} if that is meant. Else use a configured rule, in quota_rules.",
                     id="django_quota.W024",
                 )
 

@@ -1,6 +1,6 @@
 """`manage.py quota_rules`: which rules apply to a request, in which order, and what they have left.
 
-It takes nothing. It covers the rules of the settings and of `@quota`; throttles and slots are left out.
+It takes nothing. It covers the configured rules and those of `@quota`; throttles and slots are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Command(QuotaCommand):
             self.note('Note: QUOTA["STORE"] is "memory", so what other processes have used is not seen.')
         request = _request(options)
         if request.resolver_match is None:
-            self.note(f"Note: no URL of the site is {options['path']!r}, so only rules of the settings apply.")
+            self.note(f"Note: no URL of the site is {options['path']!r}, so only configured rules apply.")
         rows = list(_applied(request))
         lines = [line for row in rows for line in _lines(row)]
         self.print_result(options, rows, lines or ["No rule applies to this request."], is_asked=True)
