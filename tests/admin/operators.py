@@ -14,7 +14,7 @@ from django.test import Client
 def _create_permissions() -> None:
     """Create the permissions that an emptied database lacks, and drop the content types that Django has cached."""
     ContentType.objects.clear_cache()
-    if not Permission.objects.filter(codename="view_subject").exists():
+    if not Permission.objects.filter(codename="view_user").exists():
         for app in apps.get_app_configs():
             create_permissions(app, verbosity=0)
 

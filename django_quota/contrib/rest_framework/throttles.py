@@ -240,9 +240,12 @@ def _prepare(view: Any) -> None:
 
 def _hold_slot(view: Any, request: Any) -> None:
     """Let the method that answers hold the slot of `quota_slots`. It is called when all others have let it pass."""
-    given, name = getattr(view, "quota_slots", None), request.method.lower()
-    handler = getattr(view, name, None) if name in getattr(view, "http_method_names", ()) else None
-    if given is not None and handler is not None:
+    given = getattr(view, "quota_slots", None)
+    if given is None:
+        return
+    name = request.method.lower()
+    handler = getattr(view, name, None) if name in view.http_method_names else None
+    if handler is not None:
         slot = read_slot(type(view), given, getattr(view, "action", "") if "quota_slots" in vars(view) else "")
         setattr(view, name, slot.around(handler, lambda decision: view.throttled(request, decision.retry_after)))
 
