@@ -48,7 +48,7 @@ from django_quota.core.rules import is_valid_name
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
-from django_quota.operating.lookup import is_group, parse_override_input
+from django_quota.operating.lookup import is_group, parse_override_input, user_names
 from django_quota.requests.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
@@ -223,7 +223,8 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         rule = request.GET.get("name", "")
         if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
             raise Http404
-        page = build_rule_page(rule)
+        user: Any = request.user
+        page = build_rule_page(rule, with_activity=user.has_perm("django_quota.view_overview"))
         own, links = page["own"], []
         if own is None and self.has_add_permission(request):
             modes = {"rate": _("Another rate"), "shadow": _("Let it only report"), "exempt": _("Switch it off")}
@@ -243,6 +244,8 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
             "media": self.media,
             "links": links,
             "list_url": admin_url(site, "quotaoverride_changelist", rule=rule),
+            "subject_url": subject_url(request, site),
+            "names": user_names(subject for subject, _ in page.get("refused", ())) if may_see_users(request) else {},
             **page,
         }
         return TemplateResponse(request, "admin/django_quota/quotaoverride/rule.html", context)

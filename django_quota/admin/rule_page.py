@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
@@ -11,13 +12,18 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.admin_wording import ALGORITHM_NAMES
+from django_quota.admin.admin_wording import ALGORITHM_NAMES, moment_of
+from django_quota.admin.charts import sparkline
 from django_quota.conf import current
+from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, option_in_words
+from django_quota.features.event_stream import PAGE, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
+from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
+from django_quota.operating.activity import activity
 
 MAX_ROWS = 20
 """Overrides that the page lists of each kind."""
@@ -34,8 +40,11 @@ class Group(NamedTuple):
     more: int
 
 
-def build_rule_page(name: str) -> dict[str, Any]:
-    """Return the context of a rule's page."""
+def build_rule_page(name: str, *, with_activity: bool) -> dict[str, Any]:
+    """Return the context of a rule's page; with what it decided lately, for those who may see the overview.
+
+    If the store does not answer, `trouble` says why.
+    """
     known = known_rules().get(name)
     database = QuotaOverride.objects.using(write_database())
     rows = database.filter(rule__in=(name, ALL_RULES)).active()
@@ -56,7 +65,22 @@ def build_rule_page(name: str) -> dict[str, Any]:
         ],
         "subjects": of_subjects.values("subject").distinct().count(),
         "own": database.filter(subject=EVERYBODY, rule=name).first(),
+        "with_activity": with_activity,
+        **(_lately(name) if with_activity else {}),
     }
+
+
+def _lately(name: str) -> dict[str, Any]:
+    """Return what a rule decided today and in the last hour, and whom it refused last, and when."""
+    try:
+        today = next((each for each in activity().rules if each.rule == name), None)
+        log = event_log(get_limiter().store, current().prefix)
+        events = [] if log is None else log.last(PAGE, lambda event: (event.kind, event.rule) == ("refused", name))
+    except QuotaError as error:
+        return {"trouble": str(error)}
+    latest = {event.subject: moment_of(event.at) for event in events if event.subject is not None}
+    refused = sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS]
+    return {"today": today, "drawn": sparkline(today.minutes) if today else {}, "refused": refused}
 
 
 def _group(title: str | Promise, rows: QuerySet[QuotaOverride]) -> Group:

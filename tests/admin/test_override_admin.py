@@ -20,6 +20,7 @@ import django_quota
 from django_quota import check, peek
 from django_quota.adapters import digest
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from tests.admin.operators import operator, superuser
 
@@ -445,6 +446,19 @@ class TestGroups:
         assert listed(client, label="crawlers") == ["ip:198.51.100.0/24"]
         offered = next(spec for spec in client.get(LIST).context["cl"].filter_specs if spec.title == "label")
         assert offered.lookup_choices == [("crawlers", "crawlers"), ("customers", "customers")]
+
+
+@pytest.mark.usefixtures("database", "either_store")
+def test_the_page_of_a_rule_shows_what_it_decided_lately() -> None:
+    for number, cost in ((1, 2), (2, 2), (1, 1), (2, 1), (2, 1)):
+        check("login", f"ip:198.51.100.{number}", cost)
+    page = f"{LIST}rule/?name=login"
+    shown = re.sub(r"\s+", " ", superuser().get(page).content.decode())
+    assert re.search(r"<dt>Checks today</dt><dd>5</dd> <dt>Refused</dt><dd>3</dd>", shown)
+    if get_limiter().store.is_shared:  # the memory store keeps no events
+        rows = re.findall(r"subject=ip%3A([\d.]*)[^>]*>[^<]*</a> </th> <td data-label=.Time.>", shown)
+        assert rows == ["198.51.100.2", "198.51.100.1"]
+    assert "Checks today" not in operator("view_quotaoverride").get(page).content.decode()
 
 
 @pytest.mark.usefixtures("database", "either_store")
