@@ -225,7 +225,7 @@ class TestArguments:
                 for name in ("rate", "rates", "limit")
             ),
             (("search",), {}, r"name of a configured rule. Write @quota\(rule='search'\)"),
-            (("later",), {}, r"Write a count.* If it is a rule .*@quota\(rule='later'\)"),
+            (("later",), {}, r"Write a count.* If it is a configured rule.*@quota\(rule='later'\)"),
             (("10/m", "ip"), {}, r"Write a count.* If it is the key, write key='ip'"),
             ((), {"rule": "search", "methods": ["POST"]}, r"no other arguments: methods=.*\['search'\]"),
             ((), {"rule": "search", "name": "x", "cost": 2}, "no other arguments: name= and cost="),
