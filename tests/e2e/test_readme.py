@@ -20,10 +20,11 @@ from django import urls
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 
-from django_quota import check, peek, quota
+from django_quota import check, peek, quota, signals
 from django_quota.metrics import unobserve
 from django_quota.testing import freeze, quota_kit
 from tests.support.pages import ROOT, blocks, marked, read, run_page
@@ -92,6 +93,16 @@ MOST_WORDS = 900
 
 def test_the_readme_is_short() -> None:
     assert len(read("README.md").split()) <= MOST_WORDS
+
+
+@pytest.fixture(autouse=True)
+def receivers() -> Iterator[None]:
+    """Disconnect what the pages connect: Django keeps a receiver until the garbage collector comes by."""
+    known = {signal: list(signal.receivers) for signal in vars(signals).values() if isinstance(signal, Signal)}
+    yield
+    for signal, before in known.items():
+        signal.receivers = before
+        signal.sender_receivers_cache.clear()
 
 
 def rows(page: str, heading: str) -> list[list[str]]:
