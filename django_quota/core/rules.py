@@ -144,6 +144,11 @@ class Tiers:
         return ", ".join(f"{'; '.join(map(str, rates)) or 'unlimited'} for {name}" for name, rates in self.rates)
 
 
+def default_tier_of(subject: str) -> str:
+    """Return the default tier of a subject, where there is no request: only users are authenticated."""
+    return AUTHENTICATED if subject.startswith("user:") else ANONYMOUS
+
+
 def check_default_tiers(names: Collection[str], what: str, hint: str) -> None:
     """Raise `RuleError` unless the tiers are exactly the default ones, which need no `tier` function."""
     for name in names:
@@ -392,6 +397,10 @@ class Rule:
     def as_unenforced(self) -> Rule:
         """Return the rule with `block=False`: a refusal only shows."""
         return _rule_with(self, block=False)
+
+    def for_any_request(self) -> Rule:
+        """Return the rule without `methods` and `skip`, so that it applies to all requests of a subject."""
+        return _rule_with(self, methods=None, skip=None)
 
     def is_compatible_with(self, other: Rule) -> bool:
         """Say whether two rules of one name differ only in rates, key and algorithm, and share no count."""

@@ -19,7 +19,7 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
-from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
+from django_quota.core.rules import CallOptions, Rule, default_tier_of
 from django_quota.engine.plans import Asked, Plan, PlanMode
 from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
@@ -122,7 +122,7 @@ def peek(
     A `cost` function is not called: without `cost`, such a rule is asked about one unit. For the arguments and the
     errors see `check`.
     """
-    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options, looks=True), "peek"))
+    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True), "peek"))
 
 
 async def apeek(
@@ -134,7 +134,7 @@ async def apeek(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Return what `acheck` would return; see `peek`."""
-    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options, looks=True)
+    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True)
     return await run_async(_decided_flow(planning, "peek"))
 
 
@@ -208,12 +208,12 @@ def peek_all(entries: Iterable[Entry]) -> Decision:
 
     All are looked at in one trip to Redis. For the entries and the errors see `check_all`. No `cost` function runs.
     """
-    return run_call(_decided_flow(entries_plan_flow(entries, looks=True), "peek"))
+    return run_call(_decided_flow(entries_plan_flow(entries, is_peek=True), "peek"))
 
 
 async def apeek_all(entries: Iterable[Entry]) -> Decision:
     """Return what `acheck_all` would return; see `peek_all`."""
-    return await run_async(_decided_flow(entries_plan_flow(entries, looks=True), "peek"))
+    return await run_async(_decided_flow(entries_plan_flow(entries, is_peek=True), "peek"))
 
 
 # --- flows ------------------------------------------------------------------------------------------------------------
@@ -313,17 +313,17 @@ def plan_flow(
     value: object,
     options: Mapping[str, object],
     *,
-    looks: bool = False,
+    is_peek: bool = False,
 ) -> Flow[Plan]:
-    """Return the plan of one call; if it only `looks`, no `cost` function is called.
+    """Return the plan of one call; for a peek, no `cost` function is called.
 
     Raises `RuleError` if an argument is wrong.
     """
-    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options, looks=looks))])
+    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options, is_peek=is_peek))])
 
 
-def entries_plan_flow(entries: Iterable[Entry], *, looks: bool = False) -> Flow[Plan]:
-    """Return the plan of several rules, each for its own subject and cost; `looks` as for `plan_flow`.
+def entries_plan_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Plan]:
+    """Return the plan of several rules, each for its own subject and cost; `is_peek` as for `plan_flow`.
 
     Raises `RuleError` if an entry is wrong.
     """
@@ -336,7 +336,7 @@ def entries_plan_flow(entries: Iterable[Entry], *, looks: bool = False) -> Flow[
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        asked = yield from _asked_flow(rule, subject, cost, None, options, looks=looks)
+        asked = yield from _asked_flow(rule, subject, cost, None, options, is_peek=is_peek)
         name, whose = asked[0].name, asked[1]
         if (name, whose) in found:
             raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
@@ -361,7 +361,7 @@ def _asked_flow(
     value: object,
     options: Mapping[str, object],
     *,
-    looks: bool,
+    is_peek: bool,
 ) -> Flow[Asked]:
     """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
     tier = options.get("tier") if options else None
@@ -373,7 +373,7 @@ def _asked_flow(
         raise _swapped(rule_or_rate, subject) or error from None
     if isinstance(tier, str):
         rule = rule_of_tier(rule, tier)
-    if looks and cost is None and callable(rule.cost):
+    if is_peek and cost is None and callable(rule.cost):
         cost = 1
     if isinstance(subject, str):
         name = named_subject(subject)
@@ -415,7 +415,7 @@ def rule_of_tier(rule: Rule, tier: str) -> Rule:
 def rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
     """Return the rule of a subject's tier, without a request. Raises `RuleError` if it needs a request."""
     if rule.tiers and rule.tier is None:
-        rule = rule.tiers[AUTHENTICATED if subject.startswith("user:") else ANONYMOUS]
+        rule = rule.tiers[default_tier_of(subject)]
     if rule.tiers:
         raise RuleError(
             f"The tier of rule {rule.name!r} is a function of the request: pass the request as subject, or tier=.",

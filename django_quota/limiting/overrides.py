@@ -276,7 +276,7 @@ class OverrideCopy:
             self._compared = began if is_due else self._compared
             self.table, self._known, self._looked, self._is_alone = table, number, began, rows.is_private
             was_failing, self.problem, self._failed = bool(self.problem), "", float("-inf")
-            self._running = None  # who asks from now on needs another one, even while this one closes its connection
+            self._running = None  # later decisions need a newer refresh, also while this thread closes its connection
         if was_failing:
             logger.warning("The overrides can be read again.")
 

@@ -144,14 +144,9 @@ class DayTotal(NamedTuple):
     refused: int = 0
 
     @classmethod
-    def of(cls, counts: Mapping[str, int]) -> DayTotal:
-        """Return the total of a day's counts."""
-        sums = dict.fromkeys(("a", "r"), 0)
-        for name, count in counts.items():
-            kind = name.rpartition(":")[2]
-            if kind in sums and name != OUTAGES:
-                sums[kind] += count
-        return cls(sums["a"], sums["r"])
+    def of(cls, rules: Sequence[RuleActivity]) -> DayTotal:
+        """Return the total of what all rules decided that day."""
+        return cls(sum(rule.allowed for rule in rules), sum(rule.refused for rule in rules))
 
     @property
     def checks(self) -> int:
@@ -208,7 +203,8 @@ def activity() -> Activity:
     """
     store = _store_with_metrics_sent()
     found, counts = _read(store, None)
-    found.rules, found.today = _rules(counts), DayTotal.of(counts)
+    found.rules = _rules(counts)
+    found.today = DayTotal.of(found.rules)
     _add_minutes(store, found)
     return found
 
@@ -292,7 +288,7 @@ def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
             pipeline.zrangebyscore(_key("bans"), after, "+inf", start=0, num=BANS, withscores=True)
             pipeline.zrevrangebyscore(_key("slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
             counted, before, most_refused, found.banned, bans, slots = pipeline.execute()
-    found.yesterday = DayTotal.of(_counts(before))
+    found.yesterday = DayTotal.of(_rules(_counts(before)))
     found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in most_refused]
     found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
     found.slots = _slots(redis, [text(slot) for slot in slots], after)
@@ -313,7 +309,7 @@ def _read_by_operations(store: Store, what: str | None) -> tuple[Activity, dict[
     found, *keys = _at(clock.now(), what)
     found.banned, found.bans = bans_in_force(BANS)
     counts, refused, slots, before = _hashes(store, [*keys, _key("slots"), _day_before(found.day)])
-    found.yesterday = DayTotal.of(before)
+    found.yesterday = DayTotal.of(_rules(before))
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
     found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
     for slot in [slot for slot, stop in slots.items() if stop > found.now][:MAX_SLOTS_READ]:

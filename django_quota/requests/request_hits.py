@@ -32,17 +32,17 @@ Decided = Sequence[tuple[Sequence[Rule], Decision]]
 
 
 def asked_flow(
-    rules: Iterable[Rule], request: HttpRequest, decided: Decided = (), *, looks: bool = False
+    rules: Iterable[Rule], request: HttpRequest, decided: Decided = (), *, is_peek: bool = False
 ) -> Flow[list[Asked]]:
     """Return what the rules that apply to a request ask for, each with its subject and cost.
 
-    `looks`: ask for one unit of each, without a call of a `cost` function, without the rules that read the body.
+    `is_peek`: ask for one unit of each, without a call of a `cost` function, without the rules that read the body.
     """
     found: list[Asked] = []
     key: object = None
     subject: str | None = None
     for rule in rules:
-        if looks and rule.reads_body:
+        if is_peek and rule.reads_body:
             continue
         is_plain = rule.is_plain  # most rules have no other options than a match
         if not is_plain and (yield from _is_skipped(rule, request)):
@@ -57,10 +57,10 @@ def asked_flow(
         if subject is None or (decided and _is_decided(rule, subject, decided)):
             continue
         if is_plain:
-            found.append((rule, subject, 1 if looks else cast("int", rule.cost), ""))
+            found.append((rule, subject, 1 if is_peek else cast("int", rule.cost), ""))
             continue
-        cost = 1 if looks else (yield from _cost_flow(rule, request))
-        value = "" if looks or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
+        cost = 1 if is_peek else (yield from _cost_flow(rule, request))
+        value = "" if is_peek or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
         if value is not None:
             found.append(((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value))
     return found

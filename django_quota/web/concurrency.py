@@ -372,7 +372,7 @@ class Holding:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if error is not None or not self._is_passed_on:
+        if self.leases and (error is not None or not self._is_passed_on):
             self.release()
 
     async def __aenter__(self) -> Self:
@@ -380,7 +380,7 @@ class Holding:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if error is not None or not self._is_passed_on:
+        if self.leases and (error is not None or not self._is_passed_on):
             await self.arelease()
 
 

@@ -1,4 +1,4 @@
-"""All limits of a request or of a subject, in one look that takes nothing."""
+"""All limits of a request or of a subject, peeked at in one trip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.urls import path
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async
-from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
+from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.plans import Asked
 from django_quota.limiting.api import MAX_ENTRIES, AnySubject, decision_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules, rule_finders
@@ -50,13 +50,13 @@ async def alimits_of(request_or_subject: AnySubject, *, tier: str | None = None)
 def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decision]:
     request = django_request(request_or_subject)
     if request is None:
-        return (yield from _look_flow(_asked_of(subject_of(request_or_subject, "limits_of()"), tier)))
+        return (yield from _peek_flow(_asked_of(subject_of(request_or_subject, "limits_of()"), tier)))
     return (yield from request_limits_flow(rules_of_request(request), request))
 
 
 def request_limits_flow(rules: Iterable[Rule], request: HttpRequest) -> Flow[Decision]:
     """Return the limits of a request under those of these rules that apply to it."""
-    return (yield from _look_flow((yield from asked_flow(rules, request, looks=True))))
+    return (yield from _peek_flow((yield from asked_flow(rules, request, is_peek=True))))
 
 
 def rules_of_request(request: HttpRequest) -> Iterator[Rule]:
@@ -73,7 +73,7 @@ def _asked_of(subject: str, tier: str | None) -> list[Asked]:
     keys, known = known_keys(), [rule for rule in known_rules().values() if isinstance(rule, Rule)]
     if tier is not None and not any(tier in rule.tiers for rule in known):
         raise RuleError(f"No rule has a tier {tier!r}.", "Name one of the tiers of a rule, or leave out tier=.")
-    default = AUTHENTICATED if subject.startswith("user:") else ANONYMOUS
+    default = default_tier_of(subject)
     found = []
     for rule in known:
         if is_given_by(keys.get(rule.name, ()), subject):
@@ -82,8 +82,8 @@ def _asked_of(subject: str, tier: str | None) -> list[Asked]:
     return [asked for asked in found if asked[0].limits]
 
 
-def _look_flow(asked: Iterable[Asked]) -> Flow[Decision]:
-    """Return what is left of each limit, also of those beside an override that blocks."""
+def _peek_flow(asked: Iterable[Asked]) -> Flow[Decision]:
+    """Return what is left of each limit, also if an override blocks the subject of another one."""
     once = list({(rule.name, subject): each for each in asked for rule, subject, _, _ in [each]}.items())[:MAX_ENTRIES]
     plan = new_plan([each for _, each in once])
     decision = yield from decision_flow(plan, "peek")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from zoneinfo import ZoneInfo
@@ -44,7 +43,7 @@ def _rules_about_callers() -> Iterator[Rule]:
             rule = settings.rule(name)
             kinds = {str(key).partition(":")[0] for option, key in key_parts(rule) if option == "key"}
             if not rule.shadow and kinds.isdisjoint(_OF_THE_PAGE):
-                yield replace(rule, methods=None, skip=None)
+                yield rule.for_any_request()
 
 
 @require_safe
