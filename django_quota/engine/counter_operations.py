@@ -25,7 +25,7 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _script(name: str) -> Script:
-    return script("clock", "counter_common", name)
+    return script("clock", "lifetimes", "counter_common", name)
 
 
 class FaultError(Exception):

@@ -34,16 +34,19 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
-PLAIN_PLANS = ("sliding_entries", "count_day", "plain_plan")
-"""The files before the frame: they decide plain plans, and the modules use parts of them."""
+PARTS = ("lifetimes", "constants", "sliding_entries", "count_day")
+"""The files that the frame and the modules use parts of."""
 
 
 def _composed() -> str:
     frame, constants = lua_source("decide"), lua_source("constants")
     modules = [f"if name == '{name}' then\n{''.join(map(lua_source, files))}end\n" for name, files in MODULES.items()]
-    plain = map(lua_source, PLAIN_PLANS)
-    parts = {"-- %% plain plans %%\n": constants + "".join(plain), "-- %% modules %%\n": constants + "".join(modules)}
-    for place, source in parts.items():
+    places = {
+        "-- %% plain plans %%\n": lua_source("plain_plan"),
+        "-- %% parts %%\n": "".join(map(lua_source, PARTS)),
+        "-- %% modules %%\n": constants + "".join(modules),
+    }
+    for place, source in places.items():
         frame = frame.replace(place, source)
     return lua_source("clock") + frame
 

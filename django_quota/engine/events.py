@@ -175,7 +175,7 @@ class EventRecord(NamedTuple):
 class AppendEvents(Operation):
     """Write events that decisions in other slots of a Cluster reported. The reply is how many there were."""
 
-    script: ClassVar[Script] = script("clock", "event_log", "append_events")
+    script: ClassVar[Script] = script("clock", "lifetimes", "event_log", "append_events")
 
     def __init__(self, log: EventLog, events: Sequence[EventRecord]) -> None:
         super().__init__(log.keys, len(events), log.length, *(word for event in events for word in event))

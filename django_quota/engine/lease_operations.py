@@ -9,7 +9,7 @@ from django_quota.engine.operations import Operation, Script, States, keep, scri
 
 
 def _script(name: str) -> Script:
-    return script("clock", "lease_common", name)
+    return script("clock", "lifetimes", "lease_common", name)
 
 
 class SlotKeys(NamedTuple):

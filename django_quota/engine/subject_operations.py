@@ -24,7 +24,7 @@ RESET_FIELDS = "bew"
 class InspectSubject(Operation):
     """Read the status of a subject and its leases. The reply: see `lua/inspect_subject.lua`."""
 
-    script: ClassVar[Script] = script("clock", "inspect_subject")
+    script: ClassVar[Script] = script("clock", "lifetimes", "inspect_subject")
     is_reading: ClassVar[bool] = True
 
     def __init__(self, status_key: str, sets: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class BanSubject(Operation):
     remembered after its end, in microseconds.
     """
 
-    script: ClassVar[Script] = script("clock", "ban")
+    script: ClassVar[Script] = script("clock", "lifetimes", "ban")
 
     def __init__(self, status_key: str, rule: str, span: int, remembered: int) -> None:
         super().__init__([status_key], rule, span, remembered)
@@ -77,7 +77,7 @@ class LiftBans(Operation):
     `rules`: their names, escaped for fields of hashes.
     """
 
-    script: ClassVar[Script] = script("clock", "lift_bans")
+    script: ClassVar[Script] = script("clock", "lifetimes", "lift_bans")
 
     def __init__(self, status_key: str, rules: Sequence[str], log: EventLog = NO_LOG) -> None:
         super().__init__([status_key] if log is NO_LOG else [status_key, log.bans], *rules)
@@ -153,7 +153,7 @@ class SetAside(Operation):
     `known`: the token that the database knows. The new one is larger.
     """
 
-    script: ClassVar[Script] = script("clock", "set_aside")
+    script: ClassVar[Script] = script("clock", "lifetimes", "set_aside")
 
     def __init__(self, day_key: str, aside_key: str, known: int) -> None:
         super().__init__([day_key, aside_key], known)
@@ -192,7 +192,7 @@ class RecordHits(Operation):
     `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event.
     """
 
-    script: ClassVar[Script] = script("clock", "record_hits")
+    script: ClassVar[Script] = script("clock", "lifetimes", "record_hits")
 
     def __init__(self, status_key: str, day_key: str, field: str, counts: Mapping[str, int], span: int) -> None:
         changes = [word for kind, change in counts.items() if change for word in (f"{field}:{kind}", change)]
@@ -216,7 +216,7 @@ class RecordHits(Operation):
 class Once(Operation):
     """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
 
-    script: ClassVar[Script] = script("clock", "once")
+    script: ClassVar[Script] = script("clock", "lifetimes", "once")
 
     def __init__(self, key: str, span: int) -> None:
         super().__init__([key], span)

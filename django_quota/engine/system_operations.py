@@ -43,7 +43,7 @@ class AddMetrics(Operation):
     remembered.
     """
 
-    script: ClassVar[Script] = script("clock", "metrics")
+    script: ClassVar[Script] = script("clock", "lifetimes", "metrics")
 
     def __init__(
         self, keys: MetricsKeys, counts: Mapping[str, int], refused: Mapping[str, int], slots: Mapping[str, int]
@@ -84,7 +84,7 @@ def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
 class RegisterWorker(Operation):
     """Count a worker for `ttl` microseconds; the reply is how many there are."""
 
-    script: ClassVar[Script] = script("clock", "register_worker")
+    script: ClassVar[Script] = script("clock", "lifetimes", "register_worker")
 
     def __init__(self, key: str, token: str, ttl: int) -> None:
         super().__init__([key], token, ttl)
@@ -119,7 +119,7 @@ class Sweep(RedisOperation):
     none and whose scores do not tell one. `repairs`: whether keys without a TTL get one.
     """
 
-    script: ClassVar[Script] = script("clock", "sweep")
+    script: ClassVar[Script] = script("clock", "lifetimes", "sweep")
 
     def __init__(
         self,

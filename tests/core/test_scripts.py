@@ -14,7 +14,7 @@ from django_quota import Rule
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import REGISTRY
 from django_quota.engine.codec import Flag
-from django_quota.engine.decide import MODULES, PLAIN_PLANS, Decide
+from django_quota.engine.decide import MODULES, PARTS, Decide
 from django_quota.engine.operations import lua_source
 from django_quota.engine.plans import event_log_of
 from tests.support.steps import hits_of
@@ -44,7 +44,7 @@ def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
     sources = [path.read_text() for path in OPERATIONS]
     calls = [words for source in sources for words in re.findall(r"(?:script|lua_source)\(([^)]*)\)", source)]
     named = {name for words in calls for name in re.findall(r'"(\w+)"', words)}
-    assert set(FILES) == named | set(PLAIN_PLANS) | {file for files in MODULES.values() for file in files}
+    assert set(FILES) == named | set(PARTS) | {file for files in MODULES.values() for file in files}
 
 
 def test_every_algorithm_gives_back_and_has_a_name_in_the_admin() -> None:
@@ -116,7 +116,7 @@ def test_no_time_is_written_as_a_float(name: str) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 99_999_999, 10**8, 10**8 + 1, 2**31, 2**32 + 7, 10**15, 2**52 - 1, 2**53 - 1])
 def test_lua_writes_whole_numbers_in_full(raw: redis.Redis, number: int) -> None:
-    text = lua_source("clock") + "return integer(tonumber(ARGV[2]))"
+    text = lua_source("lifetimes") + "return integer(tonumber(ARGV[2]))"
     assert cast("Any", raw).eval(text, 0, 1, number) == str(number).encode()
 
 

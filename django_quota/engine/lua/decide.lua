@@ -29,12 +29,18 @@
 --        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted (value: the
 --            share); 5: if the caller writes events, the number of the ban in its series
 -- %% plain plans %%
+local plain_reply, plain_days
+if ARGV[2] == 'check' then
+  plain_reply, plain_days = decide_plain()
+  if plain_reply and not plain_days then return plain_reply end
+end
+-- %% parts %%
+if plain_reply then
+  for n = 1, #plain_days, 3 do count_day(plain_days[n], plain_days[n + 1], ':a', plain_days[n + 2]) end
+  return plain_reply
+end
 
 local ARGV, KEYS = ARGV, KEYS
-if ARGV[2] == 'check' then
-  local reply = decide_plain()
-  if reply then return reply end
-end
 
 local mode, mode_arguments = ARGV[2], nil
 if mode ~= 'check' then mode, mode_arguments = string.match(mode, '^(%l+) ?(.*)$') end
