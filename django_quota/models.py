@@ -287,6 +287,18 @@ class Overview(QuotaOverride):
         default_permissions = ("view",)
 
 
+class Ban(QuotaOverride):
+    """The page of bans in the admin. It has no table, only a page and a permission."""
+
+    class Meta:
+        """It can only be viewed. To lift a ban is a permission of `Subject`."""
+
+        proxy = True
+        verbose_name = _("ban")
+        verbose_name_plural = _("bans")
+        default_permissions = ("view",)
+
+
 class OverrideChanges(models.Model):
     """How many changes of overrides there were: one row. Processes ask it whether there is anything new."""
 

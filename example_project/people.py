@@ -63,7 +63,7 @@ class Account:
 
 def new_accounts() -> tuple[Account, ...]:
     """Return the users of the admin with new passwords."""
-    views = ("view_subject", "view_overview", "view_dailycounter", "view_quotaoverride")
+    views = ("view_subject", "view_overview", "view_ban", "view_dailycounter", "view_quotaoverride")
     return (
         Account("admin", "may do everything", is_superuser=True),
         Account("clerk", "may look, and change nothing", views),

@@ -1,5 +1,6 @@
-"""The admin: overrides, daily counters, subjects and the overview, in Django's own look."""
+"""The admin: overrides, daily counters, subjects, bans and the overview, in Django's own look."""
 
-from django_quota.admin import daily_counters, override_admin, overview, subject_views
+from django_quota.admin import bans, daily_counters, override_admin, overview, subject_views
 
-__all__ = ["daily_counters", "override_admin", "overview", "subject_views"]  # importing them registers their admins
+# Importing them registers their admins.
+__all__ = ["bans", "daily_counters", "override_admin", "overview", "subject_views"]

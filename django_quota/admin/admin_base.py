@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,8 +16,10 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_quota.conf import limits_logins
 from django_quota.core.overrides import ALL_RULES
 from django_quota.models import QuotaOverride
+from django_quota.operating.lookup import login_names_among, parts_of, user_names
 
 
 def may_see(request: HttpRequest, model: Any) -> bool:
@@ -28,6 +31,17 @@ def may_see(request: HttpRequest, model: Any) -> bool:
 def may_see_users(request: HttpRequest) -> bool:
     """Return whether the request's user may see users. Show names of users to nobody else."""
     return may_see(request, get_user_model())
+
+
+def names_among(request: HttpRequest, subjects: Iterable[str | None]) -> dict[str, str]:
+    """Return the names of the users in subjects, and those behind digests of failed logins, by part of a subject.
+
+    It is empty for those who may not see users.
+    """
+    if not may_see_users(request):
+        return {}
+    parts = {part for subject in subjects if subject for part in parts_of(subject)}
+    return user_names(parts) | (login_names_among(parts, ()) if limits_logins() else {})
 
 
 def admin_url(site: str | None, page: str, *args: Any, **query: str) -> str:

@@ -77,10 +77,17 @@ def rule_in_words(rule: str) -> str:
 
 
 def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
-    """Return a subject without digests: `Failed logins of ann at 203.0.113.9`. `names`: see `login_names`."""
+    """Return a subject without whole digests: `Failed logins of ann at 203.0.113.9`, `ann (user:42)`.
+
+    `names`: the names of users by part of a subject; see `names_among`.
+    """
     parts = parts_of(subject)
     logins = [part for part in parts if part.startswith(LOGIN)]
-    others = [_DIGEST.sub(r"\1…", part) for part in parts if part not in logins]
+    others = [
+        f"{names[part]} ({part})" if part in names else _DIGEST.sub(r"\1…", part)
+        for part in parts
+        if part not in logins
+    ]
     if not logins:
         return "+".join(others)
     words = {
@@ -90,7 +97,9 @@ def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
     return (_("Failed logins of %(name)s at %(rest)s") if others else _("Failed logins of %(name)s")) % words
 
 
-_DIGEST = re.compile(r"\A((?:header|cookie|get|post|json)\.[^:]*:|session:)[0-9a-f]{32}\Z|~[0-9a-f]{64}\Z")
+_DIGEST = re.compile(
+    r"((?:\A(?:header|cookie|get|post|json)\.[^:]*:|\Asession:)[0-9a-f]{6})[0-9a-f]{26}\Z|(?<=~[0-9a-f]{6})[0-9a-f]{58}\Z"
+)
 
 
 def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:

@@ -31,12 +31,20 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_quota.admin.admin_base import ReadOnlyAdmin, RuleFilter, StrictChangeList, admin_url, may_see_users
+from django_quota.admin.admin_base import (
+    ReadOnlyAdmin,
+    RuleFilter,
+    StrictChangeList,
+    admin_url,
+    may_see_users,
+    names_among,
+)
+from django_quota.admin.admin_wording import subject_in_words
 from django_quota.admin.csv_export import BATCH_SIZE, csv_response
 from django_quota.core.errors import RuleError
 from django_quota.limiting.known_rules import known_rules
 from django_quota.models import DailyCounter
-from django_quota.operating.lookup import MAX_USERS, find_subjects, user_names
+from django_quota.operating.lookup import MAX_USERS, find_subjects
 
 MAX_LISTED = 10_000
 """Rows that page numbers lead to. The list does not count further."""
@@ -185,12 +193,13 @@ class CounterChangeList(StrictChangeList):
         return list(default_order(request.GET))
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the page, and the names of its users in one more query."""
+        """Read the page, and the names of its users in one more query, or two with failed logins."""
         super().get_results(request)
         rows = list(self.result_list)
-        names = user_names({row.subject for row in rows}) if may_see_users(request) else {}
+        names = names_among(request, (row.subject for row in rows))
         for row in rows:
-            row.user_name = names.get(row.subject, "")
+            row.user_name = names.get(row.subject, "") if row.user_pk else ""
+            row.words = row.subject if row.user_name else subject_in_words(row.subject, names)
         self.result_list: Any = rows
         self.full_result_count = self.result_count  # hides "10000 results" beside the search field
 
@@ -346,7 +355,9 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     @admin.display(description=_("subject"), ordering="subject")
     def subject_link(self, row: DailyCounter) -> SafeString:
         """Return a link to the subject's usage."""
-        return format_html('<a href="{}">{}</a>', self._url("usage", subject=row.subject), row.subject)
+        return format_html(
+            '<a href="{}">{}</a>', self._url("usage", subject=row.subject), getattr(row, "words", row.subject)
+        )
 
     @admin.display(description=_("user"), empty_value="")
     def user_name(self, row: DailyCounter) -> str:

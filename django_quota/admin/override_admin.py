@@ -35,6 +35,7 @@ from django_quota.admin.admin_base import (
     StrictChangeList,
     admin_url,
     may_see_users,
+    names_among,
     rule_url,
     subject_url,
 )
@@ -48,7 +49,7 @@ from django_quota.core.rules import is_valid_name
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
-from django_quota.operating.lookup import is_group, parse_override_input, user_names
+from django_quota.operating.lookup import is_group, parse_override_input
 from django_quota.requests.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
@@ -245,7 +246,7 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
             "links": links,
             "list_url": admin_url(site, "quotaoverride_changelist", rule=rule),
             "subject_url": subject_url(request, site),
-            "names": user_names(subject for subject, _ in page.get("refused", ())) if may_see_users(request) else {},
+            "names": names_among(request, (subject for subject, _ in page.get("refused", ()))),
             **page,
         }
         return TemplateResponse(request, "admin/django_quota/quotaoverride/rule.html", context)

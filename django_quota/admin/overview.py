@@ -19,7 +19,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.admin_base import ReadOnlyAdmin, admin_url, may_see_users, rule_url, subject_url
+from django_quota.admin.admin_base import ReadOnlyAdmin, admin_url, may_see, names_among, rule_url, subject_url
 from django_quota.admin.admin_wording import KIND_NAMES, lines, moment_of
 from django_quota.admin.charts import sparkline
 from django_quota.conf import current
@@ -28,10 +28,9 @@ from django_quota.core.errors import QuotaError, StorePermissionDenied
 from django_quota.features.event_stream import Event, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import DailyCounter, Overview
+from django_quota.models import Ban, DailyCounter, Overview
 from django_quota.operating.activity import MINUTES, Activity, activity
 from django_quota.operating.health import Health, KindSize, health, sizes
-from django_quota.operating.lookup import user_names
 from django_quota.web.wording import wait_in_words
 
 REFRESH_INTERVAL = 5
@@ -81,6 +80,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         shown: dict[str, Any] = {
             "subject_url": subject_url(request, self.admin_site.name),
             "rule_url": rule_url(request, self.admin_site.name),
+            "bans_url": admin_url(self.admin_site.name, "ban_changelist") if may_see(request, Ban) else "",
             "with_sizes": "sizes" in request.GET,
             "minutes": MINUTES,
             "is_enabled": current().enabled,
@@ -119,7 +119,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             shown["is_denied"] = _is_denied(error)
             shown["warnings"] = _override_warnings()
         shown |= _last_events(EventFilter.of(request))
-        shown["names"] = user_names(_subjects_on(shown)) if may_see_users(request) else {}
+        shown["names"] = names_among(request, _subjects_on(shown))
         return shown
 
 
@@ -156,12 +156,12 @@ def _last_events(wanted: EventFilter) -> dict[str, Any]:
     return {**shown, "lines": lines(events)}
 
 
-def _subjects_on(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the subjects that the page names."""
+def _subjects_on(shown: dict[str, Any]) -> Iterator[str | None]:
+    """Yield the subjects on the page."""
     found: Activity | None = shown.get("activity")
     listed = [*found.refused, *(found.bans or ()), *found.fullest_slots] if found else []
-    yield from (each.subject for each in listed if each.subject)
-    yield from (line.event.subject for line in shown.get("lines", ()) if line.event.subject)
+    yield from (each.subject for each in listed)
+    yield from (line.event.subject for line in shown.get("lines", ()))
 
 
 def _is_denied(error: QuotaError) -> bool:

@@ -209,12 +209,12 @@ def _target(subject: str, on: str) -> ActionTarget:
         parts = json.loads(on)
     except (ValueError, RecursionError):
         parts = None
-    if not isinstance(parts, list) or not parts or not all(map(_is_name, parts)):
+    if not isinstance(parts, list) or not parts or not all(map(is_name, parts)):
         raise RuleError(_("The request names no rule."))
     return ActionTarget(named_subject(subject), parts[0] or ALL_RULES)
 
 
-def _is_name(part: object) -> bool:
+def is_name(part: object) -> bool:
     """Return whether a value may be a rule: a text that every database can store."""
     return isinstance(part, str) and "\0" not in part and not any("\ud800" <= sign <= "\udfff" for sign in part)
 

@@ -205,6 +205,19 @@ class Migration(migrations.Migration):
             bases=("django_quota.quotaoverride",),
         ),
         migrations.CreateModel(
+            name="Ban",
+            fields=[],
+            options={
+                "verbose_name": "ban",
+                "verbose_name_plural": "bans",
+                "proxy": True,
+                "default_permissions": ("view",),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_quota.quotaoverride",),
+        ),
+        migrations.CreateModel(
             name="Subject",
             fields=[],
             options={

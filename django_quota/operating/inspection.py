@@ -35,7 +35,7 @@ from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.health import is_full, refused_change
-from django_quota.stores.base import Store
+from django_quota.stores.base import Store, all_well
 
 BATCH_SIZE = 100
 """Rules that one script call peeks at."""
@@ -351,13 +351,25 @@ def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) 
     """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
     operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
     now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
-    words = list(map(text, flat))
-    contents = Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
+    contents = _contents(now, flat)
     for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
         if number:
             ends_in = tuple((float(end) - now) / SECOND for end in live[1::2])
             contents.leases.append(HeldStatus(name, ends_in, key, int(number)))
     return contents
+
+
+def contents_of(subjects: Iterable[str]) -> dict[str, Contents]:
+    """Read the hashes of these subjects, with one call to one Redis. Raises `StoreUnavailable`."""
+    names = list(dict.fromkeys(subjects))
+    operations = [InspectSubject(keys.status_key(current().prefix, name), []) for name in names]
+    replies = get_limiter().reporting_store.try_all(operations, frozen_now()) if names else []
+    return {name: _contents(*reply) for name, reply in zip(names, all_well(replies), strict=True)}
+
+
+def _contents(now: int, flat: Iterable[str | bytes]) -> Contents:
+    words = list(map(text, flat))
+    return Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
 
 
 def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:

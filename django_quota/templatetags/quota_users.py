@@ -21,6 +21,8 @@ def quota_user_links(context: Any, user: Any) -> list[tuple[str, str]]:
 
 
 @register.filter
-def quota_name_among(subject: str | None, names: Mapping[str | None, str]) -> str:
-    """Return the name of a subject among `names`, a dict; "" if it has none."""
-    return names.get(subject, "")
+def quota_subject_words(subject: str, names: Mapping[str, str]) -> str:
+    """Return a subject with the names of its users; `names` are by part of a subject."""
+    from django_quota.admin.admin_wording import subject_in_words  # noqa: PLC0415 — as above
+
+    return subject_in_words(subject, names)

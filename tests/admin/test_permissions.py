@@ -15,6 +15,8 @@ OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
 OF_ACTIONS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
 NEEDS: dict[str, tuple[str, ...]] = {
     **{f"overview/{page}": ("view_overview",) for page in ("", "metrics/", "events/", "stream/")},
+    **{f"ban/{page}": ("view_ban",) for page in ("", "?subject=user:1", "lift/")},
+    "ban/lift/?all=1": ("lift_ban",),
     **{f"overview/{page}": () for page in ("add/", "1/change/", "1/delete/", "1/history/")},
     **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
     "dailycounter/usage/?subject=user:1": OF_COUNTERS,

@@ -20,6 +20,7 @@ PAGES = {
     "index": "",
     "app": "django_quota/",
     "overview": "django_quota/overview/",
+    "bans": "django_quota/ban/",
     "overrides": "django_quota/quotaoverride/",
     "override": "django_quota/quotaoverride/1/change/",
     "new override": "django_quota/quotaoverride/add/",

@@ -250,7 +250,7 @@ def admin_pages() -> None:
     health._estimate.cache_clear()
     client = superuser(f"root-{id(object())}")
     QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
-    for page in ("overview/", "subject/", "quotaoverride/", "dailycounter/", "overview/content/"):
+    for page in ("overview/", "ban/", "subject/", "quotaoverride/", "dailycounter/", "overview/content/"):
         client.get(f"{ADMIN}/{page}")
     client.get(f"{ADMIN}/subject/", {"subject": WHO})
     client.get(f"{ADMIN}/dailycounter/usage/", {"subject": WHO})

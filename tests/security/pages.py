@@ -47,6 +47,7 @@ def addresses() -> list[str]:
         "dailycounter": {"object_id": [counter.pk]},
         "subject": {"object_id": [SUBJECT], "name": list(ACTIONS)},
         "overview": {"object_id": [1]},
+        "ban": {},
     }
     found = []
     for route in patterns():
