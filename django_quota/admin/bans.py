@@ -44,8 +44,7 @@ from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import Ban
 from django_quota.operating.activity import ActiveBan
-from django_quota.operating.bans import MOST, BanFilter, Fate, bans_lately, fates, find_bans, status_in
-from django_quota.operating.inspection import contents_of
+from django_quota.operating.bans import MOST, BanFilter, Fate, bans_lately, fates, find_bans, read_bans
 from django_quota.operating.lookup import MAX_USERS, find_subjects
 from django_quota.requests.subjects import named_subject
 
@@ -162,13 +161,13 @@ class BanAdmin(ReadOnlyAdmin):
         lately = bans_lately(wanted)
         newest = lately.events[:PER_PAGE]
         shown = [*(ban.subject for ban in page), *(event.subject for event in newest)]
-        contents = contents_of(filter(None, shown))
+        now, in_force = read_bans(shown)
         began = {(event.subject, event.rule, event.until): event.at for event in lately.events}
         rows = []
         for ban in page:
-            status = status_in(contents, ban.subject, ban.rule)
+            status = in_force.get((ban.subject, ban.rule))
             rows.append(_row(ban, began.get((ban.subject, ban.rule, ban.until)), status.level if status else 0))
-        history = [_of_event(event, fate) for event, fate in zip(newest, fates(newest, contents), strict=True)]
+        history = [_of_event(event, fate) for event, fate in zip(newest, fates(newest, now, in_force), strict=True)]
         with_ban = [name for name, rule in known_rules().items() if isinstance(rule, Rule) and rule.ban]
         store = get_limiter().store
         return {
@@ -188,7 +187,7 @@ class BanAdmin(ReadOnlyAdmin):
 
     def _question(self, request: HttpRequest, wanted: BanFilter, chosen: list[tuple[str, str]]) -> dict[str, Any]:
         return {
-            "title": LIFT.label,
+            "title": _("Are you sure?"),
             "subtitle": LIFT.label,
             "number": len(chosen),
             "chosen": chosen[:MAX_NAMED],
@@ -210,10 +209,9 @@ class BanAdmin(ReadOnlyAdmin):
                 lifted[subject] = lift_bans(subject, fields)
         except QuotaError as error:
             problem = str(error)
-        log_actions(
-            {each: f"{LIFT.label}: {_in_words(count)}" for each, count in lifted.items() if count}, request.user
-        )
-        if any(lifted.values()):
+        done = {subject: f"{LIFT.label}: {_in_words(count)}" for subject, count in lifted.items() if count}
+        log_actions(done, request.user)
+        if done:
             self.message_user(request, _in_words(sum(lifted.values())), messages.SUCCESS)
         elif not problem:
             self.message_user(request, _("None of these bans was in force any more."), messages.WARNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from django_quota.conf import current
@@ -12,7 +12,7 @@ from django_quota.features.event_stream import Event, newest_events
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import ActiveBan, bans_in_force
-from django_quota.operating.inspection import BanStatus, Contents, contents_of
+from django_quota.operating.inspection import BanStatus, contents_of
 from django_quota.operating.lookup import is_bare, parts_of
 
 MOST = 10_000
@@ -23,6 +23,9 @@ EVENTS = 5_000
 
 Fate = Literal["in force", "ended", "lifted", "replaced"]
 """What became of a ban. A newer ban of the same subject and rule replaces it, also one that only lasts longer."""
+
+Pair = tuple[str | None, str | None]
+"""The subject and the rule of a ban; None for a name that is so long that only a digest is known."""
 
 
 class BanFilter(NamedTuple):
@@ -35,10 +38,11 @@ class BanFilter(NamedTuple):
 
     def fits(self, subject: str | None, rule: str | None) -> bool:
         """Say whether a ban is meant."""
+        if self.rule not in ("", rule) or not self.subjects:
+            return self.rule in ("", rule)
         name = subject or ""
         parts = {name, *parts_of(name)}
-        is_meant = not self.subjects or any(each in (name if is_bare(each) else parts) for each in self.subjects)
-        return is_meant and self.rule in ("", rule)
+        return any(each in (name if is_bare(each) else parts) for each in self.subjects)
 
 
 class BanList(NamedTuple):
@@ -58,14 +62,17 @@ def find_bans(wanted: BanFilter) -> BanList:
     of the subjects of the filter are found. Raises `StoreUnavailable`.
     """
     total, listed = bans_in_force(MOST) if current().events else (0, None)
-    found = {(ban.subject, ban.rule): ban for ban in listed or () if wanted.fits(ban.subject, ban.rule)}
+    found = [ban for ban in listed or () if wanted.fits(ban.subject, ban.rule)]
+    pairs = {(ban.subject, ban.rule) for ban in found}
+    known = known_rules() if wanted.subjects else {}
     for subject, contents in contents_of(wanted.subjects).items():
-        for ban in contents.bans(known_rules()):
-            if wanted.rule in ("", ban.rule):
-                until = contents.now + round(ban.ends_in * SECOND)
-                found.setdefault((subject, ban.rule), ActiveBan(subject, ban.rule, until))
+        found += [
+            ActiveBan(subject, ban.rule, contents.now + round(ban.ends_in * SECOND))
+            for ban in contents.bans(known)
+            if wanted.rule in ("", ban.rule) and (subject, ban.rule) not in pairs
+        ]
     rules = sorted({ban.rule for ban in listed or () if ban.rule})
-    return BanList(sorted(found.values(), key=lambda ban: ban.until), rules, total)
+    return BanList(sorted(found, key=lambda ban: ban.until), rules, total)
 
 
 class BansLately(NamedTuple):
@@ -87,24 +94,24 @@ def bans_lately(wanted: BanFilter) -> BansLately:
     return BansLately(began, events[-1].at if events else 0)
 
 
-def status_in(contents: Mapping[str, Contents], subject: str | None, rule: str | None) -> BanStatus | None:
-    """Return the ban of a subject under a rule, from what `contents_of` has read; None if there is none."""
-    read = contents.get(subject or "")
-    return next((ban for ban in read.bans(known_rules()) if ban.rule == rule), None) if read else None
+def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[Pair, BanStatus]]:
+    """Return the time of the store, and the bans of these subjects that are in force. Raises `StoreUnavailable`."""
+    contents, known = contents_of(filter(None, subjects)), known_rules()
+    now = max((read.now for read in contents.values()), default=clock.now())
+    return now, {(subject, ban.rule): ban for subject, read in contents.items() for ban in read.bans(known)}
 
 
-def fates(events: Sequence[Event], contents: Mapping[str, Contents]) -> Iterator[Fate]:
-    """Yield what became of bans that began, given as events, the newest first. `contents`: of their subjects."""
-    later: dict[tuple[str | None, str | None], Event] = {}
+def fates(events: Sequence[Event], now: int, in_force: Collection[Pair]) -> Iterator[Fate]:
+    """Yield what became of bans that began, given as events, the newest first; see `read_bans`."""
+    later: dict[Pair, Event] = {}
     for event in events:
         pair = (event.subject, event.rule)
         newer = later.get(pair)
-        later[pair] = event
-        read = contents.get(event.subject or "")
-        now = read.now if read else clock.now()
+        if None not in pair:
+            later[pair] = event
         if event.until <= (newer.at if newer else now):
             yield "ended"
         elif newer:
             yield "replaced"
         else:
-            yield "in force" if None in pair or status_in(contents, *pair) else "lifted"
+            yield "in force" if None in pair or pair in in_force else "lifted"
