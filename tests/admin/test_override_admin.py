@@ -456,7 +456,7 @@ def test_the_page_of_a_rule_shows_what_it_decided_lately() -> None:
     shown = re.sub(r"\s+", " ", superuser().get(page).content.decode())
     assert re.search(r"<dt>Checks today</dt><dd>5</dd> <dt>Refused</dt><dd>3</dd>", shown)
     if get_limiter().store.is_shared:  # the memory store keeps no events
-        rows = re.findall(r"subject=ip%3A([\d.]*)[^>]*>[^<]*</a> </th> <td data-label=.Time.>", shown)
+        rows = re.findall(r"subject=ip%3A([\d.]*)[^>]*>[^<]*</a></th> <td data-label=.Time.>", shown)
         assert set(rows) == {"198.51.100.1", "198.51.100.2"}  # the latest first, to the millisecond
     assert "Checks today" not in operator("view_quotaoverride").get(page).content.decode()
 
