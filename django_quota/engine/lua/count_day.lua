@@ -1,4 +1,4 @@
--- count_day: counts a hit for its subject and day. Part of decide, before plain_plan and the frame.
+-- count_day: counts a hit for its subject and day. Part of decide, before the frame.
 --
 -- KEYS   day_key: a hash of the subject and day; fields <rule>:a (allowed), <rule>:r (refused), <rule>:u (what the allowed ones
 --        cost beyond one unit each: most cost one, and need no second field). A number may be negative: see adjust

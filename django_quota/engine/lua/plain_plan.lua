@@ -6,7 +6,8 @@
 -- reply  decide_plain: that of decide, and the days to count {key, rule, cost, ...}, if any; nil, and nothing has changed, if the
 --        plan is another one
 --
--- It reads and writes entries as sliding_entries does, which says what they mean. The frame would decide such a plan in the
+-- It reads and writes entries as sliding_entries does, which says what they mean. A total that has wrapped is above any cost,
+-- so one that equals the cost of its entry says that nothing was counted before. The frame would decide such a plan in the
 -- same way, but making its functions and tables, and calling them, takes half as long again.
 
 local function decide_plain()

@@ -1,4 +1,4 @@
--- sliding_entries: the entries of a sliding window. Part of decide, before plain_plan and the frame.
+-- sliding_entries: the entries of a sliding window. Part of decide, before the frame.
 --
 -- KEYS   key: a sorted set; score = when the entry expires (microseconds), member = "<running total>:<cost>"
 -- ARGV   none
@@ -7,17 +7,13 @@
 --        key, a cost, the capacity, the window, the width of a slice (0: every hit is an entry), and these eight; it returns
 --        remaining, retry_after, reset, more
 --
--- What is used is (last total - total before the first live entry) modulo WRAP: no scan. A total that has wrapped is above any
--- cost, so one that equals the cost of its entry says that nothing was counted before.
+-- What is used is (last total - total before the first live entry) modulo WRAP: no scan.
 
 local function read_entries(key)
   local last = redis.call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
   local expiry = last[1] and last[2] + 0 or 0
   if expiry <= now then return 0, now, expiry > 0, 0 end
   local total, last_cost = string.match(last[1], '^(%d+):(%d+)$')
-  local is_only = total == last_cost
-  total = total + 0
-  if is_only then return total, expiry, false, total, last, total, expiry, total end
   local first, has_expired = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES'), false
   if first[2] + 0 <= now then
     has_expired = true -- add_entry drops these
@@ -25,7 +21,7 @@ local function read_entries(key)
   end
   local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
   local used = (total - first_total + first_cost) % WRAP
-  return used, expiry, has_expired, total, last, last_cost + 0, first[2] + 0, first_cost + 0
+  return used, expiry, has_expired, total + 0, last, last_cost + 0, first[2] + 0, first_cost + 0
 end
 
 local function add_entry(
@@ -41,14 +37,9 @@ local function add_entry(
     if last_expiry >= expiry then expiry, score = last_expiry, last[2] end
   end
   if used + cost > MOST then cost = math.max(0, MOST - used) end
-  local sum, member = merged + cost, nil
   total = total + cost
   if total >= 2 * WRAP then total = total - WRAP end
-  if total < 100000000 and sum < 100000000 then
-    member = string.format('%d:%d', total, sum)
-  else
-    member = integer(total) .. ':' .. integer(sum)
-  end
+  local member = integer(total) .. ':' .. integer(merged + cost)
   -- Add first: a full server refuses a script's first write, and accepts later ones.
   redis.call('ZADD', key, score or integer(expiry), member)
   if merged > 0 and member ~= last[1] then redis.call('ZREM', key, last[1]) end
