@@ -32,6 +32,7 @@ ALGORITHM_NAMES: dict[str, str | Promise] = {
     "token_bucket": gettext_lazy("token bucket"),
     "leaky_bucket": gettext_lazy("leaky bucket"),
     "distinct": gettext_lazy("different values"),
+    "stock": gettext_lazy("counter"),
 }
 
 KIND_NAMES: dict[str, str | Promise] = {

@@ -11,14 +11,15 @@ from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
+from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import DAY, SECOND, in_words, moment_of, now
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.rates import Rate
 
 Why = Literal["", "override", "exempt", "blocked", "banned"]
 
-AnyLimit = Limit | Concurrency
-"""A rate limit, or a concurrency limit."""
+AnyLimit = Limit | Concurrency | Held
+"""A rate limit, a concurrency limit, or what a counter holds."""
 
 
 class Outcome(NamedTuple):
@@ -58,12 +59,15 @@ class Outcome(NamedTuple):
 
     @property
     def rate(self) -> Rate | AtOnce:
-        """The rate: `str(rate)` is `"10/m"`, or `"10 at once"` for a slot."""
+        """The rate: `str(rate)` is `"10/m"`, `"10 at once"` for a slot, or `"120 left"` for a counter."""
         return self.of.rate
 
     @property
     def limit(self) -> int:
-        """The count of the rate, or the burst of a bucket: the units that are left when nothing is used."""
+        """The count of the rate, or the burst of a bucket: the units that are left when nothing is used.
+
+        A counter has no limit: it is what the counter holds.
+        """
         return self.of.capacity
 
     @property
@@ -281,6 +285,8 @@ class Decision:
                 if self.degraded
                 else "Allowed: nothing limits this."
             )
+        if self.allowed and self.binding is not None and isinstance(self.binding.of, Held):
+            return f"Allowed by counter {self.rule!r} of {self.subject}; {self.remaining:,} are left."
         if self.allowed:
             left = f"{self.remaining:,} of {self.limit:,} are left"
             return f"Allowed by rule {self.rule!r} for {self.subject}; {left}."
@@ -330,6 +336,9 @@ def _refusal(outcome: Outcome) -> str:
         whose = "" if subject == "global" else f" of {subject}"
         held = f"Lock {rule}{whose} is" if outcome.limit == 1 else f"All {outcome.limit:,} slots {rule}{whose} are"
         return f"{held} held{wait}."
+    if isinstance(outcome.of, Held):
+        left = f"{outcome.over:,} are owed" if outcome.over else f"{outcome.remaining:,} are left"
+        return f"This hit needs {outcome.cost:,} of counter {rule} of {subject}; {left}."
     return _refusal_of_rate(outcome, outcome.of, wait)
 
 

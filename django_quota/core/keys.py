@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from django_quota.core.algorithms import Limit
+from django_quota.core.algorithms import STOCK, Limit
 
 VERSION = "1"
 
@@ -107,7 +107,7 @@ def subject_part(key: str) -> str:
 
 def state_part(limit: Limit) -> str:
     """Return the part of a key that names the state of a limit, behind the subject."""
-    return f"r:{field(limit.rule)}:{limit.state_id}"
+    return f"c:{field(limit.rule)}" if limit.algorithm is STOCK else f"r:{field(limit.rule)}:{limit.state_id}"
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, ClassVar, Literal, TypedDict, cast, get_args
 
 from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.core.caching import cached
@@ -285,6 +285,8 @@ class Rule:
     """The rule of each tier, by the tier's name; empty if neither the rates nor the shares are by tier."""
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
+    is_counter: ClassVar[bool] = False
+    """Whether it stands for a counter; see `counter_rules`."""
 
     def __post_init__(self) -> None:
         _normalize(self)
@@ -323,10 +325,15 @@ class Rule:
         """The lowest of `warn_shares`, encoded for `lua/decide.lua`; "0" if there is none."""
         return str(self.warn_shares[0]) if self.warn_shares else "0"
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it emits no events."""
+        return self.shadow or self.is_counter
+
     @cached_property
     def encoded(self) -> tuple[str, ...]:
         """The options of the rule, encoded for `lua/decide.lua`. A shadow emits nothing, and bans nobody."""
-        if self.shadow:
+        if self.is_quiet:
             return ("quiet",)
         shares = ("shares", ",".join(map(str, self.warn_shares))) if len(self.warn_shares) > 1 else ()
         return shares if self.ban is None else (*shares, "ban", *self.ban.encoded)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
-from django_quota.core.algorithms import NEVER, Limit, Verdict
+from django_quota.core.algorithms import NEVER, STOCK, Limit, Verdict
+from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND
-from django_quota.core.decisions import Left, Outcome, Why
+from django_quota.core.decisions import AnyLimit, Left, Outcome, Why
 from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
 
@@ -213,9 +214,15 @@ class AllowedReply(NamedTuple):
         for hit in self.hits:
             for limit in hit.limits:
                 _, remaining, _, _, more = numbers[at : at + PER_LIMIT]
-                found.append(Left(limit.limit, max(0, remaining), None if more == NEVER else more / SECOND))
+                next_after = None if more == NEVER else more / SECOND
+                found.append(Left(_shown(limit.limit, remaining), max(0, remaining), next_after))
                 at += PER_LIMIT
         return found
+
+
+def _shown(limit: Limit, remaining: int) -> AnyLimit:
+    """Return a limit as Decisions show it: a counter by what it holds."""
+    return limit if limit.algorithm is not STOCK else Held(limit.rule, max(0, remaining))
 
 
 def _outcome(
@@ -224,7 +231,7 @@ def _outcome(
     # A hit that costs nothing may be admitted before anything is left.
     next_after = more if allowed or wait == NEVER else min(more, wait)
     return Outcome(
-        limit,
+        _shown(limit, remaining),
         hit.subject,
         hit.cost,
         allowed,

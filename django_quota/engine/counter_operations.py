@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.engine.operations import Operation, Script, States, script
 
 T = TypeVar("T")
@@ -19,9 +20,6 @@ DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 
 TWO_SLOTS = -4
 """The status of a transfer between two slots of a Redis Cluster, which no script reaches; see `engine.scatter`."""
-
-MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
-"""The bounds of a total."""
 
 
 def _script(name: str) -> Script:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
-from django_quota.engine.adjust import adjust, replace
+from django_quota.engine.adjust import adjust, put_state, replace, state_of
 from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Adjust, Flag, Flagged, Mode, Reply, encode_mode
 from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit, judge_near
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
@@ -21,6 +21,7 @@ from django_quota.engine.subject_status import load_status, shut_out
 
 MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
+    "stock": ("counter_common", "stock"),
     "adjust": ("adjust",),
     "events": ("event_log", "events"),
     "flag": ("flag",),
@@ -124,9 +125,9 @@ class Decide(Operation):
         elif self.mode == "refund":
             for hit in self.hits:
                 for limit in hit.limits:
-                    state = states.get(limit.key)
+                    state = state_of(states, limit, now)
                     after = limit.algorithm.refund(state, limit.parameters, hit.cost, now)
-                    replace(states, limit.key, limit.algorithm, state, after)
+                    replace(states, limit, state, after)
 
     def _judge_near(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Say whether a limit is near after what was really used."""
@@ -146,8 +147,9 @@ class Decide(Operation):
             if limit.parameters.capacity == 0:
                 continue
             algorithm = limit.algorithm
-            state, after = algorithm.consume(states.get(limit.key), limit.parameters, hit.cost, now, over=True)
-            states.put(limit.key, state, algorithm.expiry(state))
+            before = state_of(states, limit, now)
+            state, after = algorithm.consume(before, limit.parameters, hit.cost, now, over=True)
+            put_state(states, limit, state)
             context.verdicts[number] = after if verdict.allowed else _peek(states, context, limit, hit.cost, now)
         context.is_refused = False
         count_day(states, context, now, passed=True)
@@ -181,7 +183,7 @@ def _is_outside(hit: Hit, now: int, *, counts: bool) -> bool:
 
 
 def _peek(states: States, context: HitContext, limit: CompiledLimit, cost: int, now: int) -> Verdict:
-    verdict = limit.algorithm.peek(states.get(limit.key), limit.parameters, cost, now)
+    verdict = limit.algorithm.peek(state_of(states, limit, now), limit.parameters, cost, now)
     return shut_out(verdict, context.stop, now) if context.status else verdict
 
 
@@ -190,12 +192,12 @@ def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, r
     algorithm = limit.algorithm
     passed = not refused & {0, hit.group}
     counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and hit.group in refused
-    before = states.get(limit.key)
+    before = state_of(states, limit, now)
     if not passed and not counts:
-        replace(states, limit.key, algorithm, before, algorithm.follow_clock(before, now))
+        replace(states, limit, before, algorithm.follow_clock(before, now))
         return verdict
     state, after = algorithm.consume(before, limit.parameters, hit.cost, now)
-    states.put(limit.key, state, algorithm.expiry(state))
+    put_state(states, limit, state)
     if passed:
         return after
     # A limit that a refused hit has filled refuses the next hit, too: the reply says for how long.

@@ -46,7 +46,7 @@ def change_counts(states: States, key: str, changes: Mapping[str, int], now: int
 def emit(states: States, context: HitContext, now: int, *, passed: bool, emits: bool) -> list[Flagged]:
     """Begin a ban if it is due, and emit events; return the flags. `emits`: whether events are on at all."""
     hit = context.hit
-    emits_own = emits and not hit.rule.shadow
+    emits_own = emits and not hit.rule.is_quiet
     if context.is_refused:
         if hit.refusals_key and not context.status:
             flags = _count_refusal(states, context, now, emits=emits)

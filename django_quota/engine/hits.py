@@ -115,6 +115,11 @@ class Hit:
         self.value = value
         """The digest of the hit's value, if its limits count different values."""
 
+    def move_to(self, base: str, key: str) -> None:
+        """Give it the keys of a counter in a group: what they begin with, and that of its total."""
+        self.base, self.status_key = base, base + "s"
+        self.limits = [limit._replace(key=key) for limit in self.limits]
+
     @property
     def rules(self) -> list[Rule]:
         """All its rules."""

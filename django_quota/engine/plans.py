@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.clock import SECOND
+from django_quota.core.counter_rules import CounterRule
 from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import subject_base, system_key
+from django_quota.core.keys import group_base, key_of, subject_base, system_key
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
@@ -133,14 +134,15 @@ class Plan:
 
         An override with another rate, or that makes a rule only report, changes the rule. Exempt and blocked subjects
         are decided here. Call this before the first look at `hits`. A blocked subject can still get back what it has
-        used, and a hit is settled whatever override holds now. A forced hit counts for a blocked subject, too.
+        used, and a hit is settled whatever override holds now. A forced hit counts for a blocked subject, too. Counters
+        have no overrides.
         """
         self._given = list(self.asked)
         found: dict[Place, Override | None] = {}
         for number, (rule, subject, cost, value) in enumerate(self.asked):
             place = (rule.name, subject)
             if place not in found:
-                found[place] = table.find(subject, rule.name, now)
+                found[place] = None if rule.is_counter else table.find(subject, rule.name, now)
             override = found[place]
             if override is None:
                 continue
@@ -162,6 +164,11 @@ class Plan:
         Rules of one name and subject are one hit. All rules must be added before the first look at `hits`.
         """
         self.asked.append((rule, subject, cost, value))
+
+    def leave_counters(self) -> bool:
+        """Ask the store about no rule but counters, because limits are off; say whether there is any counter."""
+        self.unsent = {(rule.name, subject) for rule, subject, _, _ in self.asked if not rule.is_counter}
+        return bool(self)
 
     @property
     def sent(self) -> list[Asked]:
@@ -206,7 +213,7 @@ class Plan:
         return self._hits
 
     def _compile(self) -> list[Hit]:
-        hits: dict[tuple[str, str], Hit] = {}
+        hits: dict[Place, Hit] = {}
         self.timeless, self._groups = True, 0
         known, base = "", ""
         for rule, subject, cost, value in self.sent:
@@ -214,14 +221,14 @@ class Plan:
                 raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
             if subject != known:  # mostly, all rules of a request have the same subject
                 known, base = subject, subject_base(self._prefix, subject) + "}:"
-            hit = hits.get((base, rule.name))
+            hit = hits.get((rule.name, subject))
             if hit is not None:
                 if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
                     raise name_conflict(rule, hit.rule)
                 hit.other_rules = (*hit.other_rules, rule)
                 self._set_limits(hit)
             elif rule.limits:
-                hits[base, rule.name] = hit = Hit(rule, base, subject, cost, value)
+                hits[rule.name, subject] = hit = Hit(rule, base, subject, cost, value)
                 hit.is_overridden = (rule.name, subject) in self._overridden
                 self._prepare(hit)
         return list(hits.values())
@@ -242,6 +249,9 @@ class Plan:
             hit.day = _NO_DAY
             self.timeless = False
         hit.is_estimate = self._estimates is not None and self._estimates(rule)
+        if isinstance(rule, CounterRule) and rule.group is not None:
+            base = group_base(self._prefix, rule.group)
+            hit.move_to(base + "}:", key_of(base, "c", rule.name, hit.subject))
 
     def _set_limits(self, hit: Hit) -> None:
         """Give a hit the limits of all its rules, with its value."""

@@ -14,14 +14,15 @@ from functools import partial
 from typing import Any
 
 from django_quota.conf import current
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.clock import MAX_GUESSES, SECOND, frozen_now, machine_now
+from django_quota.core.counter_rules import CounterEntry
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import group_base, key_of, subject_base
 from django_quota.core.rates import MAX_PERIOD, Duration, parse_duration
 from django_quota.engine import counter_operations as operations
-from django_quota.engine.counter_operations import MAX_INT64, MIN_INT64
 from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
 from django_quota.requests.subjects import subject_of
@@ -58,7 +59,7 @@ def counter(name: str, ttl: Duration = TTL, *, group: str | None = None) -> Coun
     return Counter(name, ttl, group=group)
 
 
-class Counter:
+class Counter(CounterEntry):
     """A named counter. For each subject it has a total, a count for each day, and a count of distinct values.
 
     All are whole numbers of 64 bits, -2^63 to 2^63 - 1. A subject is a text such as "user:42", or a user. A day starts
@@ -131,6 +132,7 @@ class Counter:
         """Take `n` (1 or more) from the total if it holds that much, else nothing; return whether it did.
 
         The total never falls below zero, however many callers take at the same time. The days stay as they are.
+        To take from it and hit limits, all or nothing, make it an entry of `check_all`.
         """
         return run_call(self._take(subject, n))
 

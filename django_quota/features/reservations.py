@@ -79,7 +79,8 @@ class Hold:
 
         If `actual` is less than the estimate, the rest is given back, as far as it still counts. With `leaky_bucket`,
         only the newest hit can be returned. If `actual` is more, the difference is spent now, even past the limit, and
-        the next hits wait.
+        the next hits wait. Of a counter, the difference is always given back or taken, even below zero: then the
+        customer owes it, `over` of the outcome says how much, and the next top-up pays it.
 
         The limits are those that hold now: an override may have changed them since. A second call changes nothing.
         While the store does not answer, the Decision is `degraded`, and the estimate stays spent. Raises `RuleError`

@@ -15,6 +15,7 @@ from django.http import HttpRequest
 
 from django_quota.conf import current, rule_of
 from django_quota.core.clock import SECOND
+from django_quota.core.counter_rules import CounterEntry, as_rule
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
@@ -175,11 +176,14 @@ async def areset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: 
 
 
 Entry = (
-    tuple[RuleOrRate, AnySubject]
-    | tuple[RuleOrRate, AnySubject, int | None]
+    tuple[RuleOrRate | CounterEntry, AnySubject]
+    | tuple[RuleOrRate | CounterEntry, AnySubject, int | None]
     | tuple[RuleOrRate, AnySubject, int | None, str]
 )
-"""A rule, a subject, the cost if it is not the rule's own, and the tier if it is not the subject's own."""
+"""A rule, a subject, the cost if it is not the rule's own, and the tier if it is not the subject's own.
+
+Or a counter, a subject, and how much to take.
+"""
 
 
 def check_all(entries: Iterable[Entry]) -> Decision:
@@ -191,6 +195,11 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     rule's own (1). A fourth item names the tier.
     All are decided in one trip to Redis. A Redis Cluster is asked slot by slot, and what was counted is taken back if a
     later slot refuses. The Decision has the outcomes in the order of the entries, and describes the one that binds.
+
+    An entry may be a counter instead of a rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if it
+    holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not limits: overrides
+    and the setting `ENABLED` do not change them, they emit no events, and while the store does not answer, nothing is
+    taken and the call is refused.
 
     Raises `RuleError` if there is no entry or more than 1,000, if a rule is listed twice for one subject, or if an
     argument is wrong. While Redis does not answer, nothing is raised and the Decision is `degraded`.
@@ -230,8 +239,8 @@ def run_call(flow: Flow[T]) -> T:
 
 
 def decision_flow(plan: Plan, mode: PlanMode) -> Flow[Decision]:
-    """Decide a plan on the configured store. If `ENABLED` is false, everything is allowed."""
-    if not current().enabled:
+    """Decide a plan on the configured store. If `ENABLED` is false, nothing but its counters is decided."""
+    if not current().enabled and not plan.leave_counters():
         return plan.unlimited()
     return (yield from get_limiter().decision_flow(plan, mode))
 
@@ -336,10 +345,11 @@ def entries_plan_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flo
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        asked = yield from _asked_flow(rule, subject, cost, None, options, is_peek=is_peek)
+        asked = yield from _asked_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
         name, whose = asked[0].name, asked[1]
         if (name, whose) in found:
-            raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
+            kind = "Counter" if asked[0].is_counter else "Rule"
+            raise RuleError(f"{kind} {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
         if len(found) == MAX_ENTRIES:
             raise RuleError(f"There are more than {MAX_ENTRIES:,} entries.", "Split them into several calls.")
         found[name, whose] = asked
@@ -370,6 +380,9 @@ def _asked_flow(
     try:
         rule = rule_of(rule_or_rate, options)
     except RateError as error:
+        if isinstance(rule_or_rate, CounterEntry):
+            hint = "Use its take(), or make it an entry of check_all()."
+            raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
         raise _swapped(rule_or_rate, subject) or error from None
     if isinstance(tier, str):
         rule = rule_of_tier(rule, tier)

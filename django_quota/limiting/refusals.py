@@ -165,10 +165,10 @@ class Refusals:
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
         """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.
 
-        `decided_at`: the store's time in microseconds. If any rule of the plan must count each refusal, nothing is
-        remembered.
+        `decided_at`: the store's time in microseconds. If any rule of the plan must count each refusal, or if a
+        counter may be topped up at any moment, nothing is remembered.
         """
-        if any(rule.ban is not None or rule.count_refused for rule in plan.rules):
+        if any(rule.ban is not None or rule.count_refused or rule.is_counter for rule in plan.rules):
             return
         now = _clock()
         refusing: list[tuple[Hit, tuple[Outcome, ...]]] = []

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
+from django_quota.core.algorithms.stock import Held, UnitsLeft
 from django_quota.core.decisions import Decision
 from django_quota.core.rates import Rate
 
@@ -41,6 +42,8 @@ _EVERY_FEW = {
 def rate_in_words(rate: Rate | AtOnce) -> str:
     """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
     count = number_format(rate.count, use_l10n=True, force_grouping=True)
+    if isinstance(rate, UnitsLeft):
+        return _("%(count)s left") % {"count": count}
     if isinstance(rate, AtOnce):
         return _("%(count)s at once") % {"count": count}
     if rate.multiple == 1:
@@ -104,6 +107,8 @@ def message(decision: Decision) -> str:
         return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
     if binding.why == "blocked":
         return _sentences(_("Access is blocked."), again)
+    if isinstance(binding.of, Held):
+        return _("Not enough is left for this request.")
     if binding.limit == 0:
         return _("This is closed at the moment.")
     limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(binding.rate)}

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from django_quota import counter
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine import counter_operations as operations
-from django_quota.engine.counter_operations import DONE, MAX_INT64, MIN_INT64
+from django_quota.engine.counter_operations import DONE
 from django_quota.engine.operations import Operation, text
 from tests.support.places import Machine, run_machine
 from tests.support.processes import ended, forks, heard, processes, started, threads_ran

@@ -115,7 +115,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
             plans.append(plan)
             replies.append(driven(run, plan, "adjust" if is_adjusted else kind, now))
             plan.read(replies[-1])
-        is_apart = len({subject for _, subject, _, _ in asked}) > 1
+        is_apart = len({home(hit.status_key) for hit in plans[0].hits}) > 1
         if kind == "check" and replies[0][1] == REFUSED and is_apart:
             # The slots behind the one that refuses are looked at, and count no refusal.
             assert replies[1][1] == REFUSED

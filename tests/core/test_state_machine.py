@@ -17,16 +17,18 @@ from hypothesis.stateful import initialize, rule
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Flag, Mode
+from django_quota.engine.counter_operations import Set
 from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Place, Plan, PlanMode, Taken
 from django_quota.engine.subject_operations import BanSubject, LiftBans
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
-from tests.support.random_plans import COSTS, GAPS, RULES, VALUES, Asked
+from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
 from tests.support.specifications import Put
 from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, answers, hits_of
 from tests.support.stores import memory_states
@@ -125,6 +127,15 @@ class Stores(Machine):
         self.everywhere(lambda: plan.settled({}, costs), "adjust")
         assert self.places.dump() == dumped  # adjusting twice changes nothing
 
+    @rule(
+        counter=st.sampled_from([CREDITS, POOLED]),
+        subject=SUBJECTS,
+        units=st.one_of(st.integers(-3, 40), st.sampled_from([10**12, 2**53 + 1, MAX_INT64, MAX_INT64 - 5, MIN_INT64])),
+    )
+    def a_counter_is_set(self, counter: Rule, subject: str, units: int) -> None:
+        (hit,) = self.plan([(counter, subject, 1, "")], with_events=False).hits
+        self.places.run(Set([hit.limits[0].key], units, hit.limits[0].parameters.a), self.now)
+
     # --- what stands above the limits ---------------------------------------------------------------------------------
 
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS, span=st.integers(1, 90 * SECOND))
@@ -173,6 +184,8 @@ GIVING_BACK = [
     Rule.make("slices", "30/m", precision=3),
     Rule.make("fixed", "30/m", algorithm="fixed_window"),
     Rule.make("calendar", "30/m", algorithm="calendar"),
+    CREDITS,
+    POOLED,
 ]
 ACTS = st.lists(
     st.tuples(

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from django_quota import Rule
+from django_quota import Rule, counter
+from django_quota.core.counter_rules import as_rule
 from django_quota.engine.codec import PER_LIMIT
 from django_quota.engine.plans import Plan
 from tests.support.steps import SECOND
@@ -41,6 +42,9 @@ RULES += [
     for rule in RULES
     if rule.name in ("exact", "slices", "shares", "fixed", "calendar", "bucket", "burst", "leaky")
 ]  # fmt: skip
+
+CREDITS, POOLED = as_rule(counter("credits")), as_rule(counter("pooled", group="shop"))
+RULES += [CREDITS, POOLED]
 
 GAPS = st.one_of(
     st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])

@@ -24,7 +24,9 @@ class AtOnce:
         return f"{self.count:,} at once"
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
+    """What stands in place of an `Algorithm`."""
+
     name: str
 
 
@@ -36,7 +38,7 @@ class Concurrency:
     """The name of the slot."""
     capacity: int
     """How many."""
-    algorithm: ClassVar[_Kind] = _Kind("concurrency")
+    algorithm: ClassVar[Kind] = Kind("concurrency")
     unit: ClassVar[str] = "concurrent-requests"
     window: ClassVar[None] = None
 

@@ -122,4 +122,9 @@ return {
       if expiry and tonumber(expiry) == moment + limit.a then redis.call('ZREM', limit.key, limit.value) end
     end,
   },
+
+  stock = {
+    refund = function(limit) need('stock').add(limit, limit.cost) end,
+    give_back = function(limit, units) need('stock').add(limit, units) end,
+  },
 }

@@ -1,0 +1,91 @@
+"""What a counter holds, as a limit: it has no window, and no time brings back what was taken. See `lua/stock.lua`.
+
+An entry of `check_all` chooses it, not `algorithm=`. The counter keeps its plain total, so that its own methods and a
+plan work on the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.core.algorithms.concurrency import AtOnce, Kind
+from django_quota.core.rates import Rate
+
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+"""The bounds of a total."""
+
+
+class Total(NamedTuple):
+    """What a counter holds, and when it expires (microseconds)."""
+
+    units: int
+    expiry: int
+
+
+class Stock(Algorithm[Total]):
+    """Parameters: a = how long the counter lives after a change, in microseconds."""
+
+    name = "stock"
+    code = "c"
+    bound = "what the counter holds"
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the window as the time to live."""
+        return Parameters(rate.count, rate.period)
+
+    def peek(self, state: Total | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Admit if the counter holds the cost; no wait helps."""
+        held = max(-MAX_USED, min(MAX_USED, state.units if state else 0))
+        return Verdict(held >= cost, held, 0 if held >= cost else NEVER, 0, NEVER)
+
+    def consume(
+        self, state: Total | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[Total, Verdict]:
+        """Take the cost; `over`: even below zero."""
+        after = self.refund(state, p, -cost, now)
+        return after, self.peek(after, p, 0, now)._replace(allowed=True, retry_after=0)
+
+    def refund(self, state: Total | None, p: Parameters, cost: int, now: int) -> Total:
+        """Add the cost, unless the total would leave 64 bits."""
+        before = state or Total(0, now)
+        units = before.units + cost
+        return Total(units, now + p.a) if MIN_INT64 <= units <= MAX_INT64 else before
+
+    def give_back(self, state: Total | None, p: Parameters, units: int, cost: int, moment: int, now: int) -> Total:
+        """Add the units: those that a counter has given are never forgotten."""
+        return self.refund(state, p, units, now)
+
+    def expiry(self, state: Total) -> int:
+        """Return when the counter expires."""
+        return state.expiry
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsLeft(AtOnce):
+    """A number of units; the outcome of a counter has this in place of a `Rate`."""
+
+    window: ClassVar[str] = "left"
+
+    def in_words(self) -> str:
+        """Return it as people say it: `"120 left"`."""
+        return f"{self.count:,} left"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a counter holds, as Decisions show it; it has the public attributes of a `Limit`."""
+
+    rule: str
+    """The name of the counter."""
+    capacity: int
+    """How many units are left."""
+    algorithm: ClassVar[Kind] = Kind("stock")
+    unit: ClassVar[str] = "units"
+    window: ClassVar[None] = None
+
+    @property
+    def rate(self) -> UnitsLeft:
+        """What is left, where other limits have a rate."""
+        return UnitsLeft(self.capacity)

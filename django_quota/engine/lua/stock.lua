@@ -1,0 +1,37 @@
+-- stock: what a counter holds; no time brings back what was taken. A module of decide; it follows counter_common.
+--
+-- KEYS   limit.key: the total, a string that INCRBY has written
+-- ARGV   capacity: not used; a = how long the counter lives after a change, in microseconds
+-- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more; remaining is at
+--        most MOST, and below zero if more is owed
+
+local function read(limit)
+  local total = redis.call('GET', limit.key) or '0'
+  if not is_integer(total) then error('not an integer: ' .. limit.key, 0) end
+  return math.max(-MOST, math.min(MOST, tonumber(total)))
+end
+
+-- Redis adds, because Lua counts in doubles. A total that would leave 64 bits stays as it is.
+local function add(limit, units)
+  local reply = redis.pcall('INCRBY', limit.key, units < 0 and '-' .. integer(-units) or integer(units))
+  if not failed(reply) then
+    expire(limit.key, limit.a)
+  elseif not string.find(reply.err, 'overflow', 1, true) then
+    error(reply, 0)
+  end
+end
+
+return {
+  add = add,
+
+  peek = function(limit)
+    local total = read(limit)
+    local allowed = total >= limit.cost
+    return allowed, total, allowed and 0 or NEVER, 0, NEVER
+  end,
+
+  consume = function(limit)
+    add(limit, -limit.cost)
+    return read(limit), 0, 0, NEVER
+  end,
+}
