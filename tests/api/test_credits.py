@@ -28,9 +28,10 @@ from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.signals import refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
+from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
-from tests.support.steps import START
+from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
 
 USER, ORG = "user:42", "org:7"
@@ -127,6 +128,15 @@ class TestCheckAll:
         assert (hold.decision.remaining, credit.get(ORG)) == (10**15, total - 10**12)
         hold.settle(1)
         assert credit.get(ORG) == total - 1
+
+    def test_a_total_that_would_leave_64_bits_stays(self, credit: Any) -> None:
+        more, less = (reserve_all([("9/m", USER), (credit, ORG, 10)]) for _ in range(2))
+        credit.set(ORG, 2**63 - 3)
+        assert less.settle([1, 7]).allowed
+        assert credit.get(ORG) == 2**63 - 3
+        credit.set(ORG, 3 - 2**63)
+        assert not more.settle([1, 14])
+        assert credit.get(ORG) == 3 - 2**63
 
     def test_a_top_up_holds_at_once_although_refusals_are_cached(self, credit: Any, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60}
@@ -238,6 +248,11 @@ class TestData:
                 reserve_all(asked)
         assert credit.get(ORG) == 990
 
+    def test_the_day_counts_limits_only(self, credit: Any) -> None:
+        credit.set(USER, 9)
+        assert check_all([("rpm", USER), (credit, USER, 5)])
+        assert set(checks_of(USER)) == {"rpm"}
+
     def test_no_signal_is_sent_of_it(self, credit: Any) -> None:
         heard: list[str] = []
 
@@ -276,6 +291,15 @@ class TestEdges:
     def test_wrong_entries_are_named(self, wrong: Any, message: str) -> None:
         with pytest.raises(RuleError, match=message):
             check_all([(counter("paid"), ORG), wrong])
+
+    def test_a_counter_that_has_expired_sells_nothing(self) -> None:
+        credit = counter("credits", ttl=1_000)
+        with freeze(START):
+            credit.set(ORG, 9)
+        with freeze(START + 999 * SECOND):
+            assert check_all([(credit, ORG)])
+        with freeze(START + 1_999 * SECOND):
+            assert not check_all([(credit, ORG)])
 
     def test_one_call_for_one_rule_takes_no_counter(self) -> None:
         calls: list[Any] = [check, peek]
