@@ -165,7 +165,7 @@ class Plan:
         """
         self.asked.append((rule, subject, cost, value))
 
-    def leave_counters(self) -> bool:
+    def ask_counters_only(self) -> bool:
         """Ask the store about no rule but counters, because limits are off; say whether there is any counter."""
         self.unsent = {(rule.name, subject) for rule, subject, _, _ in self.asked if not rule.is_counter}
         return bool(self)

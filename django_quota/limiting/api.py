@@ -196,13 +196,13 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     All are decided in one trip to Redis. A Redis Cluster is asked slot by slot, and what was counted is taken back if a
     later slot refuses. The Decision has the outcomes in the order of the entries, and describes the one that binds.
 
-    An entry may be a counter instead of a rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if it
-    holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not limits: overrides
-    and the setting `ENABLED` do not change them, they emit no events, and while the store does not answer, nothing is
-    taken and the call is refused.
+    An entry may have a counter in place of the rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if
+    the counter holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not
+    limits: overrides and the setting `ENABLED` do not concern them, and they emit no events. While the store does not
+    answer, a call with a counter is refused; if only the answer was lost, the units were taken.
 
-    Raises `RuleError` if there is no entry or more than 1,000, if a rule is listed twice for one subject, or if an
-    argument is wrong. While Redis does not answer, nothing is raised and the Decision is `degraded`.
+    Raises `RuleError` if there is no entry or more than 1,000, if a rule or a counter is listed twice for one subject,
+    or if an argument is wrong. While Redis does not answer, nothing is raised and the Decision is `degraded`.
     """
     return run_call(_decided_flow(entries_plan_flow(entries), "check"))
 
@@ -240,7 +240,7 @@ def run_call(flow: Flow[T]) -> T:
 
 def decision_flow(plan: Plan, mode: PlanMode) -> Flow[Decision]:
     """Decide a plan on the configured store. If `ENABLED` is false, nothing but its counters is decided."""
-    if not current().enabled and not plan.leave_counters():
+    if not current().enabled and not plan.ask_counters_only():
         return plan.unlimited()
     return (yield from get_limiter().decision_flow(plan, mode))
 
