@@ -28,6 +28,7 @@ from django_quota.requests.subjects import digest, named_subject
 from django_quota.web import headers, responses
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.limited_requests import add_decision, decide_flow, note_decided, state_of
+from django_quota.web.own_limits import limits_view
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
 from django_quota.web.settlements import settle_flow, take_unsettled
@@ -50,6 +51,7 @@ __all__ = [
     "finds_rules",
     "has_middleware",
     "in_words",
+    "limits_view",
     "now",
     "refusal",
     "refusal_details",

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
@@ -21,19 +22,22 @@ from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, key_parts
+from django_quota.limiting.api import django_request
 from django_quota.web.limits import request_limits_flow
 
 _OF_THE_PAGE = frozenset({"global", "path", "get", "kwarg", "post", "json"})
 """The kinds of keys that say nothing about the caller."""
 
 
-def own_limits(request: HttpRequest) -> Decision:
+def own_limits(request: Any) -> Decision:
     """Return the limits of the configured rules that are about the caller of a request, wherever they match.
 
     These are the rules whose key is the user, the address, the session, a header, a cookie or a function. `methods` and
     `skip` do not count here, since they are about other requests; `exempt` does. Shadow rules are left out.
+
+    `request`: Django's, or one that wraps it and has put its user on it, as Django REST framework's does.
     """
-    return run_sync(request_limits_flow(_rules_about_callers(), request))
+    return run_sync(request_limits_flow(_rules_about_callers(), django_request(request) or request))
 
 
 def _rules_about_callers() -> Iterator[Rule]:
@@ -47,8 +51,11 @@ def _rules_about_callers() -> Iterator[Rule]:
 
 
 @require_safe
-def limits_view(request: HttpRequest) -> JsonResponse:
-    """Answer with the caller's own limits; 503 if the store does not answer."""
+def limits_view(request: Any) -> JsonResponse:
+    """Answer with the limits of the configured rules that are about the caller; 503 if the store does not answer.
+
+    `request`: Django's request, or one that wraps it, such as Django REST framework's, after authentication.
+    """
     decision = own_limits(request)
     status = HTTPStatus.SERVICE_UNAVAILABLE if decision.degraded else HTTPStatus.OK
     limits = [_as_json(outcome) for outcome in decision.outcomes]

@@ -17,7 +17,7 @@ NAMES = {
     """,
     adapters: """
         RequestSlot adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
-        dotted_path endpoints finds_rules has_middleware in_words now refusal refusal_details rule_of
+        dotted_path endpoints finds_rules has_middleware in_words limits_view now refusal refusal_details rule_of
         set_body_parser settle subject_of take_place take_waiting_rules take_waiting_slots
         write_headers
     """,

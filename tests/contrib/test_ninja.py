@@ -18,6 +18,7 @@ from ninja.security import APIKeyHeader, HttpBearer, django_auth
 from ninja.testing import TestClient
 
 from django_quota import check, peek
+from django_quota.adapters import limits_view
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
@@ -202,6 +203,15 @@ api.add_router("/decorated", decorated)
 own.add_router("/decorated-too", decorated)
 
 
+@api.get("/planned", auth=Token())
+@limits(rule="search")
+def planned(request: HttpRequest) -> str:
+    return "ok"
+
+
+api.get("/limits", auth=Token())(limits_view)
+
+
 PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
 
 
@@ -274,6 +284,14 @@ def test_an_operation_is_limited_by_who_has_authenticated(url: str) -> None:
 def test_an_invalid_request_counts_and_one_without_authentication_does_not(url: str) -> None:
     asked = [(url, "wrong"), (url, None), (f"{url}?number=x", "ann"), (url, "ann"), (f"{url}?number=x", "ann")]
     assert [get(*each).status_code for each in asked] == [401, 401, 422, 200, 429]
+
+
+def test_the_limits_of_a_caller_are_those_of_its_token(settings: Any) -> None:
+    plan = {"rate": "9000/h", "key": "django_quota.contrib.ninja.auth", "match": "api-of-the-plan"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"search": plan}}
+    assert get("/api/planned", "ann").status_code == 200
+    found = [get("/api/limits", name).json()["limits"] for name in ("ann", "bob")]
+    assert [(each["rule"], each["used"]) for (each,) in found] == [("search", 1), ("search", 0)]
 
 
 def test_several_limits_of_an_operation_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

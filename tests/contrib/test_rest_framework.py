@@ -27,6 +27,7 @@ from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
 from rest_framework.permissions import IsAuthenticated
+from rest_framework.renderers import TemplateHTMLRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter, SimpleRouter
@@ -40,7 +41,7 @@ from rest_framework.viewsets import ViewSet
 from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
 from rest_framework_simplejwt.tokens import AccessToken
 
-from django_quota import Decision, Rule, concurrency, limits_of, peek, quota, slot
+from django_quota import Decision, Rule, check, concurrency, limits_of, peek, quota, slot
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -51,11 +52,13 @@ from django_quota.contrib.rest_framework import (
     with_quota_rules,
 )
 from django_quota.contrib.rest_framework.spectacular import AutoSchema
+from django_quota.contrib.rest_framework.views import QuotaLimitsView
 from django_quota.exceptions import RuleError
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
 from django_quota.web.checks import check_settings
 from tests.support.calls import calls_of
+from tests.support.outages import no_answer
 from tests.support.pages import blocks, run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -1165,6 +1168,56 @@ def test_the_limits_of_a_request_have_the_rules_that_its_view_names() -> None:
     request: Any = APIRequestFactory().get("/")
     request.resolver_match = ResolverMatch(view, (), {})
     assert [outcome.rule for outcome in limits_of(request).outcomes] == ["search"]
+
+
+class LimitsOfTokens(QuotaLimitsView):
+    authentication_classes = (ByToken,)
+
+
+class LimitsInHTML(Limited):
+    renderer_classes = (TemplateHTMLRenderer,)
+
+    def get(self, request: Request) -> Response:
+        return Response(template_name="limits_in_html.html")
+
+
+def tier_of(request: Any) -> str | None:
+    return "team" if getattr(request, "user", None) == User(pk=7) else None
+
+
+class TestTheLimitsOfACallerWithAToken:
+    @pytest.fixture(autouse=True)
+    def plan(self, settings: Any, memory_store: None) -> None:
+        rates = {"team": "9000/h", "authenticated": "5/h", "anonymous": "2/h"}
+        plan = {"rate": rates, "tier": f"{__name__}.tier_of", "key": "user", "match": "/api/"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": plan}}
+        page = {"limits_in_html.html": "{% load quota %}{% quota_limits %}"}
+        loaders = [("django.template.loaders.locmem.Loader", page), "django.template.loaders.app_directories.Loader"]
+        processors = ["django.template.context_processors.request"]
+        options = {"loaders": loaders, "context_processors": processors}
+        settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": options}]
+        at(settings, limits=LimitsOfTokens.as_view(), shown=LimitsInHTML.as_view())
+        check("plan", "user:7", 3, tier="team")
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_the_view_answers_with_the_plan_of_the_user(self) -> None:
+        reply = ask("limits", "7")
+        (plan,) = reply.json()["limits"]
+        assert (plan["rule"], plan["rate"], plan["used"], plan["remaining"]) == ("plan", "9000/h", 3, 8997)
+        assert reply.headers["Cache-Control"] == "private, no-store"
+        assert [ask("limits", token).json()["limits"][0]["limit"] for token in ("8", "")] == [5, 2]
+        assert (ask("limits", "wrong").status_code, Client().post("/limits/").status_code) == (401, 405)
+
+    def test_it_is_503_without_an_answer_of_the_store(self) -> None:
+        with no_answer():
+            assert ask("limits", "7").status_code == 503
+
+    def test_the_tag_shows_the_plan_of_the_user(self) -> None:
+        assert "8,997 of 9,000 left" in ask("shown", "7").text
+
+    def test_it_is_left_out_of_the_schema(self) -> None:
+        generator: Any = cast("Any", SchemaGenerator)(patterns=[path("limits/", QuotaLimitsView.as_view())])
+        assert generator.get_schema(public=True)["paths"] == {}
 
 
 def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
