@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +13,9 @@ from django.contrib.auth import get_permission_codename, get_user_model
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -67,6 +70,19 @@ def subject_url(request: HttpRequest, site: str, **query: str) -> str:
 def rule_url(request: HttpRequest, site: str, **query: str) -> str:
     """Return the URL of the page of rules; "" for users who may not see overrides."""
     return admin_url(site, "quotaoverride_rule", **query) if may_see(request, QuotaOverride) else ""
+
+
+def labelled(field: str, label: Any) -> Callable[[Any], SafeString]:
+    """Return a column of a list: a field with its label, which only a phone shows, and numbers with separators."""
+
+    @admin.display(description=label, ordering=field)
+    def column(row: Any) -> SafeString:
+        value = getattr(row, field)
+        shown = number_format(value, force_grouping=True) if isinstance(value, int) else value or "-"
+        return format_html('<span class="quota-label">{}</span> {}', label, shown)
+
+    column.__name__ = field
+    return column
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class takes no type argument

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, number_format
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -62,9 +62,9 @@ def moment_of(now: int, seconds: float = 0.0) -> datetime:
 
 
 def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
-    """Return a moment in the language's format; `style` names one of Django's date formats."""
+    """Return a moment in the language's format, with its time zone; `style` names one of Django's date formats."""
     shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
-    return date_format(shown, style)
+    return f"{date_format(shown, style)} {date_format(shown, 'T')}"
 
 
 def sentence(words: str) -> str:
@@ -155,8 +155,9 @@ class LimitRow:
     @property
     def usage(self) -> str:
         """How much is used and how much is left."""
-        words = {"used": self.status.used, "limit": self.status.limit, "left": self.status.remaining}
-        return _("%(used)d of %(limit)d used, %(left)d left") % words
+        numbers = {"used": self.status.used, "limit": self.status.limit, "left": self.status.remaining}
+        words = {name: number_format(number, force_grouping=True) for name, number in numbers.items()}
+        return _("%(used)s of %(limit)s used, %(left)s left") % words
 
     @property
     def next(self) -> str:
@@ -195,9 +196,14 @@ class LimitRow:
         return max(1, self.status.limit)
 
     @property
+    def low(self) -> float:
+        """Where the bar turns to a warning. A browser shows three colours only where this is above 0."""
+        return max(0.5, min(self.maximum * 4 // 5, self.high))
+
+    @property
     def high(self) -> int:
-        """Where the bar turns to a warning."""
-        return self.maximum * 4 // 5
+        """Above this the bar is red: the limit is used up."""
+        return self.maximum - 1
 
     @property
     def filled(self) -> int:

@@ -36,6 +36,7 @@ from django_quota.admin.admin_base import (
     RuleFilter,
     StrictChangeList,
     admin_url,
+    labelled,
     may_see_users,
     names_among,
 )
@@ -79,6 +80,11 @@ KINDS = {
     "key.": _("functions"),
 }
 """The kinds of subjects, by how their names begin."""
+
+
+ALLOWED = labelled("allowed", _("allowed"))
+REFUSED = labelled("refused", _("refused"))
+UNITS = labelled("units", _("units"))
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's class takes no type argument
@@ -254,7 +260,7 @@ def _day_name(day: date) -> str:
 class DailyCounterAdmin(ReadOnlyAdmin):
     """The list, the usage page of a subject, and the downloads. Only `quota_rollup` writes these rows."""
 
-    list_display = ("day", "subject_link", "user_name", "rule", "allowed", "refused", "share_refused", "units")
+    list_display = ("day", "subject_link", "user_name", "rule", ALLOWED, REFUSED, "share_refused", UNITS)
     list_display_links = None
     list_filter = (KnownRuleFilter, KindFilter)
     search_fields = ("subject",)
@@ -270,7 +276,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     class Media:
         """The style sheet that fits the list to a phone."""
 
-        css: ClassVar = {"all": ["django_quota/usage.css"]}
+        css: ClassVar = {"all": ["django_quota/lists.css"]}
 
     def get_urls(self) -> list[URLPattern]:
         from django_quota.admin import usage_page  # noqa: PLC0415 — no page is needed to start
@@ -289,10 +295,10 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         return default_order(request.GET)
 
-    def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
+    def get_sortable_by(self, request: HttpRequest) -> Any:
         """Return the columns that the rows can be sorted by without reading all of them."""
         if request.GET.get("day__day"):
-            return ("subject_link", "rule", "allowed", "refused", "units")
+            return ("subject_link", "rule", ALLOWED, REFUSED, UNITS)
         if request.GET.get("rule"):
             return ("day",)
         return ("subject_link",) if default_order(request.GET) == BY_SUBJECT else ("day", "subject_link")

@@ -34,6 +34,7 @@ from django_quota.admin.admin_base import (
     RuleFilter,
     StrictChangeList,
     admin_url,
+    labelled,
     may_see_users,
     names_among,
     rule_url,
@@ -91,7 +92,11 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     """The overrides."""
 
     form = OverrideForm
-    list_display = ("whom", "rule_name", "instead", "state", "short_reason", "label", "created_by")
+    list_display = (
+        *("whom", "rule_name", "instead", "state", "short_reason"),
+        labelled("label", gettext_lazy("label")),
+        labelled("created_by", gettext_lazy("created by")),
+    )
     list_filter = ("mode", StateFilter, RuleFilter, LabelFilter)
     list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
@@ -104,9 +109,9 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     actions = ("exempt_selected", "block_selected", "expire_selected")
 
     class Media:
-        """The style sheet, and the script of the preview."""
+        """The style sheets, and the script of the preview."""
 
-        css: ClassVar = {"all": ["django_quota/subject.css"]}
+        css: ClassVar = {"all": ["django_quota/subject.css", "django_quota/lists.css"]}
         js: ClassVar = ["django_quota/override.js"]
 
     # --- the list -----------------------------------------------------------------------------------------------------

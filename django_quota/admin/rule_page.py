@@ -23,7 +23,7 @@ from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
-from django_quota.operating.activity import activity
+from django_quota.operating.activity import MINUTES, activity
 
 MAX_ROWS = 20
 """Overrides that the page lists of each kind."""
@@ -73,14 +73,16 @@ def build_rule_page(name: str, *, with_activity: bool) -> dict[str, Any]:
 def _lately(name: str) -> dict[str, Any]:
     """Return what a rule decided today and in the last hour, and whom it refused last, and when."""
     try:
-        today = next((each for each in activity().rules if each.rule == name), None)
+        found = activity()
+        today = next((each for each in found.rules if each.rule == name), None)
         log = event_log(get_limiter().store, current().prefix)
         events = [] if log is None else log.last(PAGE, lambda event: (event.kind, event.rule) == ("refused", name))
     except QuotaError as error:
         return {"trouble": str(error)}
     latest = {event.subject: moment_of(event.at) for event in events if event.subject is not None}
     refused = sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS]
-    return {"today": today, "drawn": sparkline(today.minutes) if today else {}, "refused": refused}
+    hour = (moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now))
+    return {"today": today, "drawn": sparkline(today.minutes) if today else {}, "hour": hour, "refused": refused}
 
 
 def _group(title: str | Promise, rows: QuerySet[QuotaOverride]) -> Group:

@@ -25,6 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.admin.admin_base import admin_url, may_see_users, subject_url
+from django_quota.admin.admin_wording import subject_in_words
 from django_quota.admin.charts import bar_chart, heat_map
 from django_quota.admin.csv_export import csv_response
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
@@ -251,7 +252,7 @@ def _guess_message(request: HttpRequest, subject: str) -> str:
 def _usage_context(request: HttpRequest, site: str, query: UsageQuery) -> dict[str, Any]:
     usage = load_usage(query.subject, query.rule, query.year)
     name = user_names([query.subject]).get(query.subject, "") if may_see_users(request) else ""
-    days = _days_of_period(usage, query.period)
+    days, words = _days_of_period(usage, query.period), subject_in_words(query.subject, {})
     year = usage.days_of_year
     rules = list(usage.rules)
     offered = rules if not query.rule or query.rule in rules else [*rules, query.rule]
@@ -259,7 +260,8 @@ def _usage_context(request: HttpRequest, site: str, query: UsageQuery) -> dict[s
     # The clock of Redis may be ahead of this one, so the last day of the map may be tomorrow.
     last_day = max([usage.today, *year])
     return {
-        "title": _("Usage of %s") % Truncator(query.subject).chars(80),
+        "title": _("Usage of %s") % Truncator(words).chars(80),
+        "words": words,
         "form": UsageForm(initial={"who": query.subject, "rule": query.rule, "year": usage.year}, rules=offered),
         "usage": usage,
         "user_name": name,

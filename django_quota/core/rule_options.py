@@ -162,7 +162,8 @@ class Ban(NamedTuple):
 
     def __str__(self) -> str:
         durations = ", ".join(map(in_words, self.durations))
-        return f"after {self.after.count} refusals in {self.after.window}, for {durations}"
+        refusals = "1 refusal" if self.after.count == 1 else f"{self.after.count:,} refusals"
+        return f"after {refusals} in {in_words(self.after.period)}, for {durations}"
 
 
 @dataclass(frozen=True)

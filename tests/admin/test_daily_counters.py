@@ -52,6 +52,12 @@ def admin(database: Any) -> Client:
     return superuser("admin")
 
 
+def test_counts_have_separators_and_labels_for_cards(client: Client) -> None:
+    row("user:1", allowed=1_234_567, refused=89)
+    shown = " ".join(re.sub(r"<[^>]*>", " ", client.get(LIST).content.decode()).split())
+    assert "allowed 1,234,567 refused 89 0.0 % units 1,234,567" in shown
+
+
 def listed(client: Client, query: str = "") -> list[tuple[str, str]]:
     reply = client.get(LIST + query)
     assert reply.status_code == 200

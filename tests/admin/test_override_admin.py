@@ -21,7 +21,7 @@ from django_quota import check, peek
 from django_quota.adapters import digest
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from tests.admin.operators import operator, superuser
 
 LIST = "/admin/django_quota/quotaoverride/"
@@ -60,10 +60,11 @@ def do(client: Client, action: str, rows: list[QuotaOverride], **given: str) -> 
 
 
 def test_the_style_sheet_names_columns_of_the_list() -> None:
-    styles = Path(django_quota.__file__).parent.joinpath("static/django_quota/subject.css").read_text()
+    styles = Path(django_quota.__file__).parent.joinpath("static/django_quota/lists.css").read_text()
     styled = set(re.findall(r"\.field-(\w+)", styles))
-    assert styled == {"whom", "rule_name", "short_reason"}
-    assert styled <= set(admin.site.get_model_admin(QuotaOverride).list_display)
+    assert styled == {"whom", "short_reason", "subject_link", "rule"}
+    columns = {*admin.site.get_model_admin(QuotaOverride).list_display}
+    assert styled <= columns | {*admin.site.get_model_admin(DailyCounter).list_display}
 
 
 def listed(client: Client, **query: str) -> list[str]:
@@ -530,7 +531,7 @@ class TestRulePage:
             "Algorithm sliding window",
             "methods GET, HEAD, POST",
             "exempt 10.0.0.0/8, staff",
-            "ban after 20 refusals in m, for 10 minutes",
+            "ban after 20 refusals in 1 minute, for 10 minutes",
         ):
             assert words in shown, words
 

@@ -192,6 +192,20 @@ class TestPage:
         ):
             assert words in shown, words
 
+    def test_a_bar_is_red_only_if_nothing_is_left_and_numbers_and_moments_are_whole(self, settings: Any) -> None:
+        rules = {"one": "1/h", "ten": "10/h", "many": "5000/h"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {name: {"rate": rules[name], "key": "user"} for name in rules}}
+        with freeze(datetime(2026, 11, 24, 12, tzinfo=UTC)):
+            for name, cost in (("one", 1), ("ten", 9), ("many", 1234)):
+                check(name, SUBJECT, cost)
+            shown = page(superuser())
+        found = re.findall(r'<meter min="0" max="(\d+)" value="(\d+)" low="([\d.]+)" high="(\d+)" optimum="0"', shown)
+        is_red = {int(most): int(value) > max(float(low), int(high)) for most, value, low, high in found}
+        assert (is_red[1], is_red[10], is_red[5000]) == (True, False, False)
+        assert all(float(low) > 0 for _, _, low, _ in found)  # else a browser takes the middle for the best
+        assert "1,234 of 5,000 used, 3,766 left" in shown
+        assert "Nov. 24, 2026, 1 p.m. UTC</time>" in shown
+
     def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
         rules = {"quiet": {"rate": "1/h", "shadow": True}, "closed": {"rate": "0/h"}}
         settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}

@@ -157,8 +157,15 @@ def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any
     row("user:1", allowed=1234)
     reply = page(admin, subject="user:1")
     assert reply.status_code == 200
-    assert "Redis does not answer" in reply.content.decode()
+    assert "The store does not answer" in reply.content.decode()
     assert "1,234" in reply.content.decode()
+
+
+def test_the_title_shows_no_digest(admin: Client) -> None:
+    subject = f"post.phone:{'0123456789abcdef' * 2}"
+    reply = page(admin, subject=subject)
+    assert reply.context["title"] == "Usage of post.phone:…"
+    assert f"<strong>post.phone:…</strong> <code>{subject}</code>" in reply.content.decode()
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

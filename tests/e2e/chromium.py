@@ -43,8 +43,8 @@ class Screen:
     height: int
 
 
-DESK = Screen("desk", 1280, 900)
-PHONE = Screen("phone", 375, 812)
+DESK = Screen("desk", 1440, 900)
+PHONE = Screen("phone", 390, 844)
 
 
 def programs() -> tuple[Path, Path] | None:

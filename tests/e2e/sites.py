@@ -24,6 +24,7 @@ PAGES = {
     "overrides": "django_quota/quotaoverride/",
     "override": "django_quota/quotaoverride/1/change/",
     "new override": "django_quota/quotaoverride/add/",
+    "rule": "django_quota/quotaoverride/rule/?name=login",
     "counters": "django_quota/dailycounter/",
     "usage": "django_quota/dailycounter/usage/?subject=user:7",
     "usage of nobody": "django_quota/dailycounter/usage/",

@@ -29,6 +29,32 @@ def test_a_page_is_accessible_and_fits_its_screen(browser: Browser, name: str) -
         assert overflow(browser, screen) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("overrides", "[class*=field-state]"), ("overrides", ".field-created_by"), ("counters", ".field-refused")],
+)
+def test_a_row_of_a_list_is_a_card_on_a_phone(browser: Browser, name: str, column: str) -> None:
+    """Nothing of it is beside the screen, where one would have to scroll to it."""
+    browser.sign_in("admin")
+    set_screen(browser.chrome, PHONE)
+    browser.open_page(name)
+    cells = browser.find_all(f"#result_list tbody {column}")
+    assert cells
+    assert all(cell.is_displayed() and cell.rect["x"] + cell.rect["width"] <= PHONE.width for cell in cells)
+    (inner, outer) = browser.run(
+        "const box = document.querySelector('.results'); return [box.scrollWidth, box.clientWidth]"
+    )
+    assert inner <= outer
+
+
+def test_a_heading_of_a_table_is_one_line_on_a_phone(browser: Browser) -> None:
+    browser.sign_in("admin")
+    set_screen(browser.chrome, PHONE)
+    browser.open_page("rule")
+    (caption,) = browser.visible("caption", "Refused last")
+    assert caption.rect["width"] > caption.rect["height"] * 4
+
+
 @pytest.fixture(params=["light", "dark"])
 def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
     set_color_scheme(browser.chrome, request.param)
@@ -37,7 +63,7 @@ def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["subject", "banned subject", "usage", "overview", "override", "overrides", "counters"]
+    "name", ["subject", "banned subject", "usage", "overview", "override", "overrides", "counters", "rule"]
 )
 def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str, name: str) -> None:
     browser.sign_in("admin")
