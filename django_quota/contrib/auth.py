@@ -21,7 +21,6 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest
 from django.utils import inspect as django_inspect
 from django.utils.module_loading import import_string
-from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_variables
 
 from django_quota import Decision, Rule, areserve_all, reserve_all
@@ -51,8 +50,11 @@ class CaptchaRequired(LoginRefused):
     """This attempt needs a CAPTCHA; see `LoginQuotaBackend.needs_captcha`. Its code is `"captcha_required"`."""
 
     def __init__(self, decision: Decision) -> None:
-        QuotaExceeded.__init__(self, decision)
-        ValidationError.__init__(self, _("Please solve the CAPTCHA."), "captcha_required")
+        super().__init__(decision)
+        self.code = "captcha_required"
+
+    def __str__(self) -> str:
+        return f"A CAPTCHA is needed first. {self.decision.explain()}"
 
 
 class LoginQuotaBackend:

@@ -293,7 +293,7 @@ class Decision:
         if self.binding is None and not self.rule:
             return "The store did not answer a call of the view; try again shortly."
         if self.binding is None:
-            return f"Rule {self.rule!r} could not be checked, so it refuses; try again shortly."
+            return f"Rule {self.rule!r} refuses, since the store did not answer; try again shortly."
         return _refusal(self.binding)
 
 
@@ -331,7 +331,7 @@ def _refusal(outcome: Outcome) -> str:
     wait = "" if outcome.retry_after is None else f"; try again in {in_words(outcome.retry_after * SECOND)}"
     if outcome.is_shut_out:
         state = "blocked by an operator" if outcome.why == "blocked" else "which is banned"
-        return f"Rule {rule} refuses {subject}, {state}{wait}."
+        return f"Rule {rule} refuses {subject}, {state}{wait or '; waiting does not help'}."
     if isinstance(outcome.of, Concurrency):
         whose = "" if subject == "global" else f" of {subject}"
         held = f"Lock {rule}{whose} is" if outcome.limit == 1 else f"All {outcome.limit:,} slots {rule}{whose} are"
@@ -346,13 +346,17 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
     rate, rule, cost = limit.rate.in_words(), repr(outcome.rule), f"{outcome.cost:,}"
     if outcome.limit == 0:
         return f"Rule {rule} admits nothing ({rate})."
-    if not wait:
-        return (
-            f"A cost of {cost} is more than rule {rule} ({rate}) ever admits for {outcome.subject}; "
-            "waiting does not help."
-        )
+    if limit.algorithm.name == "distinct":
+        rate = rate.replace(" per ", " different values per ", 1)
     if limit.share < 1:
         rate += f", of which these requests may fill {outcome.limit:,},"
+    elif limit.options.burst is not None:
+        rate += f", at most {outcome.limit:,} at once,"
+    if not wait:
+        return (
+            f"A cost of {cost} is more than rule {rule} ({rate.rstrip(',')}) ever admits for {outcome.subject}; "
+            "waiting does not help."
+        )
     if outcome.cost <= 1:
         return f"Rule {rule} admits {rate} for {outcome.subject}{wait}."
     left = f"{outcome.remaining:,} of {outcome.limit:,} are left"

@@ -110,10 +110,10 @@ def left_in_words(outcome: Outcome) -> str:
 
 
 def _moment_in_words(outcome: Outcome, until: datetime) -> str:
-    """Return the day on which a period of days ends; otherwise a time of day, with the date if it is far away."""
+    """Return the day on which a period of days ends; otherwise a time and its zone, with the date if it is far away."""
     calendar = _calendar(outcome)
     if not outcome.is_shut_out and calendar and calendar.rate.period >= DAY:
         # Half an hour more: the clocks may differ by seconds, and this must not name the day before the end.
         return date_format(until + timedelta(minutes=30), "MONTH_DAY_FORMAT")
     is_near = until - moment_of(now()) < timedelta(days=1)
-    return date_format(until, "TIME_FORMAT" if is_near else "SHORT_DATETIME_FORMAT")
+    return f"{date_format(until, 'TIME_FORMAT' if is_near else 'SHORT_DATETIME_FORMAT')} {until:%Z}"

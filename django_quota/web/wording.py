@@ -6,6 +6,7 @@ They name no rule, view or subject. For operators and logs there is `Decision.ex
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.algorithms.stock import Held, UnitsLeft
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.rates import Rate
 
 _EVERY = {
@@ -83,7 +84,8 @@ def refusal_details(decision: Decision) -> RefusalDetails:
 
 def whole_wait(decision: Decision) -> int | None:
     """Return the wait in whole seconds, rounded up, at least 1; None if waiting does not help."""
-    return None if decision.retry_after is None else max(1, math.ceil(decision.retry_after))
+    wait = None if _needs_captcha(decision) else decision.retry_after
+    return None if wait is None else max(1, math.ceil(wait))
 
 
 def refusal_status(decision: Decision) -> HTTPStatus:
@@ -98,25 +100,56 @@ def title(status: int) -> str:
 
 
 def message(decision: Decision) -> str:
-    """Return what a refused visitor reads, in the active language: the limit, and when to try again."""
+    """Return what a refused visitor reads, in the active language: why, and when to try again."""
     binding, wait = decision.binding, whole_wait(decision)
     if binding is None:
         return _("This cannot be served right now. Please try again shortly.")
-    again = "" if wait is None else _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
+    if _needs_captcha(decision):
+        return _("There were failed logins. Please solve the CAPTCHA.")
+    again = (
+        _("Trying again will not help.")
+        if wait is None
+        else _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
+    )
     if binding.why == "banned":
         return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
     if binding.why == "blocked":
         return _sentences(_("Access is blocked."), again)
     if isinstance(binding.of, Held):
-        return _("Not enough is left for this request.")
+        return _("This request needs %(cost)s, and %(left)s are left.") % _numbers(binding)
     if binding.limit == 0:
-        return _("This is closed at the moment.")
-    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(binding.rate)}
-    if isinstance(binding.of, Limit) and binding.of.share < 1:
-        limit = _sentences(limit, _("Near it, other requests take precedence."))
-    return _sentences(limit, again or _("This request is larger than that, so trying again will not help."))
+        return _("This is closed until further notice.")
+    return _sentences(*_limit_sentences(binding), again)
 
 
-def _sentences(first: str, second: str) -> str:
-    """Join two sentences with a space, which Chinese does not put between them."""
-    return f"{first}{'' if first.endswith('。') else ' '}{second}" if second else first
+def _needs_captcha(decision: Decision) -> bool:
+    """Return whether the limits allow what is answered as a refusal; see `contrib.auth.CaptchaRequired`."""
+    return decision.binding is not None and decision.binding.allowed
+
+
+def _numbers(binding: Outcome) -> dict[str, str]:
+    numbers = {"cost": binding.cost, "left": binding.remaining, "most": binding.limit}
+    return {name: number_format(number, use_l10n=True, force_grouping=True) for name, number in numbers.items()}
+
+
+def _limit_sentences(binding: Outcome) -> Iterator[str]:
+    """Yield what the limit is, and why this request does not fit into it."""
+    words = {**_numbers(binding), "rate": rate_in_words(binding.rate)}
+    of = binding.of
+    if isinstance(of, Limit) and of.algorithm.name == "distinct":
+        yield _("The limit is %(rate)s, and each different value counts once.") % words
+    elif isinstance(of, Limit) and of.options.burst is not None:
+        yield _("The limit is %(rate)s, at most %(most)s at once.") % words
+    else:
+        yield _("The limit is %(rate)s.") % words
+    if isinstance(of, Limit) and of.share < 1:
+        yield _("Near it, other requests take precedence.")
+    if binding.retry_after is None:
+        yield _("This request counts as %(cost)s, more than the %(most)s that are ever left.") % words
+    elif binding.cost > 1:
+        yield _("This request counts as %(cost)s, and %(left)s of %(most)s are left.") % words
+
+
+def _sentences(*sentences: str) -> str:
+    """Join sentences with a space, which Chinese does not put between them."""
+    return " ".join(sentences).replace("。 ", "。")

@@ -100,11 +100,11 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
         override("b 0 0 -", "closed", "user:7")
         expected = {
             "plan": "9,995 of 10,000 left until 1 December",
-            "uploads": "4 of 5 left, all of them from 4:41 a.m.",
-            "flood": "99 of 100 left until 5:40 a.m.",
+            "uploads": "4 of 5 left, all of them from 4:41 a.m. UTC",
+            "flood": "99 of 100 left until 5:40 a.m. UTC",
             "closed": "blocked",
         }
         assert shown() == expected
         override(f"b 0 {START + 60 * SECOND} -", "flood", "ip:192.0.2.1")
         override("x 0 0 -", "uploads", "user:7")
-        assert shown() == expected | {"flood": "blocked until 4:41 a.m.", "uploads": "unlimited"}
+        assert shown() == expected | {"flood": "blocked until 4:41 a.m. UTC", "uploads": "unlimited"}

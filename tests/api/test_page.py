@@ -150,7 +150,10 @@ def test_who_is_shut_out_sees_until_when_and_no_limits(why: Any) -> None:
 
 @pytest.mark.parametrize(
     ("found", "words"),
-    [({"retry_after": None}, "larger than that"), ({"retry_after": 1e12}, "Please try again in 11574075 days")],
+    [
+        ({"retry_after": None}, "counts as 6, more than the 5 that are ever left. Trying again will not help."),
+        ({"retry_after": 1e12}, "Please try again in 11574075 days"),
+    ],
     ids=["waiting does not help", "a wait of ages"],
 )
 def test_where_no_moment_helps_none_is_named(found: Any, words: str) -> None:

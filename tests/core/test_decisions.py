@@ -171,7 +171,7 @@ def test_raise_if_refused_raises_or_returns_the_decision() -> None:
             Decision.of((outcome("a", ok=False, cost=8),)),
             "Rule 'a' admits 10 per minute for user:1. This hit needs 8; 5 of 10 are left; try again in 3 seconds.",
         ),
-        (DENIED, "Rule 'd' could not be checked, so it refuses; try again shortly."),
+        (DENIED, "Rule 'd' refuses, since the store did not answer; try again shortly."),
     ],
 )
 def test_a_decision_explains_itself(decision: Decision, text: str) -> None:

@@ -73,7 +73,7 @@ class TestOverrides:
         with freeze(START), pytest.raises(QuotaExceeded) as caught:
             check("10/m", SUBJECT).raise_if_refused()
         assert caught.value.decision.retry_after is None
-        assert str(caught.value) == f"Rule '10/m' refuses {SUBJECT}, blocked by an operator."
+        assert str(caught.value) == f"Rule '10/m' refuses {SUBJECT}, blocked by an operator; waiting does not help."
 
     def test_a_block_of_one_rule_refuses_the_plan_and_the_others_spend_nothing(self) -> None:
         override("b 0 0 ", "blocked")

@@ -1,0 +1,242 @@
+"""The sentences of every kind of refusal, side by side: why, and until when, or that no time helps."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from django.contrib.auth import authenticate
+from django.contrib.auth.backends import BaseBackend
+from django.http import HttpRequest
+from django.test import RequestFactory
+
+from django_quota import Decision, Rule, check, slot
+from django_quota.adapters import refusal
+from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend
+from django_quota.exceptions import QuotaExceeded
+from django_quota.testing import freeze
+from tests.support.outages import no_answer
+from tests.support.overridden import override
+from tests.support.steps import SECOND, START
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+IP = "ip:203.0.113.9"
+
+
+def limited(rate: str, *costs: int, name: str = "search", subject: str = IP, **options: Any) -> Decision:
+    """Return the decision on the last hit of these costs."""
+    rule = Rule.make(name, rate, **options)
+    return [check(rule, subject, cost) for cost in costs][-1]
+
+
+def counting(rate: str, values: Iterable[str]) -> Decision:
+    rule = Rule.make("devices", rate, distinct=True)
+    return [check(rule, "user:7", value=value) for value in values][-1]
+
+
+def full(name: str, limit: int, subject: str) -> Decision:
+    held = [slot(name, limit, subject=subject).acquire() for _ in range(limit)]
+    with pytest.raises(QuotaExceeded) as refused:
+        slot(name, limit, subject=subject).acquire()
+    assert len(held) == limit
+    return refused.value.decision
+
+
+def of_batch(*costs: int) -> Decision:
+    rule = Rule.make("api", "10/m", share={"critical": 1.0, "batch": 0.5}, tier=lambda request: "batch")
+    return [check(rule, "global", cost, tier="batch") for cost in costs][-1]
+
+
+def under(value: str, hits: int = 1) -> Decision:
+    override(value, "search", "user:8")
+    return limited("10/m", *[1] * hits, subject="user:8")
+
+
+def banned() -> Decision:
+    return limited("1/m", 1, 1, 1, name="login", ban={"after": "1/m", "for": "10m"})
+
+
+def unanswered() -> Decision:
+    with no_answer():
+        return limited("10/m", 1, on_unavailable="deny")
+
+
+class NoOne(BaseBackend):
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        return None
+
+
+class WithCaptcha(LoginQuotaBackend):
+    def needs_captcha(self, request: HttpRequest, decision: Decision) -> bool:
+        return True
+
+
+def locked_out() -> Decision:
+    request = RequestFactory().post("/login/", REMOTE_ADDR="203.0.113.9")
+    for _ in range(5):
+        assert authenticate(request, username="ann", password="guess") is None
+    with pytest.raises(QuotaExceeded) as refused:
+        authenticate(request, username="ann", password="guess")
+    return refused.value.decision
+
+
+NO_TIME = "Trying again will not help."
+IN_A_MINUTE, AGAIN = "Please try again in 60 seconds.", "; try again in 1 minute."
+IN_TEN_DAYS = "Please try again in 10 days."
+
+SENTENCES: dict[str, tuple[Any, str, str]] = {
+    "rate, by address": (
+        lambda: limited("1/m", 1, 1),
+        f"The limit is 1 per minute. {IN_A_MINUTE}",
+        f"Rule 'search' admits 1 per minute for {IP}{AGAIN}",
+    ),
+    "rate, by user": (
+        lambda: limited("1/m", 1, 1, subject="user:7"),
+        f"The limit is 1 per minute. {IN_A_MINUTE}",
+        f"Rule 'search' admits 1 per minute for user:7{AGAIN}",
+    ),
+    "calendar quota": (
+        lambda: limited("10000/month", 10_000, 1, name="plan", subject="org:7", algorithm="calendar"),
+        f"The limit is 10,000 per month. {IN_TEN_DAYS}",
+        "Rule 'plan' admits 10,000 per month for org:7; try again in 9 days 20 hours.",
+    ),
+    "calendar quota, cost above what is left": (
+        lambda: limited("10000/month", 9_000, 2_000, name="plan", subject="org:7", algorithm="calendar"),
+        "The limit is 10,000 per month. This request counts as 2,000, and 1,000 of 10,000 are left. " + IN_TEN_DAYS,
+        (
+            "Rule 'plan' admits 10,000 per month for org:7. "
+            "This hit needs 2,000; 1,000 of 10,000 are left until 1 December."
+        ),
+    ),
+    "token bucket": (
+        lambda: limited("30/m", *[1] * 6, name="bursts", algorithm="token_bucket", burst=5),
+        "The limit is 30 per minute, at most 5 at once. Please try again in 2 seconds.",
+        f"Rule 'bursts' admits 30 per minute, at most 5 at once, for {IP}; try again in 2 seconds.",
+    ),
+    "leaky bucket": (
+        lambda: limited("2/s", *[1] * 6, name="queue", algorithm="leaky_bucket", burst=5),
+        "The limit is 2 per second, at most 5 at once. Please try again in 1 second.",
+        f"Rule 'queue' admits 2 per second, at most 5 at once, for {IP}; try again in 1 second.",
+    ),
+    "cost above what is left": (
+        lambda: limited("10/m", 8, 5),
+        f"The limit is 10 per minute. This request counts as 5, and 2 of 10 are left. {IN_A_MINUTE}",
+        f"Rule 'search' admits 10 per minute for {IP}. This hit needs 5; 2 of 10 are left{AGAIN}",
+    ),
+    "cost above the limit": (
+        lambda: limited("10/m", 11),
+        f"The limit is 10 per minute. This request counts as 11, more than the 10 that are ever left. {NO_TIME}",
+        f"A cost of 11 is more than rule 'search' (10 per minute) ever admits for {IP}; waiting does not help.",
+    ),
+    "cost above the bucket": (
+        lambda: limited("30/m", 11, algorithm="token_bucket", burst=5),
+        "The limit is 30 per minute, at most 5 at once. This request counts as 11, more than the 5 that are ever left. "
+        + NO_TIME,
+        (
+            "A cost of 11 is more than rule 'search' (30 per minute, at most 5 at once) ever admits for "
+            f"{IP}; waiting does not help."
+        ),
+    ),
+    "concurrency": (
+        lambda: full("export", 3, "user:7"),
+        "The limit is 3 at once. Please try again in 30 seconds.",
+        "All 3 slots 'export' of user:7 are held; try again in 30 seconds.",
+    ),
+    "lock": (
+        lambda: full("nightly", 1, "global"),
+        "The limit is 1 at once. Please try again in 30 seconds.",
+        "Lock 'nightly' is held; try again in 30 seconds.",
+    ),
+    "distinct": (
+        lambda: counting("2/d", "abc"),
+        "The limit is 2 per day, and each different value counts once. Please try again in 24 hours.",
+        "Rule 'devices' admits 2 different values per day for user:7; try again in 1 day.",
+    ),
+    "ban": (
+        banned,
+        "Too many requests were refused, so access is blocked for a while. Please try again in 10 minutes.",
+        f"Rule 'login' refuses {IP}, which is banned; try again in 10 minutes.",
+    ),
+    "block by an override": (
+        lambda: under("b 0 0 -"),
+        f"Access is blocked. {NO_TIME}",
+        "Rule 'search' refuses user:8, blocked by an operator; waiting does not help.",
+    ),
+    "block until a moment": (
+        lambda: under(f"b 0 {START + 86_400 * SECOND} -"),
+        "Access is blocked. Please try again in 24 hours.",
+        "Rule 'search' refuses user:8, blocked by an operator; try again in 1 day.",
+    ),
+    "another rate by an override": (
+        lambda: under("r 0 0 2/m", 3),
+        f"The limit is 2 per minute. {IN_A_MINUTE}",
+        f"Rule 'search' admits 2 per minute for user:8{AGAIN}",
+    ),
+    "a rate of 0": (
+        lambda: limited("0/m", 1),
+        "This is closed until further notice.",
+        "Rule 'search' admits nothing (0 per minute).",
+    ),
+    "fail closed": (
+        unanswered,
+        "This cannot be served right now. Please try again shortly.",
+        "Rule 'search' refuses, since the store did not answer; try again shortly.",
+    ),
+    "load share": (
+        lambda: of_batch(*[1] * 6),
+        f"The limit is 10 per minute. Near it, other requests take precedence. {IN_A_MINUTE}",
+        f"Rule 'api' admits 10 per minute, of which these requests may fill 5, for global{AGAIN}",
+    ),
+    "cost above the share": (
+        lambda: of_batch(8),
+        (
+            "The limit is 10 per minute. Near it, other requests take precedence. "
+            f"This request counts as 8, more than the 5 that are ever left. {NO_TIME}"
+        ),
+        (
+            "A cost of 8 is more than rule 'api' (10 per minute, of which these requests may fill 5) ever admits for "
+            "global; waiting does not help."
+        ),
+    ),
+    "locked out of logins": (
+        locked_out,
+        "The limit is 5 per 10 minutes. Please try again in 10 minutes.",
+        f"Rule 'login-username-ip' admits 5 per 10 minutes for login.username:…+{IP}; try again in 10 minutes.",
+    ),
+}
+"""By kind of refusal: what a visitor reads, and what a log says."""
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend", f"{__name__}.NoOne"]
+    make, sentence, explained = SENTENCES[kind]
+    with freeze(START):
+        decision = make()
+        text, problem = (answer(decision, accept) for accept in ("text/plain", "application/problem+json"))
+        said = decision.explain()
+    assert text.text == f"{sentence}\n"
+    assert json.loads(problem.content)["detail"] == sentence
+    assert text.status_code == (503 if kind == "fail closed" else 429)
+    assert ("Retry-After" in text.headers) == ("try again" in sentence)
+    assert re.sub("login.username:[0-9a-f]{32}", "login.username:…", said) == explained
+
+
+def answer(decision: Decision, accept: str) -> Any:
+    return refusal(RequestFactory().get("/", headers={"Accept": accept}), decision)
+
+
+def test_the_step_of_a_captcha_is_no_matter_of_time(settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.WithCaptcha", f"{__name__}.NoOne"]
+    request = RequestFactory().post("/login/", REMOTE_ADDR="203.0.113.9")
+    with freeze(START), pytest.raises(CaptchaRequired) as asked:
+        authenticate(request, username="ann", password="guess")
+    reply = answer(asked.value.decision, "text/plain")
+    assert asked.value.messages == ["There were failed logins. Please solve the CAPTCHA."]
+    assert reply.text.strip() == asked.value.messages[0]
+    assert "Retry-After" not in reply.headers
+    assert str(asked.value).startswith("A CAPTCHA is needed first. Allowed by rule 'login-username-ip'")
