@@ -97,6 +97,8 @@ def left_in_words(outcome: Outcome) -> str:
     """Return how much of a limit is left, until when: `"9,995 of 10,000 left until 1 December"`."""
     if outcome.why == "exempt":
         return _("unlimited")
+    if outcome.limit == 0 and not outcome.is_shut_out:
+        return _("closed")
     until = until_of(outcome)
     numbers = [number_format(number, force_grouping=True) for number in (outcome.remaining, outcome.limit)]
     words = {"left": numbers[0], "limit": numbers[1], "until": until and _moment_in_words(outcome, until)}

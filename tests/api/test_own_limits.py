@@ -97,6 +97,7 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
         check("plan", "org:7", 5)
         check("flood", "ip:192.0.2.1")
         check("uploads", "user:7")
+        assert shown()["closed"] == "closed"
         override("b 0 0 -", "closed", "user:7")
         expected = {
             "plan": "9,995 of 10,000 left until 1 December",
