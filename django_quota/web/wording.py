@@ -115,9 +115,7 @@ def message(decision: Decision) -> str:
         return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
     if binding.why == "blocked":
         return _sentences(_("Access is blocked."), again)
-    if isinstance(binding.of, Held):
-        return _("This request needs %(cost)s, and %(left)s are left.") % _numbers(binding)
-    if binding.limit == 0:
+    if binding.limit == 0 and not isinstance(binding.of, Held):
         return _("This is closed until further notice.")
     return _sentences(*_limit_sentences(binding), again)
 
@@ -127,15 +125,15 @@ def _needs_captcha(decision: Decision) -> bool:
     return decision.binding is not None and decision.binding.allowed
 
 
-def _numbers(binding: Outcome) -> dict[str, str]:
-    numbers = {"cost": binding.cost, "left": binding.remaining, "most": binding.limit}
-    return {name: number_format(number, use_l10n=True, force_grouping=True) for name, number in numbers.items()}
-
-
 def _limit_sentences(binding: Outcome) -> Iterator[str]:
     """Yield what the limit is, and why this request does not fit into it."""
-    words = {**_numbers(binding), "rate": rate_in_words(binding.rate)}
+    numbers = {"cost": binding.cost, "left": binding.remaining, "most": binding.limit}
+    words = {name: number_format(number, use_l10n=True, force_grouping=True) for name, number in numbers.items()}
+    words["rate"] = rate_in_words(binding.rate)
     of = binding.of
+    if isinstance(of, Held):
+        yield _("This request needs %(cost)s, and %(left)s are left.") % words
+        return
     if isinstance(of, Limit) and of.algorithm.name == "distinct":
         yield _("The limit is %(rate)s, and each different value counts once.") % words
     elif isinstance(of, Limit) and of.options.burst is not None:

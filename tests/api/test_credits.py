@@ -316,7 +316,7 @@ class TestEdges:
             assert "Retry-After" not in response
             assert response["RateLimit-Policy"].endswith('"credits";q=120;qu="units"')
             assert response["RateLimit"].endswith('"credits";r=120')
-            assert "Not enough is left for this request." in response.content.decode()
+            assert "This request needs" in response.content.decode()
             assert "retry_after" not in response.content.decode()
 
     def test_the_answer_is_503_without_the_store(self) -> None:
