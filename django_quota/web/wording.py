@@ -14,6 +14,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from django_quota.conf import current, limits_logins
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.algorithms.stock import Held, UnitsLeft
@@ -134,7 +135,9 @@ def _limit_sentences(binding: Outcome) -> Iterator[str]:
     if isinstance(of, Held):
         yield _("This request needs %(cost)s, and %(left)s are left.") % words
         return
-    if isinstance(of, Limit) and of.algorithm.name == "distinct":
+    if limits_logins() and any(binding.rule == rule.name for rule in current().login):
+        yield _("Too many failed logins: the limit is %(rate)s.") % words
+    elif isinstance(of, Limit) and of.algorithm.name == "distinct":
         yield _("The limit is %(rate)s, and each different value counts once.") % words
     elif isinstance(of, Limit) and of.options.burst is not None:
         yield _("The limit is %(rate)s, at most %(most)s at once.") % words

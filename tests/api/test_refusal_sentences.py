@@ -204,7 +204,7 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
     ),
     "locked out of logins": (
         locked_out,
-        "The limit is 5 per 10 minutes. Please try again in 10 minutes.",
+        "Too many failed logins: the limit is 5 per 10 minutes. Please try again in 10 minutes.",
         f"Rule 'login-username-ip' admits 5 per 10 minutes for login.username:…+{IP}; try again in 10 minutes.",
     ),
 }

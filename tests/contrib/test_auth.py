@@ -523,7 +523,7 @@ def test_the_refusal_of_a_form_can_be_pickled_and_explained(ann: User, memory_st
             authenticate(visit(), username="ann", password="guess")
     again = pickle.loads(pickle.dumps(caught.value))
     assert again.decision == caught.value.decision
-    assert again.messages == ["The limit is 5 per 10 minutes. Please try again in 10 minutes."]
+    assert again.messages == ["Too many failed logins: the limit is 5 per 10 minutes. Please try again in 10 minutes."]
 
 
 def test_the_page_about_logins_runs(site: Client) -> None:
