@@ -242,7 +242,7 @@ class TestData:
         with no_answer():
             decision = check_all(asked)
             assert (decision.allowed, decision.degraded, decision.enforced) == (False, True, True)
-            assert decision.explain() == "Rule 'credits' could not be checked, so it refuses; try again shortly."
+            assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
             assert hold.settle(3).degraded
             with pytest.raises(QuotaExceeded):
                 reserve_all(asked)
