@@ -88,7 +88,7 @@ def test_the_shown_settings_pass_the_checks(shown_settings: dict[str, Any]) -> N
         assert run_checks(tags=["django_quota"]) == []
 
 
-MOST_WORDS = 900
+MOST_WORDS = 700
 
 
 def test_the_readme_is_short() -> None:
