@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -15,7 +14,6 @@ from django.urls import path
 from ninja import NinjaAPI, Router
 from ninja.decorators import decorate_view
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
-from ninja.testing import TestClient
 
 from django_quota import check, peek
 from django_quota.adapters import limits_view
@@ -23,9 +21,7 @@ from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.limiting.known_rules import known_rules
-from django_quota.testing import freeze
 from tests.support.calls import calls_of
-from tests.support.pages import run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -420,15 +416,6 @@ def test_a_throttle_with_a_key_of_its_own_counts_in_the_store() -> None:
     assert len(failures) == 1
     assert [get("/throttled/tenants").status_code for _ in range(2)] == [200, 200]
     assert get("/throttled/tenants", **{"X-Tenant": "c"}).wsgi_request.quota.rule == f"ninja.{__name__}.ByTenant.1-60"
-
-
-def test_the_page_prints_what_it_shows() -> None:
-    with freeze(datetime(2026, 11, 22, 12, tzinfo=UTC)):
-        names = run_page("docs/ninja.md")
-    client = TestClient(names["shop"], headers={"Authorization": "Bearer token-2"})
-    replies = [client.get("/export") for _ in range(3)]
-    assert replies[0]["RateLimit-Policy"] == '"export#2";q=2;w=60, "export";q=20;w=60'
-    assert replies[2].json()["error"] == "too_many"
 
 
 class TestTheSite:

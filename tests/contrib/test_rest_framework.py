@@ -23,6 +23,7 @@ from django.test import Client
 from django.urls import ResolverMatch, include, path, re_path
 from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
+from ninja.testing import TestClient
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
@@ -1233,7 +1234,7 @@ def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
 
 def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, Any] = {}
-    exec(blocks("docs/rest_framework.md")[0][1], shown)
+    exec(blocks("docs/rest_framework.md")[1][1], shown)
     settings.QUOTA = {**settings.QUOTA, **shown["QUOTA"]}
     (throttle,) = shown["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]
     monkeypatch.setattr(APIView, "throttle_classes", [import_string(throttle)])
@@ -1246,6 +1247,11 @@ def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.Monkey
         assert [found.status_code for found in called(names["lookup"], "", 11)][-1] == 429
         monkeypatch.setattr(APIView, "get_exception_handler", lambda self: names["with_limit"])
         assert called(names["lookup"], "")[0].data["limit"] == "10 per minute"
+        for_ninja = TestClient(names["api"], headers={"Authorization": "Bearer token-2"})
+        replies = [for_ninja.get("/search") for _ in range(11)]
+        policies = '"search#2-s";q=10;w=1, "search#2-h";q=500;w=3600, "search";q=1000;w=3600'
+        assert replies[0]["RateLimit-Policy"] == policies
+        assert replies[10].json() == {"error": "too_many", "wait": 1}
     assert issubclass(import_string(names["REST_FRAMEWORK"]["DEFAULT_SCHEMA_CLASS"]), AutoSchema)
     assert names["BurstRateThrottle"]().num_requests == 60
 

@@ -41,7 +41,6 @@ OWN_RUN = (
     "docs/coming_from.md",
     "docs/counters.md",
     "docs/logins.md",
-    "docs/ninja.md",
     "docs/opentelemetry.md",
     "docs/prometheus.md",
     "docs/replay.md",
