@@ -39,7 +39,6 @@ OWN_RUN = (
     "docs/celery.md",
     "docs/channels.md",
     "docs/coming_from.md",
-    "docs/counters.md",
     "docs/logins.md",
     "docs/opentelemetry.md",
     "docs/prometheus.md",
@@ -283,11 +282,6 @@ def test_what_a_customer_buys_is_added_to_the_rule(settings: Any) -> None:
     run("docs/tiers.md")["bought"](7, 500)
     assert check("tokens", "org:7", 1_500)
     assert not check("tokens", "org:7")
-
-
-@pytest.mark.usefixtures("shown_rules", "database")
-def test_the_shown_month_can_be_billed() -> None:
-    run("docs/counters.md")
 
 
 def commands(page: Path) -> Iterator[list[str]]:
