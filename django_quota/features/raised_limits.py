@@ -22,7 +22,12 @@ from django_quota.limiting.overrides import overrides
 
 
 def raise_limit(
-    subject: AnySubject, rule: RuleOrRate, by: int, until: datetime | Duration | None = None
+    subject: AnySubject,
+    rule: RuleOrRate,
+    by: int,
+    until: datetime | Duration | None = None,
+    *,
+    tier: str | None = None,
 ) -> datetime | None:
     """Add units to what a subject has left of a rule; return until when they hold, None for no end.
 
@@ -32,7 +37,7 @@ def raise_limit(
     `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
     name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration
     from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
-    others.
+    others. `tier`: the name of the subject's tier, which a rule with a `tier` function needs where there is no request.
 
     Then the override ends, and what held before holds again. If an override of this subject and rule ends later, or
     never, so does the raised rate: the result says so.
@@ -44,7 +49,7 @@ def raise_limit(
     """
     if not isinstance(cast("object", by), int) or isinstance(by, bool) or not 1 <= by <= MAX_COUNT:
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
-    plan = run_sync(plan_flow(known_rule(rule), subject, 0, None, {}))
+    plan = run_sync(plan_flow(known_rule(rule), subject, 0, None, {} if tier is None else {"tier": tier}))
     asked, name, _, _ = plan.asked[0]
     return _save(asked, name, by, until)
 

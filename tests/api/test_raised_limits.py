@@ -152,6 +152,15 @@ def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
     assert row("ip:127.0.0.1", "tiers").rate == "10/h"
 
 
+def test_a_purchase_without_a_request_names_the_tier() -> None:
+    plans = Rule.make("plans", {"free": "5/h", "pro": "50/h"}, tier=lambda request: "free")
+    with pytest.raises(RuleError, match="or tier="):
+        raise_limit("org:7", plans, 1)
+    raise_limit("org:7", plans, 1, tier="pro")
+    assert row(rule="plans").rate == "51/h"
+    assert check(plans, "org:7", tier="pro").limit == 51
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
