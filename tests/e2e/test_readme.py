@@ -41,6 +41,7 @@ OWN_RUN = (
     "docs/coming_from.md",
     "docs/logins.md",
     "docs/opentelemetry.md",
+    "docs/plans.md",
     "docs/prometheus.md",
     "docs/replay.md",
     "docs/rest_framework.md",
@@ -169,7 +170,7 @@ def test_the_shown_receiver_mails_a_customer_at_each_share(settings: Any, mailou
 
 @pytest.mark.usefixtures("shown_rules")
 def test_every_shown_view_has_the_limits_that_its_page_says() -> None:
-    views, codes, costs, tiers = (run(f"docs/{name}.md") for name in ("views", "sms_codes", "costs", "tiers"))
+    views, codes, costs = (run(f"docs/{name}.md") for name in ("views", "sms_codes", "costs"))
     with freeze(1_800_000_000_000_000):
         assert statuses(views["members"], 11) == [200] * 10 + [429]
         assert statuses(views["search"], 11) == [200] * 10 + [429]
@@ -186,7 +187,6 @@ def test_every_shown_view_has_the_limits_that_its_page_says() -> None:
         assert costs["download"](visitor()).headers["RateLimit"].startswith('"download";r=49999000;')
         costs["chat"](visitor()).getvalue()
         assert peek("90000/m", "user:43").remaining == 89_980
-        assert [statuses(tiers[name], 11) for name in ("inbox", "outbox", "prices")] == [[200] * 10 + [429]] * 3
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/install.md", "docs/sms_codes.md", "docs/going_live.md"])
@@ -269,19 +269,46 @@ def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any
     assert json.loads(response.content) == json.loads(body)
 
 
-@pytest.mark.usefixtures("shown_rules", "database")
-def test_the_override_made_in_code_takes_effect() -> None:
-    user = User.objects.create(username="ann")
-    run("docs/tiers.md")["raise_for_a_day"](user)
-    assert check("search", user).limit == 100
+@pytest.fixture
+def shown_plans(memory_store: None, database: Any, settings: Any) -> dict[str, Any]:
+    """The plans of docs/plans.md in force, and what the page defines."""
+    shown = marked("docs/plans.md", "settings")
+    settings.QUOTA = {**settings.QUOTA, **shown["QUOTA"]}
+    settings.ROOT_URLCONF = "tests.support.urls_of_rules"
+    return {**shown, **run("docs/plans.md")}
 
 
-@pytest.mark.usefixtures("shown_rules", "database")
-def test_what_a_customer_buys_is_added_to_the_rule(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], "tokens": "1000/d"}}
-    run("docs/tiers.md")["bought"](7, 500)
-    assert check("tokens", "org:7", 1_500)
-    assert not check("tokens", "org:7")
+def test_the_shown_plans_limit_an_api_by_plan_and_by_endpoint(shown_plans: dict[str, Any]) -> None:
+    assert run_checks(tags=["django_quota"]) == []
+    user, client = User.objects.create(username="ann"), Client()
+    user.groups.create(name="pro")
+    assert shown_plans["plan"](visitor()) is None
+    assert [client.get("/api/search/").status_code for _ in range(3)] == [200, 200, 429]
+    client.force_login(user)
+    assert client.get("/api/search/").headers["RateLimit"].startswith('"api";r=99950;')
+
+
+def test_what_a_customer_gets_on_top_is_added_to_the_shown_plan(shown_plans: dict[str, Any]) -> None:
+    ann, bob = (User.objects.create(username=name) for name in ("ann", "bob"))
+    shown_plans["bought"](ann, 500)
+    shown_plans["trial"](bob)
+    assert [check("api", user, tier="pro").limit for user in (ann, bob)] == [100_500, 5_000]
+    profile = type("Profile", (), {"org_id": 7})
+    request = RequestFactory().get("/")
+    request.user = type("Member", (), {"profile": profile})()
+    assert str(shown_plans["organization"](request)) == "org:7"
+
+
+def test_the_shown_receiver_mails_a_customer_at_each_share_of_a_plan(
+    shown_plans: dict[str, Any], mailoutbox: list[Any]
+) -> None:
+    user = User.objects.create(username="ann", email="ann@example.org")
+    for cost in (700, 100, 100, 100):
+        check("api", user, cost, tier="authenticated")
+    assert [(mail.to, mail.subject, mail.body) for mail in mailoutbox] == [
+        (["ann@example.org"], "80% of your plan are used", "200 units are left."),
+        (["ann@example.org"], "100% of your plan are used", "0 units are left."),
+    ]
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -306,6 +333,8 @@ def test_every_command_that_a_page_shows_runs(
         (tmp_path / name).write_text("198.51.100.0/24\n")
     monkeypatch.chdir(tmp_path)
     settings.SILENCED_SYSTEM_CHECKS = ["django_quota.W012"]  # the tests are more patient than a site
+    if page.name == "plans.md":
+        settings.QUOTA = {**settings.QUOTA, **marked(page, "settings")["QUOTA"]}
     name, *arguments = words
     if "--follow" in arguments:  # it goes on for ever: it is read, and not begun
         own = list(takewhile(lambda word: word != "|", arguments))
