@@ -60,7 +60,7 @@ from django_quota.testing import freeze
 from django_quota.web.checks import check_settings
 from tests.support.calls import calls_of
 from tests.support.outages import no_answer
-from tests.support.pages import blocks, run_page
+from tests.support.pages import blocks, marked, run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -1215,6 +1215,10 @@ class TestTheLimitsOfACallerWithAToken:
 
     def test_the_tag_shows_the_plan_of_the_user(self) -> None:
         assert "8,997 of 9,000 left" in ask("shown", "7").text
+
+    def test_the_shown_url_leads_to_it(self) -> None:
+        (shown,) = marked("docs/show_limits.md", "tokens")["urlpatterns"]
+        assert shown.callback.view_class is QuotaLimitsView
 
     def test_it_is_left_out_of_the_schema(self) -> None:
         generator: Any = cast("Any", SchemaGenerator)(patterns=[path("limits/", QuotaLimitsView.as_view())])

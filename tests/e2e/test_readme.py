@@ -22,6 +22,7 @@ from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
 from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
+from django.template import engines
 from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, peek, quota, signals
@@ -267,6 +268,23 @@ def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any
         response = view(visitor())
     assert {name: response.headers[name] for name in lines} == lines
     assert json.loads(response.content) == json.loads(body)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_shown_ways_to_show_what_is_left(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": {"rate": "10000/h", "key": "user"}}}
+    names = run("docs/show_limits.md")
+    settings.ROOT_URLCONF = tuple(names["urlpatterns"])
+    (limit,) = Client().get("/limits/").json()["limits"]
+    (shown,) = json.loads(dict(blocks("docs/show_limits.md"))["json"])["limits"]
+    assert limit.keys() == shown.keys()
+    request = visitor()
+    assert names["search"](request).content == b"99 searches left"
+    written = re.findall("`({% with.*)`", read("docs/show_limits.md"))
+    shown_in_html = [*written, dict(blocks("docs/show_limits.md"))["html"]]
+    text = [engines["django"].from_string("{% load quota %}" + page).render({}, request) for page in shown_in_html]
+    assert text[0] == "99"
+    assert "10,000 of 10,000 left" in text[1]
 
 
 @pytest.fixture
