@@ -239,7 +239,7 @@ def test_the_shown_answer_is_sent(memory_store: None, settings: Any) -> None:
 
 
 def test_the_shown_rules_for_a_whole_site_apply(memory_store: None, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, **marked("docs/site_rules.md", "rules")["QUOTA"]}
+    settings.QUOTA = {**settings.QUOTA, **marked("docs/views.md", "rules")["QUOTA"]}
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
     settings.ALLOWED_HOSTS = ["*"]
     assert run_checks(tags=["django_quota"]) == []
