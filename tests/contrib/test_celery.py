@@ -27,7 +27,7 @@ from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
 from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
-from tests.support.pages import run_page
+from tests.support.pages import marked
 
 pytestmark = [pytest.mark.usefixtures("memory_store")]
 
@@ -623,7 +623,9 @@ def test_options_of_a_base_class_are_inherited(site: Site) -> None:
 def test_the_tasks_that_the_page_shows_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     monkeypatch.setattr("celery._state._tls.current_app", site.app)
-    names = run_page("docs/celery.md", __name__="shop")
+    names = {"__name__": "shop"}
+    for mark in ("celery", "reports", "batch"):
+        names = marked("docs/tasks.md", mark, **names)
     results = [names["export"].delay(7), names["report"].delay(7)]
     assert site.worker.run_all() == 2
     names["start_exports"]([7, 8])

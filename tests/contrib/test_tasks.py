@@ -18,7 +18,7 @@ from django_quota import Rule
 from django_quota.contrib.tasks import TaskQuota
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.testing import clear, freeze
-from tests.support.pages import run_page
+from tests.support.pages import marked
 
 tasks: Any = import_module("django.tasks") if find_spec("django.tasks") else None
 """None before Django 6.0."""
@@ -157,6 +157,6 @@ def test_a_rule_that_needs_a_request_is_an_error(export: Any) -> None:
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = ModuleType("shop")  # Django 6.1 imports a task from its module when it copies the task
     monkeypatch.setitem(sys.modules, "shop", shop)
-    names = run_page("docs/tasks.md", __name__="shop")
+    names = marked("docs/tasks.md", "tasks", __name__="shop")
     vars(shop).update(names)
     assert waits(*(names["start_export"](7) for _ in range(2))) == [0.0, 0.6]

@@ -37,7 +37,6 @@ PAGES = [
     *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")),
 ]
 OWN_RUN = (
-    "docs/celery.md",
     "docs/channels.md",
     "docs/coming_from.md",
     "docs/logins.md",
@@ -46,7 +45,6 @@ OWN_RUN = (
     "docs/prometheus.md",
     "docs/replay.md",
     "docs/rest_framework.md",
-    "docs/tasks.md",
     "docs/testing.md",
     "docs/tutorial.md",
 )

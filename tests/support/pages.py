@@ -20,9 +20,8 @@ def blocks(page: str | Path) -> list[tuple[str, str]]:
     return [(language, text) for mark, language, text in BLOCK.findall(read(page)) if not mark]
 
 
-def marked(page: str | Path, mark: str) -> dict[str, Any]:
-    """Run the block below `<!-- run: mark -->`, mostly settings; return what it defines."""
-    names: dict[str, Any] = {}
+def marked(page: str | Path, mark: str, **names: Any) -> dict[str, Any]:
+    """Run the block below `<!-- run: mark -->`, mostly settings; return what it defines, and the names given."""
     (text,) = [text for found, _, text in BLOCK.findall(read(page)) if found == mark]
     exec(text, names)
     return names
