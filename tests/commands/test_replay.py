@@ -630,7 +630,7 @@ def test_a_site_without_urls_is_replayed_by_its_settings(settings: Any, folder: 
 
 def test_the_page_shows_what_the_command_prints(folder: Path, settings: Any) -> None:
     settings.ROOT_URLCONF = ()
-    shown = blocks("docs/replay.md")
+    shown = blocks("docs/testing.md")
     Path("drafts.toml").write_text(next(text for language, text in shown if language == "toml"))
     moments = [(at / 2, f"203.0.113.{at % 40}", "/search/") for at in range(900)]
     moments += [(at, "198.51.100.7", "/search/") for at in range(0, 600, 2)]
