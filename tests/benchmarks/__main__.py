@@ -1,6 +1,6 @@
 """Measure a check beside a bare EVALSHA and six other limiters, on private Redis servers.
 
-`python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/benchmarks.md says what is measured, and how.
+`python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/comparison.md shows two of its tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/comparison.md")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--write needs all rows: leave --quick out")

@@ -37,10 +37,11 @@ def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_pa
     goals, checks, _ = (sheet.markdown() for sheet in report.sheets(found))
     assert goals.count(" no |") + goals.count(" yes |") == len(report.GOALS)
     assert checks.count("\n| ") == len(run["rows"])
+    assert all(row["label"] in checks for row in run["rows"])
     page = Path(shutil.copy(report.PAGE, tmp_path))
     report.write_docs(found, page)
     written = page.read_text()
-    assert all(row["label"] in written for row in run["rows"])
+    assert all(f"\n| {goal.words} | {goal.most:g} | " in written for goal in report.GOALS)
     assert all(f"\n| {row[0]} | " in written for row in report.COMPARED)
 
 

@@ -111,10 +111,10 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 def test_the_figures_of_the_readme_are_not_better_than_those_measured() -> None:
     """A new run of `make bench` or `make chaos` that fails here: the README promises too much now."""
-    admitted = {name.split()[0]: int(number) for name, number, _ in rows("docs/benchmarks.md", "### Who is right")}
+    admitted = {name.split()[0]: int(cells[7]) for name, *cells in rows("docs/comparison.md", "### At a glance")}
     assert admitted["django_quota"] == 50
     assert admitted["DRF"] >= 200
-    goals = rows("docs/benchmarks.md", "### Goals")
+    goals = rows("docs/comparison.md", "### Goals")
     first = next(number for number, (ratio, *_) in enumerate(goals) if ratio.startswith("three limits in one call"))
     for (_, _, *cells), most in zip(goals[first : first + 2], (0.5, 0.55), strict=True):  # "less than", "about half"
         assert all(float(cell.split()[0]) < most for cell in cells)

@@ -33,10 +33,7 @@ def tables(found: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     versions = found["versions"]
 
-    def titled(names: Iterable[str]) -> list[str]:
-        return [f"{name} {versions[name]}" for name in names]
-
-    sites, limiters = found["visitors"], found["limiters"]
+    sites = found["visitors"]
     plain, tolerant = found["outage"]
     rows = [
         ["a refusal", *(f"{each['status']}{_headers(each)}" for each in sites.values())],
@@ -54,28 +51,24 @@ def tables(found: dict[str, Any]) -> str:
         ["Redis has died: the view answers", *(plain[name] for name in sites)],
         ["the same, with the option for it", *(tolerant[name] for name in sites)],
     ]
-    visits = _table(["under `10/m` by address", *titled(sites)], rows)
-    races = [
-        [f"{name} {versions[name]}", _race(name, each), "—" if each["worst"] is None else each["worst"]]
-        for name, each in limiters.items()
+    visits = _table(["under `10/m` by address", *(f"{name} {versions[name]}" for name in sites)], rows)
+    months = found["month"]
+    sizes = _table(
+        ["", "`10/month` is", "lines of Python and Lua"],
+        [[f"{name} {versions[name]}", months.get(name, "—"), _size(size)] for name, size in found["lines"].items()],
+    )
+    return f"{visits}\n\n{sizes}\n"
+
+
+def more(found: dict[str, Any]) -> str:
+    """Return what is printed only: the races, and where each package has what it has."""
+    races = [[name, race(name, each), each["worst"] or "—"] for name, each in found["limiters"].items()]
+    has = [
+        [feature, ", ".join(f"{name} (`{found_as}`)" for name, found_as in names.items())]
+        for feature, names in FEATURES.items()
     ]
     raced = _table(["", "6,400 racing for 50: admitted", "most in a window under 10/m"], races)
-    months = _table(
-        ["", "`10/month` is"],
-        [[name, text] for name, text in zip(titled(found["month"]), found["month"].values(), strict=True)],
-    )
-    sizes = _table(
-        ["", "lines of Python and Lua"],
-        [[title, _size(size)] for title, size in zip(titled(found["lines"]), found["lines"].values(), strict=True)],
-    )
-    has = _table(
-        ["", "found in"],
-        [
-            [feature, ", ".join(f"{name} (`{found_as}`)" for name, found_as in names.items())]
-            for feature, names in FEATURES.items()
-        ],
-    )
-    return "\n\n".join([visits, raced, months, has, sizes]) + "\n"
+    return f"{raced}\n\n{_table(['', 'found in'], has)}\n"
 
 
 def write(text: str, page: Path = PAGE) -> None:
@@ -90,7 +83,7 @@ def shown(page: Path = PAGE) -> str:
     return page.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip() + "\n"
 
 
-def _race(name: str, found: dict[str, Any]) -> str:
+def race(name: str, found: dict[str, Any]) -> str:
     """Return how many were admitted, without what a bucket refills while the race lasts: one each 1.2 s of 50/m."""
     refilled = found["seconds"] * RACE / 60 + 1 if name == BUCKET else 0
     return str(RACE) if RACE <= found["race"] <= RACE + refilled else f"more than {RACE}"
