@@ -623,7 +623,7 @@ def test_options_of_a_base_class_are_inherited(site: Site) -> None:
 def test_the_tasks_that_the_page_shows_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     monkeypatch.setattr("celery._state._tls.current_app", site.app)
-    names = {"__name__": "shop"}
+    names: dict[str, Any] = {"__name__": "shop"}
     for mark in ("celery", "reports", "batch"):
         names = marked("docs/tasks.md", mark, **names)
     results = [names["export"].delay(7), names["report"].delay(7)]
