@@ -253,7 +253,7 @@ class TestOnRedis:
         if command == "ping":
             assert denied in page
             assert denied in figures
-            assert "docs/reliability.md" in page
+            assert "docs/going_live.md" in page
             assert "&#x27;ping&#x27;" in page  # what it lacks
 
     @pytest.mark.parametrize("has_events", [True, False])

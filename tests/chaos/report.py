@@ -35,6 +35,17 @@ COLUMNS = (
     "left behind", "longest ms", "p99 ms", "first s", "all s", "outages reported", "ends reported",
 )  # fmt: skip
 
+IN_DOCS = ("tried", "exceptions", "over, Redis answering", "over, after a loss", "longest ms", "all s")
+"""The columns of the page; the others are printed."""
+
+
+RULES = (
+    f"Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} a second (local, "
+    f"{LOCAL.limit // 2} for each of two workers), and a plan over two subjects: {PAIR.limit} a second (deny) for one, "
+    "beside a limit that never refuses for the other. "
+    f"And {DEFAULT.limit} a second where the rule does not say: like local on a full Redis, else like allow."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -81,16 +92,12 @@ class Report:
         return found
 
     def words(self) -> list[str]:
-        """Return what stands below the table: how it was taken, and the cost of a view."""
+        """Return what stands below the table of the page: how it was taken, and the cost of a view."""
         pace = self.pace
         taken = (
             f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
             f"redis-py {redis.__version__}, {self.server}, {os.cpu_count()} CPUs; a sync and an async worker of "
-            f"{pace.rate} requests a second each, views and `check()`; {pace.fault:g} s broken, more where a failover "
-            f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
-            f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
-            f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other. "
-            f"And {DEFAULT.limit} a second where the rule does not say: like local on a full Redis, else like allow."
+            f"{pace.rate} requests a second each; {pace.fault:g} s broken, more where a failover takes it."
         )
         said = [taken]
         if self.cost is not None:
@@ -108,14 +115,17 @@ class Report:
             table.add_column(column, justify="right")
         for row in self.rows:
             table.add_row(row.scene.title, *row.cells(), style="red" if row.broken else None)
-        console.print(table, *(words.replace("**", "") for words in self.words()), sep="\n", soft_wrap=True)
+        words = (RULES, *(words.replace("**", "") for words in self.words()))
+        console.print(table, *words, sep="\n", soft_wrap=True)
         for words in self.broken:
             console.print(f"[red]Broken[/red] {words}")
 
     def markdown(self) -> str:
         """Return the table as it stands in the docs."""
-        lines = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
-        lines += [f"| {row.scene.title} | {' | '.join(row.cells())} |" for row in self.rows]
+        lines = ["| | " + " | ".join(IN_DOCS) + " |", "|---|" + "---:|" * len(IN_DOCS)]
+        for row in self.rows:
+            cells = dict(zip(COLUMNS, row.cells(), strict=True))
+            lines.append(f"| {row.scene.title} | {' | '.join(cells[name] for name in IN_DOCS)} |")
         return "\n".join(lines) + "\n\n" + "\n\n".join(self.words())
 
     def as_json(self) -> dict[str, Any]:

@@ -274,7 +274,7 @@ OFFICE: tuple[Callable[[], None], ...] = (
 
 ROOT = Path(django_quota.__file__).parent
 
-PAGE = (ROOT.parent / "docs" / "reliability.md").read_text()
+PAGE = (ROOT.parent / "docs" / "going_live.md").read_text()
 
 LINES = re.findall(r"^ACL SETUSER (quota-\S+) (.*)$", PAGE, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""What docs/reliability.md permits suffices for everything, and each permission is needed."""
+"""What docs/going_live.md permits suffices for everything, and each permission is needed."""
 
 from __future__ import annotations
 

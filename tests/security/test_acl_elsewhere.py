@@ -1,4 +1,4 @@
-"""What docs/reliability.md permits besides: on a Redis Cluster, and in another database than 0."""
+"""What docs/going_live.md permits besides: on a Redis Cluster, and in another database than 0."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.steps import Clock
 from tests.support.stores import caches, forget_connections, redis_store
 
 PLAIN_TIMEOUT = 2.0
-"""Seconds that the admin and the commands wait where the alias sets none: docs/reliability.md."""
+"""Seconds that the admin and the commands wait where the alias sets none: docs/redis.md."""
 
 
 def timeouts_of(client: Any) -> tuple[Any, Any]:
