@@ -367,7 +367,7 @@ def test_the_pages_name_every_command() -> None:
 
 @pytest.mark.usefixtures("shown_rules")
 def test_quota_status_prints_what_is_shown() -> None:
-    shown = dict(reversed(blocks("docs/why_refused.md")))["console"]
+    shown = dict(reversed(blocks("docs/admin.md")))["console"]
     first = 1_800_000_000_000_000
     ends = (first // 36_000_000 + 1) * 36_000_000 - 1 + 3_600_000_000  # of the slice that the first hit falls into
     for second in range(50):
