@@ -156,7 +156,7 @@ def test_every_template_tag_and_block_is_listed() -> None:
 
 
 def test_every_key_in_redis_is_listed() -> None:
-    listed = re.findall(r"`quota:1:\{[^}]*\}:(\w+)\.\.\.`", read("redis_keys"))
+    listed = re.findall(r"`quota:1:\{[^}]*\}:(\w+)\.\.\.`", read("redis"))
     assert listed == [*KINDS, *SYSTEM_KINDS]
 
 
