@@ -43,7 +43,6 @@ def rates() -> dict[str, tuple[str, dict[str, Any]]]:
 def others() -> dict[str, Call]:
     """Return what else takes memory for a subject: a function that makes it, by what the page calls it."""
     from django_quota import ban, check, counter, once, slot
-    from django_quota.models import QuotaOverride
 
     clicks, slots = counter("clicks"), slot("export", 10)
 
@@ -55,15 +54,11 @@ def others() -> dict[str, Call]:
         for device in range(3):
             check("3/30d", subject, value=str(device), distinct=True)
 
-    def rows(subject: str) -> None:
-        QuotaOverride(subject=subject, mode="blocked").save()
-
     return {
         "three different values under `distinct=`, `3/30d`": distinct,
         "usage of a day (checks of users, or `daily=True`), one rule": lambda subject: check(
             "10/m", subject, daily=True
         ),
-        "an override": rows,
         "a ban": lambda subject: ban(subject, "10/m", 600),
         "a lease of a slot": lease,
         "a counter, with one day": clicks.incr,

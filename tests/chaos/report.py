@@ -115,8 +115,8 @@ class Report:
             table.add_column(column, justify="right")
         for row in self.rows:
             table.add_row(row.scene.title, *row.cells(), style="red" if row.broken else None)
-        words = (RULES, *(words.replace("**", "") for words in self.words()))
-        console.print(table, *words, sep="\n", soft_wrap=True)
+        below = (RULES, *(words.replace("**", "") for words in self.words()))
+        console.print(table, *below, sep="\n", soft_wrap=True)
         for words in self.broken:
             console.print(f"[red]Broken[/red] {words}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.metrics import get_meter_provider, set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.view import DropAggregation, View
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -34,7 +36,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.metrics import counted, observe, unobserve
 from django_quota.operating.activity import running_totals
 from tests.support.calls import calls_of
-from tests.support.pages import run_page
+from tests.support.pages import marked, read
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -343,7 +345,7 @@ def test_what_is_counted_names_the_rules_and_subjects() -> None:
 
 @pytest.mark.usefixtures("no_provider")
 def test_the_page_works_as_shown() -> None:
-    names = run_page("docs/opentelemetry.md")
+    names = marked("docs/monitoring.md", "provider")
     instrument()
     check("9/m", "user:1", name="shop")
     with pytest.MonkeyPatch.context() as patch:
@@ -352,9 +354,9 @@ def test_the_page_works_as_shown() -> None:
         provider: Any = get_meter_provider()
         provider.shutdown()
     assert '"quota.rule": "shop"' in written.getvalue()
-    dropping = Meters(names["View"](instrument_name="quota.checks", aggregation=names["DropAggregation"]()))
+    (view,) = re.findall(r"`(View\(.*\))`", read("docs/monitoring.md"))
+    dropping = Meters(eval(view, {"View": View, "DropAggregation": DropAggregation}))
     instrument(dropping.provider)
     check("9/m", "user:1", name="shop")
     assert (dropping.checks, dropping.durations) == ({}, {("shop", "allowed"): 1})
     dropping.provider.shutdown()
-    names["provider"].shutdown()

@@ -35,7 +35,7 @@ from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKey
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, ROOT
-from tests.support.pages import blocks, run_page
+from tests.support.pages import blocks, marked
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
@@ -252,11 +252,11 @@ def test_the_command_serves_them_until_it_is_stopped(tmp_path: Path, redis_serve
 
 
 def test_the_page_names_every_metric_and_its_settings_work(settings: Any) -> None:
-    names = run_page("docs/prometheus.md")
+    names = marked("docs/monitoring.md", "prometheus")
     assert [str(each.pattern) for each in names["urlpatterns"]] == ["metrics/"]
     settings.QUOTA = names["QUOTA"]
     assert current().metrics_token
-    text = (ROOT / "docs/prometheus.md").read_text()
+    text = (ROOT / "docs/monitoring.md").read_text()
     for name in sorted({name[0] for name in samples()} | SHOWN):
         assert f"`{name}`" in text
 
@@ -270,7 +270,7 @@ SHOWN = {
 # --- the dashboard and the alerts -------------------------------------------------------------------------------------
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana/django_quota.json").read_text())
-ALERTS = [text for language, text in blocks("docs/prometheus.md") if language == "yaml" and "alert:" in text]
+ALERTS = [text for language, text in blocks("docs/monitoring.md") if language == "yaml" and "alert:" in text]
 PLACEHOLDERS = {"datasource", "job", "rule", "__rate_interval"}
 
 
