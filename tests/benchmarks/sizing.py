@@ -42,8 +42,9 @@ def rates() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def others() -> dict[str, Call]:
     """Return what else takes memory for a subject: a function that makes it, by what the page calls it."""
-    from django_quota import ban, check, counter, once, slot
+    from django_quota import Rule, ban, check, counter, once, slot
 
+    banning = Rule.make("ban", "10/m", ban={"after": "600/m", "for": "10m"})
     clicks, slots = counter("clicks"), slot("export", 10)
 
     def lease(subject: str) -> None:
@@ -59,7 +60,7 @@ def others() -> dict[str, Call]:
         "usage of a day (checks of users, or `daily=True`), one rule": lambda subject: check(
             "10/m", subject, daily=True
         ),
-        "a ban": lambda subject: ban(subject, "10/m", 600),
+        "a ban": lambda subject: ban(subject, banning, 600),
         "a lease of a slot": lease,
         "a counter, with one day": clicks.incr,
         "`unique()` of a counter, 1,000 values": lambda subject: [clicks.unique(subject, n) for n in range(1_000)],
