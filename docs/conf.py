@@ -1,6 +1,7 @@
 """The settings of Sphinx: `make docs` builds the site into docs/_build."""
 
 import re
+from importlib import import_module
 
 from django.dispatch import Signal
 from docutils import nodes
@@ -42,24 +43,31 @@ linkcheck_anchors = False
 linkcheck_ignore = [r"http://127\.0\.0\.1", r"https?://[\w.]*example\.(com|org)"]
 
 
-_MADE_FROM = re.compile(r"<!-- (?:from ([\w.]+): (.*)|(errors)|(signals)) -->", re.DOTALL)
+_MADE_FROM = re.compile(r"<!-- (?:names of (.*)|list ([\w.]+): (.*)|(errors)|(signals)) -->", re.DOTALL)
 
 
 def _list_names(app, doctree):
     """Let `objects.inv` have the names that the reference describes, so that other sites can link to them."""
     ids = {section[0].astext(): section["ids"][0] for section in doctree.findall(nodes.section)}
-    note = app.env.get_domain("py").note_object
+    domain = app.env.get_domain("py")
+
+    def note(module, name, section, place):
+        kind = "method" if "." in name else "class" if name[0].isupper() else "function"
+        domain.note_object(f"{module}.{name}", kind, section, location=place)
+
     for comment in doctree.findall(nodes.raw):
         found = _MADE_FROM.fullmatch(comment.astext().strip())
-        module, names, errors, signals = found.groups() if found else (None,) * 4
+        modules, module, names, errors, signals = found.groups() if found else (None,) * 5
+        for headed in modules.split(", ") if modules else ():
+            for name in ids.keys() & set(import_module(headed).__all__):
+                note(headed, name, ids[name], comment)
         for name in names.split(", ") if names else ():
-            kind = "method" if "." in name else "class" if name[0].isupper() else "function"
-            note(f"{module}.{name}", kind, ids[name], location=comment)
+            note(module, name, comment.parent["ids"][0], comment)
         for name in exceptions.__all__ if errors else ():
-            note(f"django_quota.exceptions.{name}", "exception", ids["Errors"], location=comment)
+            domain.note_object(f"django_quota.exceptions.{name}", "exception", ids["Errors"], location=comment)
         for name, value in vars(django_quota.signals).items() if signals else ():
             if isinstance(value, Signal):
-                note(f"django_quota.signals.{name}", "data", ids["Signals"], location=comment)
+                domain.note_object(f"django_quota.signals.{name}", "data", ids["Signals"], location=comment)
 
 
 def setup(app):

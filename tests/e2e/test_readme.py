@@ -10,6 +10,7 @@ import shlex
 import tomllib
 from ast import literal_eval
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib import import_module
 from io import StringIO
 from itertools import takewhile
@@ -267,6 +268,17 @@ def test_the_shown_ways_to_show_what_is_left(settings: Any) -> None:
     text = [engines["django"].from_string("{% load quota %}" + page).render({}, request) for page in shown_in_html]
     assert text[0] == "99"
     assert "10,000 of 10,000 left" in text[1]
+
+
+@pytest.mark.usefixtures("shown_rules", "database")
+def test_the_calls_of_the_reference_raise_a_limit_and_bill_it(settings: Any) -> None:
+    tokens = {"rate": "1000/month", "algorithm": "calendar", "key": "user", "daily": True}
+    settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "UTC", "RULES": {**settings.QUOTA["RULES"], "tokens": tokens}}
+    names = run("docs/api.md")
+    with freeze(datetime(2026, 10, 5, tzinfo=UTC)):
+        assert names["bought"](7)
+        assert check("tokens", "org:7", 1_500)
+        assert names["invoice"](7) == {"tokens": 1_500}
 
 
 @pytest.fixture

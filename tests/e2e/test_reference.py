@@ -20,7 +20,7 @@ import django_quota
 from django_quota import adapters, metrics, quota, testing, types
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
 from django_quota.core.algorithms import ALGORITHMS
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.core.rates import _SPELLINGS
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
@@ -54,7 +54,7 @@ def test_what_a_page_takes_from_the_code_is_up_to_date(page: Path) -> None:
 
 
 def test_every_public_name_is_described_once() -> None:
-    described = reference.names_in(read("api"))
+    described = [name for page in ("api", "architecture") for name in reference.names_in(read(page))]
     assert len(described) == len(set(described))
     under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in described]
     owners = [name.rpartition(".")[0] for name in described]
@@ -64,9 +64,16 @@ def test_every_public_name_is_described_once() -> None:
 
 
 def test_every_public_attribute_of_a_decision_is_described() -> None:
-    public = {name for name in dir(Decision) if not name.startswith("_")}
+    made_by = {"lazy", "of"}
+    public = {name for name in dir(Decision) if not name.startswith("_")} - made_by
     text = read("api").partition("### Decision\n")[2].partition("### Outcome\n")[0]
-    assert {name for name in public if f"`{name}`" in text or f"**{name}**" in text} == public
+    assert {name for name in public if f"* `{name}`" in text or f"* `{name}(" in text} == public
+
+
+def test_every_public_attribute_of_an_outcome_is_described() -> None:
+    public = {name for name in dir(Outcome) if not name.startswith("_")} - {*dir(tuple)}
+    text = read("api").partition("### Outcome\n")[2].partition("## Reservations\n")[0]
+    assert {name for name in public if f"`{name}`" in text} == public
 
 
 def test_every_setting_is_listed_with_its_default() -> None:

@@ -1,12 +1,16 @@
-"""The parts of the reference that are made from the code: signatures, docstrings, options of commands, error texts.
+"""The parts of the reference that are made from the code: signatures, summaries, options of commands, error texts.
 
 `python -m tests.support.reference` writes them into docs/, between a comment that names them and `<!-- end -->`:
 
-`<!-- from django_quota: check, acquire -->`   functions and classes, with their async forms
+`<!-- list django_quota.metrics: observe -->`  functions and classes
 `<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
 `<!-- command quota_sweep -->`                 the options of a command
 `<!-- keys -->`, `<!-- models -->`             the kinds of keys in Redis, the fields of the models
 `<!-- wrong settings -->`, `<!-- wrong options -->`   what the values in the first column of the table say
+
+Below `<!-- names of django_quota, ... -->` each heading `### check` names a function or class of these modules: the
+paragraph and the list right below it are made from the code. Both forms have the first paragraph of the docstring:
+`help()` shows the rest.
 
 tests/e2e/test_reference.py compares the pages with the code, and finds what no page lists.
 """
@@ -20,7 +24,8 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -28,21 +33,29 @@ from typing import Any, Literal, TypeVar, get_origin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PART = re.compile(
-    r"(<!-- (from [\w.]+: [^>]*|command \w+|errors|signals|keys|models|wrong \w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (list [\w.]+: [^>]*|command \w+|errors|signals|keys|models|wrong \w+) -->\n)(.*?)(<!-- end -->)",
+    re.DOTALL,
 )
 """A part that is made from the code: its comment, what that says, the text and the end."""
+
+NAMED = re.compile(
+    r"^### (\w+)\n\n(?:```text\n.*?```\n\n)?(?:[^\n]+\n)+(?:\n(?:\* [^\n]+\n)+)?", re.DOTALL | re.MULTILINE
+)
+"""A heading that names a function or a class, and what is made from the code below it."""
 
 
 def updated(page: str) -> str:
     """Return a page with the parts that are made from the code."""
-    return PART.sub(lambda part: f"{part[1]}\n{_part(part[2], part[3])}\n\n{part[4]}", page)
+    page = PART.sub(lambda part: f"{part[1]}\n{_part(part[2], part[3])}\n\n{part[4]}", page)
+    modules = _modules(page)
+    return NAMED.sub(lambda part: f"### {part[1]}\n\n{_described(modules, part[1])}\n", page) if modules else page
 
 
 def _part(made_from: str, text: str) -> str:
     word, _, rest = made_from.partition(" ")
-    if word == "from":
+    if word == "list":
         module, _, names = rest.partition(": ")
-        return "\n\n".join(_described(module, name.strip()) for name in names.split(","))
+        return "\n".join(_item(name.strip(), *_found([module], name.strip())) for name in names.split(","))
     makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys, "models": _models}
     if word in makers:
         return makers[word]()
@@ -51,70 +64,80 @@ def _part(made_from: str, text: str) -> str:
 
 def names_in(page: str) -> list[str]:
     """Return the names that a page describes, each with its module."""
-    parts = re.findall(r"<!-- from ([\w.]+): ([^>]*) -->", page)
-    return [f"{module}.{name.strip()}" for module, names in parts for name in names.split(",")]
+    parts = re.findall(r"<!-- list ([\w.]+): ([^>]*) -->", page)
+    listed = [f"{module}.{name.strip()}" for module, names in parts for name in names.split(",")]
+    modules = _modules(page)
+    headed = [part[1] for part in NAMED.finditer(page)] if modules else []
+    return listed + [
+        f"{module}.{name}" for name in headed for module in modules if name in import_module(module).__all__
+    ]
+
+
+def _modules(page: str) -> list[str]:
+    found = re.search(r"<!-- names of ([\w., ]+) -->", page)
+    return found[1].split(", ") if found else []
 
 
 # --- functions and classes --------------------------------------------------------------------------------------------
 
 
-def _described(module: str, path: str) -> str:
-    found: Any = import_module(module)
+def _described(modules: list[str], name: str) -> str:
+    found, waits = _found(modules, name)
+    if inspect.isclass(found):
+        return f"{_filled(_summary(found))}\n\n{_members(found)}".rstrip()
+    whole = textwrap.fill(f"{name}{signature(found)}", 100, subsequent_indent=" " * 4, break_on_hyphens=False)
+    return f"```text\n{whole}\n```\n\n{_filled(_summary(found) + waits)}"
+
+
+def _found(modules: list[str], path: str) -> tuple[Any, str]:
+    """Return what a path in one of these modules names, and a word on its async form."""
+    first = path.partition(".")[0]
+    found: Any = next(module for module in map(import_module, modules) if hasattr(module, first))
     for name in path.split("."):
         owner, found = found, getattr(found, name)
-    heading = f"### {path}\n\n"
-    if inspect.isclass(found):
-        return heading + _of_class(found)
-    twin = path.rpartition(".")
-    waits = getattr(owner, f"a{twin[2]}", None)
-    return heading + _of_function(path, found, f"{twin[0]}{twin[1]}a{twin[2]}" if waits else "")
+    return found, f" Async: `a{name}`." if hasattr(owner, f"a{name}") else ""
 
 
-def _of_function(name: str, function: Any, waits: str = "") -> str:
-    under_async = f"\n\nUnder async: `{waits}`." if waits else ""
-    whole = textwrap.fill(f"{name}{signature(function)}", 78, subsequent_indent=" " * 4, break_on_hyphens=False)
-    return f"```text\n{whole}\n```\n\n{_listed(function)}{under_async}"
+def _summary(thing: Any) -> str:
+    return " ".join(_doc(thing).partition("\n\n")[0].split())
 
 
-def _listed(function: Any) -> str:
-    """Return the docstring of a function, with its arguments as a list and its errors in a paragraph of their own."""
-    arguments = "|".join(inspect.signature(function).parameters)
-    paragraphs = []
-    for paragraph in re.sub(r"(?<=\.)\s(?=Raises `)", "\n\n", _doc(function)).split("\n\n"):
-        parts = re.split(rf"(?:^|(?<=[.)])\s)(?=`(?:{arguments})`(?: and `\w+`)?: )", paragraph)
-        items = "\n".join(_filled(f"* {part}", "  ") for part in parts[1:])
-        paragraphs += [each for each in (parts[0] if "\n* " in paragraph else _filled(parts[0]), items) if each]
-    return "\n\n".join(paragraphs)
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
-def _filled(text: str, indent: str = "") -> str:
-    return textwrap.fill(" ".join(text.split()), 120, subsequent_indent=indent, break_on_hyphens=False)
+def _item(name: str, found: Any, waits: str = "") -> str:
+    return f"* `{name}`: {_summary(found)}{waits}"
 
 
-def _of_class(found: type) -> str:
-    documented = attributes(found)
-    lines = [_doc(found)]
-    if documented:
-        rows = [f"| `{name}` | {_in_cell(kind)} | {_in_cell(text)} |" for name, (kind, text) in documented.items()]
-        lines.append("\n".join(["| attribute | type | what it is |", "|---|---|---|", *rows]))
+def _members(found: type) -> str:
+    """Return a list of the methods; of a class that holds an answer also what it has beside what a Decision has."""
+    from django_quota.core.decisions import Decision
+
+    answers = is_dataclass(found) or issubclass(found, (Decision, tuple))
+    above = attributes(Decision) if found is not Decision else {}
+    items = [
+        f"* `{name}` ({' '.join(kind.split()).replace(' | ', ' or ')}): {' '.join(text.split())}"
+        for name, (kind, text) in attributes(found).items()
+        if answers and name not in above
+    ]
     methods = public_methods(found)
+    under_async = {f"a{name}" for name in methods}
     for name, function in methods.items():
-        if name.startswith("a") and name[1:] in methods:
-            continue
-        lines.append(f"**{name}**")
-        lines.append(_of_function(name, function, f"a{name}" if f"a{name}" in methods else ""))
-    return "\n\n".join(lines)
+        if name not in under_async:
+            waits = f" Async: `a{name}`." if f"a{name}" in methods else ""
+            items.append(_item(f"{name}{signature(function)}", function, waits))
+    return "\n".join(items)
 
 
 def public_methods(found: type) -> dict[str, Any]:
-    """Return the public methods that a class defines, without those that return flows, for other modules."""
-    there = {name: getattr(found, name) for name in vars(found) if not name.startswith("_")}
+    """Return the public methods of an instance, without those that return flows, for other modules."""
     return {
         name: function
-        for name, function in there.items()
-        if not isinstance(function, cached_property)
-        and inspect.isroutine(function)
-        and "Flow[" not in str(getattr(function, "__annotations__", {}).get("return"))
+        for name, function in vars(found).items()
+        if inspect.isfunction(function)
+        and not name.startswith("_")
+        and "Flow[" not in str(function.__annotations__.get("return"))
     }
 
 
@@ -181,11 +204,10 @@ def _in_cell(text: str) -> str:
 def _errors() -> str:
     errors = import_module("django_quota.exceptions")
     rows = [
-        f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in getattr(errors, name).__bases__)} "
-        f"| {_in_cell(_doc(getattr(errors, name)))} |"
+        f"| `{name}` | {_in_cell(_doc(getattr(errors, name))).partition('. ')[0].rstrip('.')}. |"
         for name in errors.__all__
     ]
-    return "\n".join(["| error | is a | raised when |", "|---|---|---|", *rows])
+    return "\n".join(["| error | raised when |", "|---|---|", *rows])
 
 
 def signals() -> dict[str, str]:
@@ -214,11 +236,11 @@ def _models() -> str:
     models = import_module("django_quota.models")
     fields = [field for each in (models.QuotaOverride, models.DailyCounter) for field in each._meta.fields]
     rows = [
-        f"| `{field.model.__name__}.{field.name}` | {field.get_internal_type()} | {field.help_text}{_choices(field)} |"
+        f"| `{field.model.__name__}.{field.name}` | {field.help_text}{_choices(field)} |"
         for field in fields
-        if field.editable and not field.primary_key
+        if field.editable and (field.help_text or field.choices)
     ]
-    return "\n".join(["| field | type | what it is |", "|---|---|---|", *rows])
+    return "\n".join(["| field | what it is |", "|---|---|", *rows])
 
 
 def _choices(field: Any) -> str:
