@@ -1,7 +1,7 @@
 """What each algorithm admits of the same hits, as pictures: `python -m tests.benchmarks.algorithms` writes them.
 
 The hits are decided by the executable specification, which the memory store runs too, so a picture shows what the code
-does. docs/algorithms.md shows them, and a test compares both with the code.
+does. docs/rules.md shows them, and a test compares both with the code.
 """
 
 from __future__ import annotations
