@@ -1,4 +1,4 @@
-"""System checks of settings, rules and views: each finding has an id and a hint. docs/checks.md lists them.
+"""System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them.
 
 The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_locations.py.
 """

@@ -119,8 +119,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
 def test_every_check_is_listed() -> None:
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     registered = set(re.findall(r"""["'.]([EW]\d{3})["']""", source))
-    listed = [*rows("checks", "| id | what is wrong"), *rows("checks", "| id | what it found")]
-    assert listed == sorted(registered)
+    assert list(rows("settings", "| id |")) == sorted(registered)
 
 
 def test_every_header_of_a_refusal_is_listed(memory_store: None, settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the reference that are made from the code: signatures, summaries, options of commands, error texts.
+"""The parts of the reference that are made from the code: signatures, summaries, options of commands.
 
 `python -m tests.support.reference` writes them into docs/, between a comment that names them and `<!-- end -->`:
 
@@ -6,7 +6,6 @@
 `<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
 `<!-- command quota_sweep -->`                 the options of a command
 `<!-- keys -->`, `<!-- models -->`             the kinds of keys in Redis, the fields of the models
-`<!-- wrong settings -->`, `<!-- wrong options -->`   what the values in the first column of the table say
 
 Below `<!-- names of django_quota, ... -->` each heading `### check` names a function or class of these modules: the
 paragraph and the list right below it are made from the code. Both forms have the first paragraph of the docstring:
@@ -33,10 +32,10 @@ from typing import Any, Literal, TypeVar, get_origin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PART = re.compile(
-    r"(<!-- (list [\w.]+: [^>]*|command \w+|errors|signals|keys|models|wrong \w+) -->\n)(.*?)(<!-- end -->)",
+    r"(<!-- (list [\w.]+: [^>]*|command \w+|errors|signals|keys|models) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
-"""A part that is made from the code: its comment, what that says, the text and the end."""
+"""A part that is made from the code: its comment, what that says and the end."""
 
 NAMED = re.compile(
     r"^### (\w+)\n\n(?:```text\n.*?```\n\n)?(?:[^\n]+\n)+(?:\n(?:\* [^\n]+\n)+)?", re.DOTALL | re.MULTILINE
@@ -46,12 +45,12 @@ NAMED = re.compile(
 
 def updated(page: str) -> str:
     """Return a page with the parts that are made from the code."""
-    page = PART.sub(lambda part: f"{part[1]}\n{_part(part[2], part[3])}\n\n{part[4]}", page)
+    page = PART.sub(lambda part: f"{part[1]}\n{_part(part[2])}\n\n{part[3]}", page)
     modules = _modules(page)
     return NAMED.sub(lambda part: f"### {part[1]}\n\n{_described(modules, part[1])}\n", page) if modules else page
 
 
-def _part(made_from: str, text: str) -> str:
+def _part(made_from: str) -> str:
     word, _, rest = made_from.partition(" ")
     if word == "list":
         module, _, names = rest.partition(": ")
@@ -59,7 +58,7 @@ def _part(made_from: str, text: str) -> str:
     makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys, "models": _models}
     if word in makers:
         return makers[word]()
-    return _command(rest) if word == "command" else _wrong(text, {"settings": _says, "options": _option_says}[rest])
+    return _command(rest)
 
 
 def names_in(page: str) -> list[str]:
@@ -315,43 +314,6 @@ _OPTION = re.compile(r"(--[a-z-]+)")
 
 def _code(text: str) -> str:
     return f"`{text}`".replace("|", "\\|")
-
-
-# --- what wrong values say --------------------------------------------------------------------------------------------
-
-
-def _wrong(table: str, says: Callable[[str], str]) -> str:
-    head, rule, *rows = table.strip().splitlines()
-    return "\n".join([head, rule, *(f"| `{given}` | {_in_cell(says(given))} |" for given in map(_first_code, rows))])
-
-
-def _first_code(row: str) -> str:
-    found = re.match(r"\| `([^`]*)`", row)
-    assert found, row
-    return found[1]
-
-
-def _says(given: str) -> str:
-    from django_quota.conf import QuotaSettings
-    from django_quota.exceptions import QuotaError
-
-    value = ast.literal_eval("{" + given + "}")
-    try:
-        getattr(QuotaSettings(value), next(iter(value)).lower())
-    except QuotaError as error:
-        return str(error)
-    raise AssertionError(f"{given} is right")
-
-
-def _option_says(given: str) -> str:
-    from django_quota import quota
-    from django_quota.exceptions import QuotaError
-
-    try:
-        eval(f"quota({given})", {"quota": quota})
-    except QuotaError as error:
-        return str(error)
-    raise AssertionError(f"quota({given}) is right")
 
 
 def main() -> None:
