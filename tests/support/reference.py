@@ -303,17 +303,32 @@ def _option(action: argparse.Action) -> str:
     return f"{action.option_strings[-1]} {shown}"
 
 
+SHARED = {
+    "--json": "",
+    "--dry-run": "",
+    "subject": "",
+    "--every TIME": "",
+    "--rule NAME": "only this rule; you may repeat it",
+}
+"""Options that mean the same for every command, or where their help begins like this: the page has them once."""
+
+
 def _command(name: str) -> str:
-    options = [(words + option, _OPTION.sub(r"`\1`", text)) for words, option, text in options_of(parser_of(name))]
-    rows = [f"| {_code(option)} | {_in_cell(text)} |" for option, text in options]
-    return "\n".join(["| option | what it does |", "|---|---|", *rows])
+    """Return the options of a command; what several actions take alike is one item."""
+    actions: dict[tuple[str, str], list[str]] = {}
+    for words, option, text in options_of(parser_of(name)):
+        if option not in SHARED or not text.startswith(SHARED[option]):
+            actions.setdefault((option, text), []).append(words.strip())
+    items = [(_taken_by(words), option, text) for (option, text), words in actions.items()]
+    return "\n".join(f"* {taken_by}`{option}`: {_code(text)}" for taken_by, option, text in items)
 
 
-_OPTION = re.compile(r"(--[a-z-]+)")
+def _taken_by(actions: list[str]) -> str:
+    return ", ".join(f"`{action}`" for action in actions) + " " if any(actions) else ""
 
 
 def _code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    return re.sub(r"(--[a-z-]+)", r"`\1`", text)
 
 
 def main() -> None:
