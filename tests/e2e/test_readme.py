@@ -15,6 +15,7 @@ from importlib import import_module
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ def test_the_shown_proxies_name_the_client(
 
 
 def test_the_shown_answer_is_sent(memory_store: None, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RESPONSE": run("docs/refusals.md")["refused"]}
+    settings.QUOTA = {**settings.QUOTA, "RESPONSE": run("docs/responses.md")["refused"]}
     nobody = quota("0/m", name="nobody")(lambda request: HttpResponse())
     settings.ROOT_URLCONF = (urls.path("api/", nobody), urls.path("page/", nobody))
     assert Client().get("/api/").json()["error"] == "slow down"
@@ -239,7 +240,7 @@ def test_the_shown_rules_for_a_whole_site_apply(memory_store: None, settings: An
 
 
 def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any) -> None:
-    shown = dict(blocks("docs/refusals.md"))["console"]
+    shown = dict(blocks("docs/responses.md"))["console"]
     head, _, body = shown.partition("\n\n")
     lines = dict(line.split(": ", 1) for line in head.splitlines()[1:])
     limit_it: Any = quota("10/s; 500/h", key="global", name="search", algorithm="fixed_window")
@@ -251,6 +252,15 @@ def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any
         response = view(visitor())
     assert {name: response.headers[name] for name in lines} == lines
     assert json.loads(response.content) == json.loads(body)
+
+
+def test_the_shown_client_waits_as_long_as_it_is_told(memory_store: None, settings: Any) -> None:
+    settings.ROOT_URLCONF = (urls.path("", quota("2/m", algorithm="fixed_window")(lambda request: HttpResponse())),)
+    names, waits = run("docs/responses.md"), []
+    with quota_kit() as kit:
+        names["time"] = SimpleNamespace(sleep=lambda wait: (waits.append(wait), kit.advance(wait)))
+        assert [names["get"](Client(), "/").status_code for _ in range(5)] == [200] * 5
+    assert waits == [60, 60]
 
 
 @pytest.mark.usefixtures("memory_store")
