@@ -254,6 +254,14 @@ def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any
     assert json.loads(response.content) == json.loads(body)
 
 
+def test_the_shown_integration_limits_a_view(memory_store: None, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "2/m", "key": "ip"}}}
+    limited = run("docs/architecture.md")["limited"]
+    replies = [limited(visitor(), lambda request: HttpResponse()) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert all(reply.headers["RateLimit"].startswith('"search";r=') for reply in replies)
+
+
 def test_the_shown_client_waits_as_long_as_it_is_told(memory_store: None, settings: Any) -> None:
     settings.ROOT_URLCONF = (urls.path("", quota("2/m", algorithm="fixed_window")(lambda request: HttpResponse())),)
     names, waits = run("docs/responses.md"), []
@@ -432,7 +440,7 @@ LAYERS = rf"(?:{FOLDERS}|middleware|models|signals|conf)"
 
 
 def test_every_module_that_the_architecture_names_exists() -> None:
-    page = read("docs/architecture.md")
+    page = read("docs/architecture.md") + read("CONTRIBUTING.md")
     picture = read("docs/pictures/architecture.svg")
     named = set(re.findall(rf"`({LAYERS}(?:/[\w./]*)?(?::\w+)?)`", page)) | set(
         re.findall(r'class="module"[^>]*>([^<]+)', picture)
