@@ -420,12 +420,6 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(path.read_text()), anchor
 
 
-def test_the_first_page_links_every_page_where_github_shows_it() -> None:
-    shown, _, hidden = read("docs/index.md").partition("```{toctree}")
-    linked = set(re.findall(r"\]\((\w+)\.md\)", shown))
-    assert linked == set(re.findall(r"^([a-z_]+)$", hidden, re.MULTILINE))
-
-
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_path_and_module_that_a_page_names_exists(page: Path) -> None:
     text = read(page)
