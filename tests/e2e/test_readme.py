@@ -264,9 +264,15 @@ def test_the_shown_integration_limits_a_view(memory_store: None, settings: Any) 
 
 def test_the_shown_client_waits_as_long_as_it_is_told(memory_store: None, settings: Any) -> None:
     settings.ROOT_URLCONF = (urls.path("", quota("2/m", algorithm="fixed_window")(lambda request: HttpResponse())),)
-    names, waits = run("docs/responses.md"), []
+    names = run("docs/responses.md")
+    waits = []
     with quota_kit() as kit:
-        names["time"] = SimpleNamespace(sleep=lambda wait: (waits.append(wait), kit.advance(wait)))
+
+        def sleep(wait: int) -> None:
+            waits.append(wait)
+            kit.advance(wait)
+
+        names["time"] = SimpleNamespace(sleep=sleep)
         assert [names["get"](Client(), "/").status_code for _ in range(5)] == [200] * 5
     assert waits == [60, 60]
 
