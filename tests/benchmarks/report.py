@@ -224,20 +224,9 @@ COMPARED = (
 
 
 def write_docs(found: Found, page: Path = PAGE) -> None:
-    """Write one row for each limiter and the goals into docs/comparison.md; the other tables are printed only."""
-    shown = (_compared(found), _ranges([Run(run, found) for run in found["runs"]]))
-    tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in shown)
-    _write_between_markers(page, tables)
-
-
-def _ranges(runs: Sequence[Run]) -> Sheet:
-    """Return the goals, each with the best and the worst of the runs."""
-    rows = [
-        [goal.words, f"{goal.most:g}", f"{min(map(goal.ratio, runs)):.2f}", reached(goal, max(runs, key=goal.ratio))]
-        for goal in GOALS
-        if not goal.needs or runs[0].found.get(goal.needs)
-    ]
-    return Sheet("Goals", ["ratio", "at most", "best", "worst"], rows, f"Of {'; '.join(run.name for run in runs)}.")
+    """Write one row for each limiter into docs/comparison.md; the other tables are printed only."""
+    shown = _compared(found)
+    _write_between_markers(page, f"### {shown.title}\n\n{shown.markdown()}\n\n{shown.note}")
 
 
 def _write_between_markers(page: Path, text: str) -> None:

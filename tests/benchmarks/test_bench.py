@@ -41,7 +41,6 @@ def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_pa
     page = Path(shutil.copy(report.PAGE, tmp_path))
     report.write_docs(found, page)
     written = page.read_text()
-    assert all(f"\n| {goal.words} | {goal.most:g} | " in written for goal in report.GOALS)
     assert all(f"\n| {row[0]} | " in written for row in report.COMPARED)
 
 

@@ -48,7 +48,7 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda path: path.name)
 def test_what_a_page_takes_from_the_code_is_up_to_date(page: Path) -> None:
     text = page.read_text()
     assert text == reference.updated(text), "Run python -m tests.support.reference"

@@ -5,7 +5,7 @@
 `<!-- list django_quota.metrics: observe -->`  functions and classes
 `<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
 `<!-- command quota_sweep -->`                 the options of a command
-`<!-- keys -->`, `<!-- models -->`             the kinds of keys in Redis, the fields of the models
+`<!-- keys -->`                                the kinds of keys in Redis
 
 Below `<!-- names of django_quota, ... -->` each heading `### check` names a function or class of these modules: the
 paragraph and the list right below it are made from the code. Both forms have the first paragraph of the docstring:
@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
 PART = re.compile(
-    r"(<!-- (list [\w.]+: [^>]*|command \w+|errors|signals|keys|models) -->\n).*?(<!-- end -->)",
+    r"(<!-- (list [\w.]+: [^>]*|command \w+|errors|signals|keys) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 """A part that is made from the code: its comment, what that says and the end."""
@@ -55,7 +56,7 @@ def _part(made_from: str) -> str:
     if word == "list":
         module, _, names = rest.partition(": ")
         return "\n".join(_item(name.strip(), *_found([module], name.strip())) for name in names.split(","))
-    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys, "models": _models}
+    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys}
     if word in makers:
         return makers[word]()
     return _command(rest)
@@ -231,21 +232,6 @@ def _signals() -> str:
     return "\n".join(["| signal | what it says |", "|---|---|", *rows])
 
 
-def _models() -> str:
-    models = import_module("django_quota.models")
-    fields = [field for each in (models.QuotaOverride, models.DailyCounter) for field in each._meta.fields]
-    rows = [
-        f"| `{field.model.__name__}.{field.name}` | {field.help_text}{_choices(field)} |"
-        for field in fields
-        if field.editable and (field.help_text or field.choices)
-    ]
-    return "\n".join(["| field | what it is |", "|---|---|", *rows])
-
-
-def _choices(field: Any) -> str:
-    return ", ".join(f"`{value!r}`: {meaning}" for value, meaning in field.choices or ()).replace("'", '"')
-
-
 def _keys() -> str:
     keys = import_module("django_quota.core.keys")
     rows = [f"| `quota:1:{{<subject>}}:{kind}...` | {_in_cell(_coded(text))} |" for kind, text in keys.KINDS.items()]
@@ -333,7 +319,7 @@ def _code(text: str) -> str:
 
 def main() -> None:
     """Write what is made from the code into the pages."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in PAGES:
         before = path.read_text()
         after = updated(before)
         if after != before:
