@@ -222,6 +222,11 @@ class Decision:
         return self.binding.remaining if self.binding else None
 
     @property
+    def used(self) -> int | None:
+        """Units that count under the binding limit now, also above it; None if nothing limits."""
+        return self.binding.used if self.binding else None
+
+    @property
     def retry_after(self) -> float | None:
         """Seconds until the same hit would be allowed: 0.0 if it was, None if waiting does not help."""
         if self.allowed:

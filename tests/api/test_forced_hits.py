@@ -43,12 +43,12 @@ def counted(rule: str) -> Count | None:
 def test_used_goes_above_the_limit_and_allowed_says_whether_there_was_room(algorithm: Any, kind: str) -> None:
     with freeze(START):
         found = [force("10/m", 4, kind, algorithm=algorithm) for _ in range(4)]
-        assert [(each.allowed, each.outcomes[0].used, each.remaining) for each in found] == [
+        assert [(each.allowed, each.used, each.remaining) for each in found] == [
             (True, 4, 6), (True, 8, 2), (False, 12, 0), (False, 16, 0),
         ]  # fmt: skip
         assert [each.enforced for each in found] == [False] * 4
         seen = peek("10/m", SUBJECT, algorithm=algorithm)
-        assert (seen.allowed, seen.outcomes[0].used, seen.outcomes[0].over) == (False, 16, 6)
+        assert (seen.allowed, seen.used, seen.outcomes[0].over) == (False, 16, 6)
         wait = peek("10/m", SUBJECT, 4, algorithm=algorithm).retry_after
         assert found[-1].retry_after == wait
         assert wait is not None
@@ -67,12 +67,12 @@ def test_each_rate_of_a_rule_counts_it() -> None:
 def test_more_than_the_limit_ever_admits_counts_as_well() -> None:
     with freeze(START):
         decision = force("10/m", 25)
-        assert (decision.allowed, decision.retry_after, decision.outcomes[0].used) == (False, None, 25)
+        assert (decision.allowed, decision.retry_after, decision.used) == (False, None, 25)
 
 
 def test_a_rate_of_zero_counts_nothing() -> None:
     decision = force("0/m")
-    assert (decision.allowed, decision.outcomes[0].used) == (False, 0)
+    assert (decision.allowed, decision.used) == (False, 0)
 
 
 def test_the_day_and_the_share_of_the_limit_know_it_and_nobody_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_it_counts_while_a_ban_lasts() -> None:
         decision = force(rule, 4)
         assert (decision.allowed, decision.outcomes[0].why, decision.retry_after) == (False, "banned", 30.0)
     with freeze(START + 31 * SECOND):
-        assert peek(rule, SUBJECT).outcomes[0].used == 4
+        assert peek(rule, SUBJECT).used == 4
         assert counted("export") == Count(allowed=1, refused=0, units=4)
 
 
@@ -118,7 +118,7 @@ def test_it_counts_for_a_blocked_subject_and_once_for_an_exempt_one() -> None:
     override("x 0 0 ", "export", SUBJECT)
     assert (force(rule, 4).allowed, counted("export")) == (True, Count(allowed=2, refused=0, units=8))
     override("", "export", SUBJECT)
-    assert peek(rule, SUBJECT).outcomes[0].used == 4
+    assert peek(rule, SUBJECT).used == 4
 
 
 @pytest.mark.parametrize("how", ["deny", "local"])

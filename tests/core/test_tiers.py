@@ -191,7 +191,7 @@ class TestInCalls:
     def test_the_named_tier_decides_and_all_tiers_share_the_count(self) -> None:
         assert [check(self.RULE, "org:7", tier="free").allowed for _ in range(3)] == [True, True, False]
         assert check(self.RULE, "org:7", 2, tier="team").remaining == 1
-        assert peek(self.RULE, "org:7", tier="team").outcomes[0].used == 4
+        assert peek(self.RULE, "org:7", tier="team").used == 4
         assert refund(self.RULE, "org:7", 1, tier="team").remaining == 2
         assert acquire(self.RULE, "org:7", tier="team", timeout=0).remaining == 1
         with reserve(self.RULE, "org:7", 1, tier="team") as hold:
