@@ -70,6 +70,14 @@ class OverrideActionForm(forms.Form):
     )
 
 
+class BlockForm(OverrideActionForm):
+    """Requires a reason: a block keeps somebody out, and others ask why."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = True
+
+
 class RaiseForm(OverrideActionForm):
     """Asks for the factor too."""
 
@@ -87,7 +95,7 @@ class Action:
     consequence: Promise
     """What will happen, for the confirmation page; it takes `subject` and `rule`."""
     destructive = False
-    """Whether it takes something from the subject, or cannot be undone."""
+    """Whether it takes something from the subject."""
     permission: str
     form: type[forms.Form] = forms.Form
 
@@ -125,7 +133,6 @@ class ResetUsage(Action):
         "This forgets all that was counted for %(subject)s under %(rule)s and lifts its bans. "
         "Overrides and daily counts stay."
     )
-    destructive = True
     permission = "reset_subject"
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
@@ -288,6 +295,7 @@ class Block(OverrideAction):
         "choose."
     )
     destructive = True
+    form = BlockForm
     mode = QuotaOverride.Mode.BLOCKED
     result = gettext_lazy("Blocked under")
 
@@ -313,7 +321,7 @@ class Clear(Action):
 
 
 ACTIONS: dict[str, Action] = {
-    action.name: action for action in (Raise(), Exempt(), Block(), ResetUsage(), LiftBan(), Clear())
+    action.name: action for action in (Raise(), Exempt(), ResetUsage(), LiftBan(), Clear(), Block())
 }
 """All actions by name, in the order of their buttons."""
 

@@ -79,6 +79,8 @@ def verdict(shown: str) -> str:
 
 def act(client: Client, name: str, rule: str = "*", subject: str = SUBJECT, **given: str) -> Any:
     words = {"subject": subject, "on": json.dumps([rule]), "confirmed": "yes", **given}
+    if name == "block":
+        words.setdefault("reason", "spam")
     return client.post(f"{PAGE}action/{name}/", words)
 
 
@@ -399,6 +401,11 @@ class TestActions:
         assert check("search", SUBJECT)
         act(client, "block")
         assert not check("login", SUBJECT)
+
+    def test_a_block_needs_a_reason(self) -> None:
+        asked = act(superuser(), "block", reason="")
+        assert asked.context["form"].errors == {"reason": ["This field is required."]}
+        assert not QuotaOverride.objects.exists()
 
     def test_an_exemption_replaces_the_existing_override(self) -> None:
         client = superuser()

@@ -255,7 +255,8 @@ def admin_pages() -> None:
     client.get(f"{ADMIN}/subject/", {"subject": WHO})
     client.get(f"{ADMIN}/dailycounter/usage/", {"subject": WHO})
     for act in ("lift", "reset", "block"):
-        client.post(f"{ADMIN}/subject/action/{act}/", {"subject": WHO, "on": '["login"]', "confirmed": "yes"})
+        given = {"subject": WHO, "on": '["login"]', "reason": "spam", "confirmed": "yes"}
+        client.post(f"{ADMIN}/subject/action/{act}/", given)
 
 
 OFFICE: tuple[Callable[[], None], ...] = (
