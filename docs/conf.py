@@ -2,6 +2,7 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
 
 from django.dispatch import Signal
 from docutils import nodes
@@ -29,6 +30,7 @@ pygments_dark_style = "github-dark"
 html_title = f"django_quota {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "search_scorer.js")
 html_additional_pages = {"index": "to_docs.html"}
 templates_path = ["_templates"]
 html_copy_source = False

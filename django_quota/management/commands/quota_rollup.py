@@ -31,7 +31,7 @@ class Command(QuotaCommand):
             type=int,
             default=BATCH_SIZE,
             metavar="N",
-            help=f"subjects and days in one transaction, 1 to {MAX_BATCH} (default: {BATCH_SIZE})",
+            help=f"subjects and days in one transaction, 1 to {MAX_BATCH:,} (default: {BATCH_SIZE})",
         )
         parser.add_argument("--every", metavar="TIME", help="repeat, with this pause in between: 60, or 10m")
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
@@ -39,7 +39,7 @@ class Command(QuotaCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         if not 1 <= options["batch"] <= MAX_BATCH:
-            raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH}, for example {BATCH_SIZE}.")
+            raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH:,}, for example {BATCH_SIZE}.")
         every = duration_of("--every", options["every"])
         with stopping() as stop:
             self._round(shared_store(), stop, options)

@@ -42,7 +42,7 @@ class Command(QuotaCommand):
             type=int,
             default=100,
             metavar="MS",
-            help="milliseconds of each second that it may use the store: 1 to 1000 (default: 100)",
+            help="milliseconds of each second that it may use the store: 1 to 1,000 (default: 100)",
         )
         parser.add_argument("--rule", metavar="NAME", help="only keys of this rule, in Redis")
         parser.add_argument("--json", action="store_true", help="print one JSON object for each sweep")
@@ -50,7 +50,7 @@ class Command(QuotaCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         every = duration_of("--every", options["every"])
         if not 1 <= options["budget_ms"] <= MAX_BUDGET_MS:
-            raise CommandError(f"--budget-ms {options['budget_ms']}: use 1 to {MAX_BUDGET_MS}, for example 100.")
+            raise CommandError(f"--budget-ms {options['budget_ms']}: use 1 to {MAX_BUDGET_MS:,}, for example 100.")
         if options["rule"] is not None:
             options["rule"] = parse_rule_input(options["rule"])
             self.note_rules([options["rule"]])
