@@ -321,9 +321,9 @@ class Clear(Action):
 
 
 ACTIONS: dict[str, Action] = {
-    action.name: action for action in (Raise(), Exempt(), ResetUsage(), LiftBan(), Clear(), Block())
+    action.name: action for action in (Raise(), Exempt(), Block(), ResetUsage(), LiftBan(), Clear())
 }
-"""All actions by name, in the order of their buttons."""
+"""All actions by name."""
 
 
 def overrides_of(subject: str) -> Any:

@@ -92,8 +92,8 @@ class Answer(NamedTuple):
     buttons: Iterable[Button] = ()
 
 
-_FOR_RULES = ("raise", "exempt", "block", "reset")
-"""The actions on a rule, or on all rules."""
+_FOR_RULES = ("raise", "exempt", "reset", "block")
+"""The actions on a rule, or on all rules, in the order of their buttons."""
 
 Allowed = Callable[..., list[Button]]
 """Returns the buttons that a user may press: of the actions with these names, on a rule."""
@@ -136,7 +136,7 @@ def build_page(subject: str, who: Any, other_names: Collection[str] = ()) -> dic
     }
     if not trouble:
         page |= _rules(snapshot, {row.pk: row for row in rows}, allowed) | _others(snapshot, allowed)
-        page["buttons"] += allowed(["lift"], ALL_RULES) if snapshot.bans else []
+        page["buttons"][:0] = allowed(["lift"], ALL_RULES) if snapshot.bans else []
     return page
 
 
