@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.utils.html import escape
 from django.utils.translation import get_language
 
+from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.web.wording import rate_in_words, wait_in_words, whole_wait
@@ -110,7 +111,7 @@ def _moment_in(seconds: int) -> datetime:
 
 def _is_shown(outcome: Outcome) -> bool:
     refuses = not outcome.allowed and not outcome.shadow and outcome.limit > 0
-    return refuses and outcome.why not in ("banned", "blocked")
+    return refuses and outcome.why not in ("banned", "blocked") and not isinstance(outcome.of, Held)
 
 
 def _shown(outcome: Outcome) -> LimitShown:

@@ -318,6 +318,7 @@ class TestEdges:
             assert response["RateLimit"].endswith('"credits";r=120')
             assert "This request needs" in response.content.decode()
             assert "retry_after" not in response.content.decode()
+            assert "<meter" not in response.content.decode()
 
     def test_the_answer_is_503_without_the_store(self) -> None:
         with no_answer():
