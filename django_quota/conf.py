@@ -459,7 +459,7 @@ DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "us
 
 _LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
 
-_LOGIN_OPTIONS = ("on_unavailable", "shadow", "ban")
+_LOGIN_OPTIONS = ("on_unavailable", "shadow", "exempt", "ban")
 """The options of a rule that `LOGIN` takes beside rates, for all its rules; `ban` for those by address."""
 
 _LOGIN_EXAMPLE = f"Use, for example, {DEFAULT_LOGIN}."
@@ -508,6 +508,10 @@ def _login_rule(parts: tuple[str, ...], rates: list[object], options: Mapping[st
     if "ip" not in parts:  # anybody who knows a name could have its owner banned
         options = {name: value for name, value in options.items() if name != "ban"}
     try:
-        return Rule.make("-".join(("login", *parts)), *rates, key=key if len(key) > 1 else key[0], **options)
+        rule = Rule.make("-".join(("login", *parts)), *rates, key=key if len(key) > 1 else key[0], **options)
     except RuleError as error:
         raise ConfigurationError(f'QUOTA["LOGIN"]: {error}') from error
+    if rule.exempt is not None and (rule.exempt.staff or rule.exempt.functions):
+        problem = f'QUOTA["LOGIN"] has exempt={options["exempt"]!r}, but nobody is logged in yet.'
+        raise ConfigurationError(problem, "Name networks, for example ['198.51.100.0/24'].")
+    return rule

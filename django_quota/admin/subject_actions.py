@@ -115,9 +115,9 @@ class Action:
         """Return the rule, as part of a sentence."""
         return rule_in_words(target.rule)
 
-    def warning(self, target: ActionTarget) -> str:
-        """Return what will happen, for the confirmation page."""
-        return str(self.consequence) % {"subject": target.subject, "rule": self.rule_words(target)}
+    def warning(self, target: ActionTarget, whose: str) -> str:
+        """Return what will happen, for the confirmation page; `whose`: the subject, as people call it."""
+        return str(self.consequence) % {"subject": whose, "rule": self.rule_words(target)}
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Do it, and return what was done. Raises `StoreUnavailable`, or `ValidationError` for fields of the form."""
@@ -183,8 +183,10 @@ class OverrideAction(Action):
             return not overrides_of(target.subject).filter(rule=target.rule).exists()
         return target.rule not in ruled
 
-    def warning(self, target: ActionTarget) -> str:
-        return " ".join([super().warning(target), *override_problems(target.subject, target.rule, with_users=False)])
+    def warning(self, target: ActionTarget, whose: str) -> str:
+        return " ".join(
+            [super().warning(target, whose), *override_problems(target.subject, target.rule, with_users=False)]
+        )
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Save the row, and return what holds now."""
@@ -235,8 +237,8 @@ class Raise(OverrideAction):
         """Return whether a user may add overrides. Those of all rules are one per rule, and need not replace any."""
         return self.has_permission(user) if target.rule == ALL_RULES else super().is_allowed(user, target, ruled)
 
-    def warning(self, target: ActionTarget) -> str:
-        return " ".join(filter(None, [super().warning(target), _not_raised(_in_a_day(target)[FACTORS[0]])]))
+    def warning(self, target: ActionTarget, whose: str) -> str:
+        return " ".join(filter(None, [super().warning(target, whose), _not_raised(_in_a_day(target)[FACTORS[0]])]))
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Save a row for each rule that can be raised, and return which were and which were not."""

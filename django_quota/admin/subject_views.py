@@ -24,6 +24,7 @@ from django_quota.admin.admin_base import (
     admin_url,
     may_see,
     may_see_users,
+    names_among,
     reverse_admin,
     rule_url,
 )
@@ -177,13 +178,14 @@ class SubjectAdmin(ReadOnlyAdmin):
         else:
             form = action.form_for(target)
         back = _page_url(request, target.subject)
+        whose = subject_in_words(target.subject, names_among(request, [target.subject]))
         context = {
             "title": action.label,
-            "subtitle": Truncator(target.subject).chars(80),
+            "subtitle": Truncator(whose).chars(80),
             "action": action,
             "target": target,
             "on": json.dumps([target.rule]),
-            "warning": action.warning(target),
+            "warning": action.warning(target, whose),
             "form": form,
             "back": back if len(back) <= MAX_URL else "",
         }

@@ -24,7 +24,7 @@ from django.utils.module_loading import import_string
 from django.views.decorators.debug import sensitive_variables
 
 from django_quota import Decision, Rule, areserve_all, reserve_all
-from django_quota.adapters import client_ip, has_middleware, refusal_details
+from django_quota.adapters import has_middleware, refusal_details
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.features.logins import login_hits, unlock
@@ -146,7 +146,7 @@ class LoginQuotaBackend:
     def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
         if not self.is_limited(credentials):
             return []
-        return login_hits(self.user_names(credentials), None if request is None else f"ip:{client_ip(request)}")
+        return login_hits(self.user_names(credentials), request)
 
     def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
         """Yield the backends behind this one that take these credentials, and their paths, as Django does."""

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from django.http import HttpRequest
+
 from django_quota.conf import USERNAME, current
 from django_quota.core import keys
 from django_quota.core.rules import Rule
 from django_quota.limiting.api import reset
 from django_quota.limiting.registry import get_limiter
+from django_quota.requests.addresses import client_ip, is_from
 from django_quota.requests.subjects import LOGIN, login_subject, named_subject
 
 
-def login_hits(names: Iterable[str], address: str | None) -> list[tuple[Rule, str]]:
-    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject.
+def login_hits(names: Iterable[str], request: HttpRequest | None) -> list[tuple[Rule, str]]:
+    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject; nothing if it is exempt.
 
-    `names`: the user names that were typed. `address`: the subject of the client's address; without one, the rules by
-    address are left out.
+    `names`: the user names that were typed. Without a request, the rules by address are left out.
     """
+    exemption = current().login[0].exempt  # all rules have the same
+    if request is not None and exemption is not None and is_from(request, exemption.networks):
+        return []
+    address = None if request is None else f"ip:{client_ip(request)}"
     users = list(dict.fromkeys(map(login_subject, names)))
     hits: list[tuple[Rule, str]] = []
     for rule in current().login:

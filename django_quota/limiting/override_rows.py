@@ -59,9 +59,10 @@ _COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires", "updat
 
 
 def missing_tables(using: str) -> set[str]:
-    """Return the tables of overrides that a database lacks."""
+    """Return the tables of overrides that a database lacks; none if it has no table at all: `migrate` comes first."""
     ours = {model._meta.db_table for model in (QuotaOverride, OverrideChanges)}  # noqa: SLF001 — Django's public API
-    return ours - set(connections[using].introspection.table_names())
+    found = set(connections[using].introspection.table_names())
+    return ours - found if found else set()
 
 
 def count_overrides() -> int:

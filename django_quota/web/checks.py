@@ -133,8 +133,9 @@ def check_states(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     using = _value("database")
     if _value("store") != "database" or using not in (databases or ()) or _vendor(using) != "postgresql":
         return []  # a file of SQLite makes its tables itself
-    missing = {STATES, EVENTS, BANS} - set(connections[using].introspection.table_names())
-    if not missing:
+    found = set(connections[using].introspection.table_names())
+    missing = {STATES, EVENTS, BANS} - found
+    if not found or not missing:  # without any table, `migrate` comes first
         return []
     return [
         CheckWarning(

@@ -196,6 +196,13 @@ class TestEveryStore:
             unlock("ann", "203.0.113.9")
             assert guess(PASSWORD) == "in"
 
+    def test_an_exempt_network_is_never_locked_out(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": "username", "1/m": "ip", "exempt": ["198.51.100.0/24"]}}
+        with freeze(START):
+            assert [guess(address="198.51.100.7") for _ in range(9)] == ["wrong"] * 9
+            assert [guess() for _ in range(3)] == ["wrong", "refused", "refused"]
+            assert guess(PASSWORD, address="198.51.100.7") == "in"
+
     def test_nobody_is_locked_out_by_their_name_below_the_higher_limit(self) -> None:
         with freeze(START):
             for number in range(20):
@@ -621,6 +628,7 @@ def test_limits_with_the_same_key_are_one_rule() -> None:
         ({"5/10m": "ip", "on_unavailable": "no"}, r"on_unavailable='no' is not 'allow', 'deny' or 'local'"),
         ({"5/10m": "ip", "shadow": 1}, r"shadow=1 is not True or False"),
         ({"5/10m": "ip", "ban": "20/m"}, r'QUOTA\["LOGIN"\]: ban=\'20/m\' is not'),
+        ({"5/h": "ip", "exempt": "staff"}, r"has exempt='staff', but nobody is logged in yet. Name networks"),
         ({"50/h": "username", "ban": BAN}, r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"'),
         ({"5/10m": "ip", "6/600s": ["ip"]}, r"both rates have the same window"),
     ],
