@@ -59,10 +59,9 @@ _COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires", "updat
 
 
 def missing_tables(using: str) -> set[str]:
-    """Return the tables of overrides that a database lacks; none if it has no table at all: `migrate` comes first."""
+    """Return the tables of overrides that a database lacks."""
     ours = {model._meta.db_table for model in (QuotaOverride, OverrideChanges)}  # noqa: SLF001 — Django's public API
-    found = set(connections[using].introspection.table_names())
-    return ours - found if found else set()
+    return ours - set(connections[using].introspection.table_names())
 
 
 def count_overrides() -> int:

@@ -103,8 +103,8 @@ def _check_unused() -> Iterator[CheckMessage]:
 def check_overrides(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the tables of overrides, for `check --database`."""
     using = write_database()
-    if using not in (databases or ()) or not has_database():
-        return []
+    if using not in (databases or ()) or not has_database() or not connections[using].introspection.table_names():
+        return []  # without any table, `migrate` comes first
     if missing := missing_tables(using):
         return [
             CheckWarning(
