@@ -284,6 +284,10 @@ def test_the_shown_ways_to_show_what_is_left(settings: Any) -> None:
     (limit,) = Client().get("/limits/").json()["limits"]
     (shown,) = json.loads(dict(blocks("docs/show_limits.md"))["json"])["limits"]
     assert limit.keys() == shown.keys()
+    exclude = re.findall('`"exclude": "(.*?)"`', read("docs/show_limits.md"))
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"all": {"rate": "1/h", "match": "/limits/", "exclude": exclude}}}
+    assert [Client().get("/limits/").json()["limits"][0]["used"] for _ in range(3)] == [0, 0, 0]
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": {"rate": "10000/h", "key": "user"}}}
     request = visitor()
     assert names["search"](request).content == b"99 searches left"
     written = re.findall("`({% with.*)`", read("docs/show_limits.md"))
