@@ -44,9 +44,10 @@ class CounterEntry:
 
 def as_rule(given: T | CounterEntry) -> T | CounterRule:
     """Return the rule of a counter; anything else as it is."""
-    return _rule_of(given.name, given.group, given._ttl) if isinstance(given, CounterEntry) else given  # noqa: SLF001
+    return counter_rule(given.name, given.group, given._ttl) if isinstance(given, CounterEntry) else given  # noqa: SLF001
 
 
 @lru_cache(maxsize=1024)
-def _rule_of(name: str, group: str | None, ttl: int) -> CounterRule:
+def counter_rule(name: str, group: str | None, ttl: int) -> CounterRule:
+    """Return the rule of a counter; `ttl` in microseconds."""
     return CounterRule(name, (), daily=False, warn_at=None, on_unavailable="deny", group=group, ttl=ttl)

@@ -13,7 +13,6 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from django_quota.core.algorithms import Limit
 from django_quota.core.clock import SECOND
 from django_quota.core.counter_rules import CounterRule
 from django_quota.core.days import day_of
@@ -55,8 +54,8 @@ class Taken(NamedTuple):
 
     moment: int
     """When the store decided it, in microseconds."""
-    limits: Mapping[str, Limit]
-    """The limits that counted it, by the keys of their states."""
+    limits: Mapping[str, tuple[str, ...]]
+    """The limits that counted it, by the keys of their states: each as it was then, `Limit.encoded`."""
 
 
 class Settlement(NamedTuple):
@@ -82,9 +81,9 @@ class Settlement(NamedTuple):
         return Adjustment(taken.moment, self.actual[place], places, self.undone)
 
 
-def _counts_in(limit: CompiledLimit, then: Limit | None) -> bool:
+def _counts_in(limit: CompiledLimit, then: tuple[str, ...] | None) -> bool:
     """Say whether a limit still holds the hit that `then` counted: its override may have another rate by now."""
-    return then is not None and (limit.algorithm.counts_units or limit.limit == then)
+    return then is not None and (limit.algorithm.counts_units or limit.limit.encoded == then)
 
 
 class Plan:
@@ -169,6 +168,11 @@ class Plan:
         """Ask the store about no rule but counters, because limits are off; say whether there is any counter."""
         self.unsent = {(rule.name, subject) for rule, subject, _, _ in self.asked if not rule.is_counter}
         return bool(self)
+
+    @property
+    def given(self) -> list[Asked]:
+        """What was asked before overrides changed that."""
+        return self.asked if self._given is None else self._given
 
     @property
     def sent(self) -> list[Asked]:
@@ -314,7 +318,7 @@ class Plan:
         consumed = self._reply.consumed(self.hits) if self._reply and not self.is_undone else ()
         found = ((self.hits[index], moment) for index, moment in consumed)
         return {place: Taken(moment, {}) for place, moment in self.exempt.items()} | {
-            (hit.rule.name, hit.subject): Taken(moment, {limit.key: limit.limit for limit in hit.limits})
+            (hit.rule.name, hit.subject): Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})
             for hit, moment in found
         }
 
@@ -336,7 +340,7 @@ class Plan:
 
         `actual`: what was really used, for each rule that was added; empty: nothing.
         """
-        plan = Plan(self._prefix, zone=self._zone, asked=list(self._given or self.asked))
+        plan = Plan(self._prefix, zone=self._zone, asked=list(self.given))
         plan._log = self._log
         places = [(rule.name, subject) for rule, subject, _, _ in plan.asked]
         plan._settlement = Settlement(taken, dict(zip(places, actual or [0] * len(places), strict=True)), undone)

@@ -19,6 +19,7 @@ from django_quota.core.flow import Flow, run_async, run_sync, run_to_the_end, to
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import CallOptions
 from django_quota.engine.plans import Plan
+from django_quota.features.hold_texts import read_hold, write_hold
 from django_quota.features.settled_stream import settled_stream
 from django_quota.limiting.api import (
     AnySubject,
@@ -116,6 +117,29 @@ class Hold:
         stream = settled_stream(response, partial(self._settling_used, used))
         self._has_stream = True
         return stream
+
+    def dumps(self) -> str:
+        """Return it as a text (JSON), to store with your job and settle in another process.
+
+        Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
+        same transaction. The text has under 1,000 characters for a usual entry. Keep it on your servers: whoever can
+        change it can give units back.
+        """
+        return write_hold(self._plan, self._taken, self.decided_at)
+
+    @classmethod
+    def loads(cls, text: str) -> Self:
+        """Return the reservation of a text that `dumps` made, in any process.
+
+        `Hold.loads(text).settle(640)`. A configured rule has its limits of today, any other rule those of then. The
+        `decision` has no outcomes.
+
+        Raises `RuleError` for another text, and if a configured rule or its tier no longer exists.
+        """
+        plan, taken, decided_at = read_hold(text)
+        hold = cls(plan, plan.unlimited())
+        hold._taken, hold.decided_at = taken, decided_at
+        return hold
 
     def settling(self, actual: Actual) -> Flow[Decision]:
         """Replace the estimate with the real cost; see `settle`."""

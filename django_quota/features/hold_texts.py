@@ -1,0 +1,81 @@
+"""The text of a reservation that another process settles: its rules, subjects and estimates, and what it took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django_quota.conf import current
+from django_quota.core.counter_rules import CounterRule, counter_rule
+from django_quota.core.errors import RuleError
+from django_quota.core.rates import validate_cost
+from django_quota.core.rules import Rule
+from django_quota.engine.plans import Asked, Place, Plan, Taken
+from django_quota.limiting.api import rule_of_tier, rule_without_request
+from django_quota.limiting.limiter import new_plan
+
+VERSION = 1
+
+_OPTIONS = (
+    *("algorithm", "burst", "precision", "tz", "count_refused", "share"),
+    *("block", "shadow", "daily", "on_unavailable", "warn_at"),
+)
+"""What settling needs of a rule that is not configured. The others are for requests, and for refusals."""
+
+
+def write_hold(plan: Plan, taken: Mapping[Place, Taken], decided_at: int | None) -> str:
+    """Return the text of a reservation that has `taken` this."""
+    entries = [
+        (_written(rule), subject, cost, taken.get((rule.name, subject))) for rule, subject, cost, _ in plan.given
+    ]
+    return json.dumps({"quota_hold": VERSION, "decided_at": decided_at, "entries": entries})
+
+
+def read_hold(text: str) -> tuple[Plan, dict[Place, Taken], int | None]:
+    """Return the plan of a reservation, what it took, and when it was decided. Raises `RuleError`."""
+    try:
+        read = json.loads(text)
+        if read["quota_hold"] != VERSION:
+            raise ValueError  # noqa: TRY301
+        asked: list[Asked] = []
+        taken: dict[Place, Taken] = {}
+        for written, subject, cost, found in read["entries"]:
+            rule = _rule_of(written, subject, cost)
+            asked.append((rule, subject, validate_cost(cost, rule.name), ""))
+            if found:
+                moment, limits = found
+                taken[rule.name, subject] = Taken(moment, {key: tuple(limits[key]) for key in limits})
+        return new_plan(asked), taken, read["decided_at"]
+    except RuleError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        raise RuleError(
+            f"{str(text)[:40]!r} is not the text of a reservation.", "Use what hold.dumps() returned, unchanged."
+        ) from None
+
+
+def _written(rule: Rule) -> dict[str, Any]:
+    """Return what finds or makes a rule again: its name, its rates and options, or the group of a counter."""
+    if isinstance(rule, CounterRule):
+        return {"counter": rule.name, "group": rule.group, "ttl": rule.ttl}
+    if rule.name in current().rules:
+        configured = current().rule(rule.name)
+        for tier, of_tier in {"": configured, **configured.tiers}.items():
+            if rule == of_tier:
+                return {"name": rule.name, "tier": tier}
+    options = {option: getattr(rule, option) for option in _OPTIONS if getattr(rule, option) != getattr(Rule, option)}
+    return {"name": rule.name, "rates": [str(rate) for rate in rule.rates], **options}
+
+
+def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Rule:
+    """Return the rule that was written; a configured one as it is now. Raises `RuleError` if it no longer exists."""
+    if "counter" in written:
+        return counter_rule(written["counter"], written["group"], written["ttl"])
+    if "rates" in written:
+        options = dict(written)
+        return Rule.make(options.pop("name"), *options.pop("rates"), **options)
+    rule = current().rule(written["name"])
+    if rule.tiers and written["tier"]:
+        return rule_of_tier(rule, written["tier"])
+    return rule_without_request(rule, subject, cost, None)
