@@ -119,7 +119,7 @@ class Hold:
         return stream
 
     def dumps(self) -> str:
-        """Return it as a text (JSON), to store with your job and settle in another process.
+        """Return it as a text (JSON) to store with your job; another process settles `Hold.loads(text)`.
 
         Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
         same transaction. The text has under 1,000 characters for a usual entry. Keep it on your servers: whoever can

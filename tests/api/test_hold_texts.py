@@ -23,6 +23,7 @@ RULES: dict[str, Any] = {
     "tokens": {"rate": "1000/h", "daily": True},
     "tiered": {"rate": {"free": "100/h", "pro": "1000/h"}, "tier": lambda _: "free"},
     "shared": {"rate": "1000/h", "share": {"anonymous": 0.5, "authenticated": 1.0}},
+    "dynamic": {"rate": lambda _: "50/h"},
     "bucket": {"rate": "1000/h", "algorithm": "token_bucket"},
 }
 
@@ -111,6 +112,13 @@ class TestEveryStore:
             hold = reserve("60/m", ORG, 20, name="paid", block=False, **options)
             assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
             assert units_of(ORG) == {"paid": 5}
+
+    def test_a_rate_by_an_override_and_one_by_a_function_are_settled_where_they_were_counted(self, rf: Any) -> None:
+        with freeze(START):
+            override("r 0 0 500/h", "bucket", USER)
+            assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
+            assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
+            assert later(reserve("tokens", rf.get("/"), 40)).settle(10).remaining == 990
 
     def test_a_reservation_that_is_settled_is_a_text_that_changes_nothing(self) -> None:
         with freeze(START):
