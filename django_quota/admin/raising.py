@@ -39,8 +39,28 @@ def rules_of(subject: str, name: str) -> dict[str, NamedRule]:
     return {rule: given for rule, given in rules_for(name).items() if is_given_by(keys.get(rule, []), subject)}
 
 
+class Times(NamedTuple):
+    """How much to raise: the rates of a tier, or the highest that the subject may have, times a factor."""
+
+    factor: int
+    tier: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Times:
+        """Read `"2"`, or `"2 pro"`."""
+        factor, _space, tier = text.partition(" ")
+        return cls(int(factor), tier)
+
+
+def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule]) -> list[str]:
+    """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several."""
+    (given, *others) = rules.values() or [None]
+    tiers = list(possible_tiers(given, subject)) if isinstance(given, Rule) and not others else []
+    return tiers if len(tiers) > 1 else []
+
+
 def raisings(
-    subject: str, rules: Mapping[str, NamedRule], factor: int, expires: datetime | None, *, may_change: bool = True
+    subject: str, rules: Mapping[str, NamedRule], times: Times, expires: datetime | None, *, may_change: bool = True
 ) -> list[Raising]:
     """Return what each rule would be raised to.
 
@@ -58,7 +78,9 @@ def raisings(
             problem = str(BY_REQUEST)
         else:
             in_force = overrides.table.find(subject, rule_name, clock.now())
-            rates, problem = _raised(given, possible_tiers(given, subject).values() or [given], factor, in_force)
+            tiers = possible_tiers(given, subject)
+            chosen = [tiers[times.tier]] if times.tier in tiers else tiers.values() or [given]
+            rates, problem = _raised(given, chosen, times.factor, in_force)
             problem = problem or _loss(rows.get(rule_name), expires, may_change=may_change)
         found.append(Raising(rule_name, "" if problem else rates, problem))
     return found

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sentence
-from django_quota.admin.raising import FACTORS, Raising, raisings, rules_of
+from django_quota.admin.raising import FACTORS, Raising, Times, raisings, rules_of, tiers_to_raise
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import named
 from django_quota.core.overrides import ALL_RULES
@@ -82,7 +82,7 @@ class RaiseForm(OverrideActionForm):
     """Asks for the factor too."""
 
     factor = forms.TypedChoiceField(
-        label=gettext_lazy("Raise to"), choices=[(factor, f"{factor}x") for factor in FACTORS], coerce=int
+        label=gettext_lazy("Raise to"), choices=[(factor, f"{factor}x") for factor in FACTORS], coerce=Times.read
     )
     field_order = ("factor", "span", "reason")
 
@@ -230,7 +230,12 @@ class Raise(OverrideAction):
     def form_for(self, target: ActionTarget, data: Any = None) -> forms.Form:
         form = super().form_for(target, data)
         choices: Any = form.fields["factor"]
-        choices.choices = [(f, f"{f}x: {_raised_in_words(found)}") for f, found in _in_a_day(target).items()]
+        tiers = tiers_to_raise(target.subject, rules_of(target.subject, target.rule))
+        choices.choices = [
+            (f"{factor} {tier}".strip(), f"{factor}x {tier}".strip() + f": {_raised_in_words(found)}")
+            for tier in [*tiers, ""]
+            for factor, found in _in_a_day(target, tier).items()
+        ]
         return form
 
     def is_allowed(self, user: Any, target: ActionTarget, ruled: Collection[str] | None = None) -> bool:
@@ -255,9 +260,9 @@ class Raise(OverrideAction):
         return _with_reason(" ".join(filter(None, [done, _not_raised(found)])), given["reason"])
 
 
-def _in_a_day(target: ActionTarget) -> dict[int, list[Raising]]:
+def _in_a_day(target: ActionTarget, tier: str = "") -> dict[int, list[Raising]]:
     rules, expires = rules_of(target.subject, target.rule), timezone.now() + SPANS["1d"]
-    return {factor: raisings(target.subject, rules, factor, expires) for factor in FACTORS}
+    return {factor: raisings(target.subject, rules, Times(factor, tier), expires) for factor in FACTORS}
 
 
 def _raised_in_words(found: Collection[Raising]) -> str:

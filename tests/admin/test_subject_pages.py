@@ -568,6 +568,18 @@ class TestRaising:
         assert "mixed (its rates depend on the tier)" in shown
         assert "signup" not in LogEntry.objects.get().change_message  # which never limits a user
 
+    def test_the_operator_says_of_which_plan(self) -> None:
+        client = superuser()
+        shown = client.get(f"{PAGE}action/raise/", {"subject": SUBJECT, "on": '["plans"]'}).content.decode()
+        assert re.findall(r'<option value="(.*?)".*?>(.*?)</option>', shown)[:9] == [
+            *(("2 free", "2x free: 10/m"), ("5 free", "5x free: 25/m"), ("10 free", "10x free: 50/m")),
+            *(("2 pro", "2x pro: 180/m"), ("5 pro", "5x pro: 450/m"), ("10 pro", "10x pro: 900/m")),
+            *(("2", "2x: 180/m"), ("5", "5x: 450/m"), ("10", "10x: 900/m")),
+        ]
+        assert act(client, "raise", "plans", factor="2 free", span="1d").status_code == 302
+        assert self.rates() == {"plans": "10/m"}
+        assert act(client, "raise", "plans", factor="2 other", span="1d").status_code == 200
+
     @pytest.mark.parametrize(
         ("values", "why"),
         [

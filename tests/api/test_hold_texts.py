@@ -113,7 +113,7 @@ class TestEveryStore:
             assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
             assert units_of(ORG) == {"paid": 5}
 
-    def test_a_rate_by_an_override_and_one_by_a_function_are_settled_where_they_were_counted(self, rf: Any) -> None:
+    def test_rates_of_overrides_and_of_functions_are_settled_where_they_were_counted(self, rf: Any) -> None:
         with freeze(START):
             override("r 0 0 500/h", "bucket", USER)
             assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
