@@ -148,8 +148,6 @@ class LimitRow:
     def title(self) -> str:
         """The rate and the algorithm."""
         words = {"rate": self.status.rate, "algorithm": ALGORITHM_NAMES.get(self.status.algorithm, "")}
-        if self.status.is_burst_unknown:
-            return _("%(rate)s by %(algorithm)s, if its call gives no burst") % words
         return _("%(rate)s by %(algorithm)s") % words
 
     @property

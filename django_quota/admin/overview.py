@@ -17,7 +17,6 @@ from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from django_quota.admin.admin_base import ReadOnlyAdmin, admin_url, may_see, names_among, rule_url, subject_url
 from django_quota.admin.admin_wording import KIND_NAMES, lines, moment_of
@@ -30,7 +29,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import Ban, DailyCounter, Overview
 from django_quota.operating.activity import MINUTES, Activity, activity
-from django_quota.operating.health import Health, KindSize, health, sizes
+from django_quota.operating.health import Health, health
 from django_quota.web.wording import wait_in_words
 
 REFRESH_INTERVAL = 5
@@ -81,11 +80,9 @@ class OverviewAdmin(ReadOnlyAdmin):
             "subject_url": subject_url(request, self.admin_site.name),
             "rule_url": rule_url(request, self.admin_site.name),
             "bans_url": admin_url(self.admin_site.name, "ban_changelist") if may_see(request, Ban) else "",
-            "with_sizes": "sizes" in request.GET,
             "minutes": MINUTES,
             "is_enabled": current().enabled,
             "is_memory": not store.is_shared,
-            "is_redis": store.redis is not None,
         }
         try:
             found = activity()
@@ -111,9 +108,6 @@ class OverviewAdmin(ReadOnlyAdmin):
                 shown["uptime"] = None if of_redis.uptime is None else wait_in_words(of_redis.uptime)
                 shown["warnings"] = [*_warnings(of_redis), *_override_warnings()]
                 shown["rolled_up"] = DailyCounter.objects.aggregate(Max("day"))["day__max"]
-                if shown["with_sizes"]:
-                    shown["sizes"] = estimate = sizes(redis, prefix)
-                    shown["kinds"] = [(kind, _kind_name(kind)) for kind in estimate.kinds]
         except QuotaError as error:
             shown["problem"] = str(error)
             shown["is_denied"] = _is_denied(error)
@@ -167,33 +161,6 @@ def _subjects_on(shown: dict[str, Any]) -> Iterator[str | None]:
 def _is_denied(error: QuotaError) -> bool:
     """Return whether the store answers but does not permit a command. Limits may still work then."""
     return isinstance(error, StorePermissionDenied)
-
-
-_KINDS = {
-    "r": gettext_lazy("limits"),
-    "s": gettext_lazy("bans and last events"),
-    "b": gettext_lazy("refusals that may lead to a ban"),
-    "day": gettext_lazy("checks of a day"),
-    "c": gettext_lazy("counters"),
-    "u": gettext_lazy("different values"),
-    "l": gettext_lazy("leases"),
-    "lately": gettext_lazy("how long slots were held"),
-    "once": gettext_lazy("values already seen"),
-}
-_SYSTEM_KINDS = {
-    "events": gettext_lazy("events"),
-    "bans": gettext_lazy("the list of bans"),
-    "sweep": gettext_lazy("progress of the sweep"),
-    "metrics": gettext_lazy("checks by rule"),
-    "totals": gettext_lazy("running totals of checks"),
-    "refused": gettext_lazy("subjects refused most"),
-    "slots": gettext_lazy("slots used lately"),
-    "workers": gettext_lazy("processes that share the limits"),
-}
-
-
-def _kind_name(kind: KindSize) -> object:
-    return (_SYSTEM_KINDS if kind.is_system else _KINDS).get(kind.kind, "")
 
 
 def _warnings(redis: Health) -> list[str]:

@@ -1,4 +1,4 @@
-"""Health: whether Redis answers, how fast, what may harm the limits, and how much memory our keys take.
+"""Health: whether Redis answers, how fast, and what may harm the limits.
 
 The checks change nothing. In a Cluster they ask all primaries, and report sums, or the worst value of what may harm.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRefusesWrites
-from django_quota.core.keys import is_system, read, system_key
-from django_quota.engine.operations import text
+from django_quota.core.keys import system_key
 from django_quota.stores.scanning import Walk
 
 if TYPE_CHECKING:
@@ -25,16 +23,6 @@ PROBE = ":probe"
 
 NEARLY_FULL = 0.9
 """The share of `maxmemory` above which Redis counts as nearly full."""
-
-
-SCAN_CALLS, SCAN_COUNT = 20, 100
-"""SCAN calls, and about how many keys each looks at."""
-
-MAX_MEASURED = 100
-"""Keys of each kind that are measured."""
-
-ESTIMATE_TTL = 60.0
-"""Seconds for which an estimate is reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,92 +203,3 @@ def _numbers(version: str) -> list[int]:
 
 def _given(reply: Any) -> Any:
     return None if isinstance(reply, Exception) else reply
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class KindSize:
-    """The keys of one kind."""
-
-    kind: str
-    """One of `keys.KINDS`, or, with `is_system`, of `keys.SYSTEM_KINDS`."""
-    is_system: bool
-    keys: int
-    """About how many there are."""
-    bytes: int
-    """About how many bytes they take."""
-
-
-@dataclass(slots=True)
-class Sizes:
-    """An estimate from a sample: a few SCAN calls list keys, and some of these keys are measured."""
-
-    listed: int = 0
-    """Keys of the database that were listed, ours or not."""
-    total: int = 0
-    """Keys of the database."""
-    measured: int = 0
-    """Keys of ours that were measured."""
-    kinds: list[KindSize] = field(default_factory=list)
-    """The largest first."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all keys of the database were listed."""
-        return self.listed >= self.total
-
-    @property
-    def keys(self) -> int:
-        """About how many keys of ours there are."""
-        return sum(kind.keys for kind in self.kinds)
-
-    @property
-    def bytes(self) -> int:
-        """About how many bytes they take."""
-        return sum(kind.bytes for kind in self.kinds)
-
-
-def sizes(store: RedisStore, prefix: str) -> Sizes:
-    """Return an estimate that is at most a minute old. Raises `StoreUnavailable` if Redis does not answer."""
-    return _estimate(store, prefix, time.monotonic() // ESTIMATE_TTL)
-
-
-@lru_cache(maxsize=1)
-def _estimate(store: RedisStore, prefix: str, minute: float) -> Sizes:  # noqa: ARG001 — each minute has a new estimate
-    found, listed, walk = Sizes(), set[str](), Walk(store)
-    for server in walk.servers:
-        with walk.past(), store.commands(server) as client:
-            total, of_server = _listed(client, max(1, SCAN_CALLS // len(walk.servers)))
-            found.total += total
-            listed |= of_server
-    by_kind: dict[tuple[str, bool], list[str]] = {}
-    for key in listed:
-        parts = read(prefix, key)
-        if parts is not None:
-            by_kind.setdefault((parts.what.partition(":")[0], is_system(prefix, key)), []).append(key)
-    sample = [key for keys in by_kind.values() for key in keys[:MAX_MEASURED]]
-    measured: dict[str, int | None] = {}
-    with walk.past():
-        measured.update(zip(sample, store.of_each(("MEMORY", "USAGE"), sample), strict=True))
-    found.listed = len(listed)
-    factor = found.total / max(1, found.listed)
-    for kind, keys in by_kind.items():
-        known = [size for size in map(measured.get, keys) if size is not None]
-        found.measured += len(known)
-        of_all = len(keys) * factor
-        found.kinds.append(KindSize(*kind, round(of_all), round(of_all * sum(known) / max(1, len(known)))))
-    found.kinds.sort(key=lambda size: -size.bytes)
-    return found
-
-
-def _listed(client: Any, steps: int) -> tuple[int, set[str]]:
-    """Return how many keys a server has, and the keys that a few SCAN calls list."""
-    total, cursor, listed = int(client.dbsize()), 0, set[str]()
-    for _ in range(steps):
-        cursor, keys = client.scan(cursor, count=SCAN_COUNT)
-        listed.update(map(text, keys))
-        if cursor == 0:
-            return min(total, len(listed)), listed
-    return total, listed

@@ -98,8 +98,6 @@ class LimitStatus:
     """The tier that the limit belongs to, where the rule has rates by tier."""
     instead: str = ""
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
-    is_burst_unknown: bool = False
-    """Whether the burst is known only to a call, so that these figures assume none."""
     shadow: bool = False
     """Whether the limit only reports and never refuses."""
 
@@ -442,7 +440,6 @@ def _peek_at(
 ) -> Iterator[LimitStatus]:
     """Yield the limits of these rules under the overrides of the subject, or under those of another table."""
     asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
-    rates = {name for name, _, given in questions if isinstance(given, list)}
     table = snapshot.table if table is None else table
     found = {name: table.find(snapshot.subject, name, snapshot.now) for name in asked}
     plan = new_plan(
@@ -464,8 +461,6 @@ def _peek_at(
         if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
             without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
             limit = replace(limit, instead=without)
-        if outcome.rule in rates and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
-            limit = replace(limit, is_burst_unknown=True)
         yield limit
 
 

@@ -18,16 +18,14 @@ from redis.connection import AbstractConnection
 from django_quota import check, slot
 from django_quota.admin import overview
 from django_quota.admin.charts import SPARK_HEIGHT, SPARK_PITCH, sparkline
-from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating import health as health_service
 from django_quota.operating.activity import RULES, Minute, activity
 from django_quota.operating.health import Health, health
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import QuotaKit
 from tests.admin.operators import operator
 from tests.support.steps import SECOND
-from tests.support.stores import caches, current_store, redis_store
+from tests.support.stores import caches, current_store
 
 PAGE = "/admin/django_quota/overview/"
 SUBJECT = "ip:203.0.113.9"
@@ -338,55 +336,6 @@ class TestHealth:
     def test_memory_and_policy_show_risks(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
         found = Health(0.1, used=used, most=most, policy=policy)
         assert (found.may_evict, found.is_nearly_full) == (evicts, full)
-
-
-def test_every_kind_of_key_has_a_name() -> None:
-    assert set(overview._KINDS) == set(KINDS)
-    assert set(overview._SYSTEM_KINDS) == set(SYSTEM_KINDS)
-
-
-@pytest.mark.usefixtures("redis_cache")
-class TestSizes:
-    @pytest.fixture(autouse=True)
-    def unknown(self) -> None:
-        health_service._estimate.cache_clear()
-
-    def test_few_keys_are_all_listed(self, raw: redis.Redis) -> None:
-        for number in range(30):
-            check("5/m", f"ip:192.0.2.{number}", name="a")
-        raw.set("foreign", "x" * 10_000, ex=100)
-        raw.delete("quota:1:{!}:workers")  # this process may have said that it is there
-        found = health_service.sizes(redis_store(), "quota")
-        assert found.is_whole
-        assert (found.listed, found.total) == (31, 31)
-        assert {(kind.kind, kind.keys) for kind in found.kinds} == {("r", 30)}
-        client: Any = raw
-        expected = sum(client.memory_usage(key) for key in client.keys("quota:*"))
-        assert found.bytes == expected
-
-    def test_many_keys_are_sampled_with_few_commands(self, raw: redis.Redis) -> None:
-        with raw.pipeline(transaction=False) as pipeline:
-            for number in range(20_000):
-                pipeline.set(f"quota:1:{{ip:{number}}}:c:clicks" if number % 2 else f"other:{number}", "7", ex=1000)
-            pipeline.execute()
-        raw.config_resetstat()
-        found = health_service.sizes(redis_store(), "quota")
-        stats = raw.info("commandstats")
-        assert stats["cmdstat_scan"]["calls"] == health_service.SCAN_CALLS
-        usage = stats.get("cmdstat_memory|usage") or stats["cmdstat_memory"]
-        assert usage["calls"] <= health_service.MAX_MEASURED
-        assert not found.is_whole
-        assert found.total == 20_000
-        assert 8_000 < found.keys < 12_000
-
-    def test_the_estimate_is_cached(self, client: Client, raw: redis.Redis) -> None:
-        check("5/m", SUBJECT, name="a")
-        raw.config_resetstat()
-        assert ">Estimate<" in client.get(PAGE).content.decode()
-        assert "cmdstat_scan" not in raw.info("commandstats")
-        for _ in range(2):
-            assert "were measured" in client.get(PAGE + "?sizes=1").content.decode()
-        assert raw.info("commandstats")["cmdstat_scan"]["calls"] == 1
 
 
 class TestSparklines:

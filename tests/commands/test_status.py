@@ -198,15 +198,6 @@ def test_an_override_of_a_rate_has_the_name_of_the_rate() -> None:
     assert run("quota_override", "list", "--rule", "10 per minute").startswith(f"{SUBJECT}, 10/m: ")
 
 
-def test_a_rate_whose_call_may_give_a_burst_says_so() -> None:
-    with freeze(START):
-        check("10/m", SUBJECT, 15, algorithm="token_bucket", burst=20)
-        check("5/m", SUBJECT)
-    shown = run("quota_status", SUBJECT)
-    assert "  10/m: 10/m by token_bucket, if its call gives no burst\n" in shown
-    assert "  5/m: 5/m by sliding_window\n" in shown
-
-
 def test_unused_limits_are_shown_with_all() -> None:
     with freeze(START):
         check("search", SUBJECT, 10)

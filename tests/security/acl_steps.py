@@ -42,7 +42,6 @@ from django_quota.features.event_stream import BEGINNING, EventGroup, EventStrea
 from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.models import QuotaOverride
-from django_quota.operating import health
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
 from tests.support.steps import START
@@ -247,7 +246,6 @@ def handling_events() -> None:
 
 
 def admin_pages() -> None:
-    health._estimate.cache_clear()
     client = superuser(f"root-{id(object())}")
     QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
     for page in ("overview/", "ban/", "subject/", "quotaoverride/", "dailycounter/", "overview/content/"):

@@ -162,8 +162,7 @@ def _limit(limit: LimitStatus) -> Iterator[str]:
     filled = BAR_WIDTH if limit.limit == 0 else round(BAR_WIDTH * min(1.0, limit.used / limit.limit))
     bar = "█" * filled + "░" * (BAR_WIDTH - filled)
     tier = f" ({limit.tier})" if limit.tier else ""
-    without_burst = ", if its call gives no burst" if limit.is_burst_unknown else ""
-    yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}{without_burst}"
+    yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}"
     yield f"    {bar} {limit.used} of {limit.limit} used, {limit.remaining} left; {_next_hit(limit)}"
     yield f"    from {limit.source}"
 
