@@ -1,12 +1,10 @@
 """A pytest plugin for the tests of django-ratelimit: their package is replaced by ours.
 
-They name caches that fail by RATELIMIT_USE_CACHE. Here the store fails instead. `SABOTAGED` in the environment turns
-all limits off, to show that the tests notice it.
+They name caches that fail by RATELIMIT_USE_CACHE. Here the store fails instead.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_quota"],
         SECRET_KEY="only-for-tests",
         ROOT_URLCONF=__name__,
-        QUOTA={"STORE": "memory", "ENABLED": "SABOTAGED" not in os.environ},
+        QUOTA={"STORE": "memory"},
     )
     django.setup()
 

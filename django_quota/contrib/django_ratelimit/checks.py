@@ -14,9 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_quota.adapters import checks_views, finds_rules
 from django_quota.contrib.django_ratelimit.core import Limit, check_key, read_rate, rule_of
-from django_quota.core.errors import RateError
 from django_quota.core.rates import parse_rate
 from django_quota.core.rules import Rule
+from django_quota.exceptions import RateError
 from django_quota.web.view_lookup import marked_views
 
 
@@ -32,16 +32,12 @@ def _limits(patterns: Iterable[Any]) -> Iterator[Limit]:
         yield from kept.limits
 
 
-def _is_dynamic(rate: Any) -> bool:
-    return callable(rate) or (isinstance(rate, str) and "." in rate)
-
-
 @finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views, without those whose rate is wrong or a function."""
     for limit in _limits(patterns):
         with suppress(ImproperlyConfigured):
-            rule = None if _is_dynamic(limit.rate) else rule_of(limit, limit.rate)
+            rule = None if limit.is_dynamic else rule_of(limit, limit.rate)
             if rule is not None:
                 yield rule
 
@@ -53,14 +49,21 @@ def check_ratelimit(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
     for limit in found:
         yield from _check_limit(limit)
     if found:
-        yield from _check_settings()
-        yield from _check_leftovers()
+        for name, hint in WITHOUT_EFFECT.items():
+            if hasattr(settings, name):
+                yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
+        for place in _leftovers():
+            yield CheckWarning(
+                f"{place} still has django_ratelimit itself: what it limits is counted apart.",
+                hint="Use django_quota.contrib.django_ratelimit everywhere; it needs no entry in INSTALLED_APPS.",
+                id="django_quota.W026",
+            )
 
 
 def _check_limit(limit: Limit) -> Iterator[CheckMessage]:
     try:
         check_key(limit.key)
-        rate = None if limit.rate is None or _is_dynamic(limit.rate) else read_rate(limit.rate)
+        rate = None if limit.rate is None or limit.is_dynamic else read_rate(limit.rate)
     except ImproperlyConfigured as error:
         yield Error(f"@ratelimit of {limit.group}: {error}", id="django_quota.E025")
         return
@@ -84,35 +87,11 @@ WITHOUT_EFFECT = {
 """Settings of django-ratelimit that the drop-in does not read, and what to do."""
 
 
-MASKS = {"RATELIMIT_IPV4_MASK": 32, "RATELIMIT_IPV6_MASK": 128}
-"""Settings of django-ratelimit that are a number of bits, and the highest."""
-
-
-def _check_settings() -> Iterator[CheckMessage]:
-    for name, highest in MASKS.items():
-        bits = getattr(settings, name, highest)
-        if not isinstance(bits, int) or not 0 <= bits <= highest:
-            yield Error(f"{name} is {bits!r}, not a number of bits from 0 to {highest}.", id="django_quota.E027")
-    for name, hint in WITHOUT_EFFECT.items():
-        if hasattr(settings, name):
-            yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
-
-
-_OLD, _NEW = "django_ratelimit", "django_quota.contrib.django_ratelimit"
-
-
-def _check_leftovers() -> Iterator[CheckMessage]:
-    """Find what still uses django-ratelimit itself: it counts apart, and its middleware does not know our errors."""
-    middleware = f"{_OLD}.middleware.RatelimitMiddleware"
-    if middleware in settings.MIDDLEWARE:
-        hint = f"Use {_NEW}.middleware.RatelimitMiddleware instead."
-        yield _leftover(f"MIDDLEWARE lists {middleware!r}, which does not answer what the drop-in refuses.", hint)
-    if f"{_OLD}.decorators" in sys.modules or f"{_OLD}.core" in sys.modules:
-        hint = f"Import from {_NEW} everywhere, so that all limits count in one place."
-        yield _leftover("Something still imports django_ratelimit: what it limits is counted apart.", hint)
-    if any(entry == _OLD or entry.startswith(f"{_OLD}.") for entry in settings.INSTALLED_APPS):
-        yield _leftover(f"INSTALLED_APPS lists {_OLD!r}, whose checks concern a cache that nothing uses.", "Remove it.")
-
-
-def _leftover(problem: str, hint: str) -> CheckWarning:
-    return CheckWarning(problem, hint=hint, id="django_quota.W026")
+def _leftovers() -> Iterator[str]:
+    """Return what still uses django-ratelimit itself."""
+    if "django_ratelimit.middleware.RatelimitMiddleware" in settings.MIDDLEWARE:
+        yield "MIDDLEWARE"
+    if sys.modules.keys() & {"django_ratelimit.decorators", "django_ratelimit.core"}:
+        yield "Some module"
+    if any(app.partition(".")[0] == "django_ratelimit" for app in settings.INSTALLED_APPS):
+        yield "INSTALLED_APPS"

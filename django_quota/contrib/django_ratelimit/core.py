@@ -19,23 +19,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_quota import Decision, Rule, apeek, peek
-from django_quota.adapters import adecide, apply_decision, decide, digest
+from django_quota import Decision, Rule, peek
+from django_quota.adapters import apply_decision, decide, digest
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
-from django_quota.core.errors import ConfigurationError, did_you_mean
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.flow import run_sync
 from django_quota.core.rates import Rate, parse_rate
 from django_quota.core.rule_options import OnUnavailable
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.limiting.api import django_request
 from django_quota.requests.addresses import MAX_LENGTH, canonical, client_ip, own_prefixes
-from django_quota.requests.request_keys import subject_flow
-from django_quota.requests.site_functions import user_flow
+from django_quota.requests.request_keys import compile_key, subject_flow
 from django_quota.requests.subjects import named_subject, user_subject
 from django_quota.types import Outcome
 from django_quota.web.view_kinds import naming
 
-__all__ = ["aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
+__all__ = ["get_usage", "is_ratelimited"]
 
 
 class Usage(TypedDict):
@@ -67,6 +65,11 @@ class Limit(NamedTuple):
         given = self.method if isinstance(self.method, (list, tuple)) else [self.method]
         return tuple(sorted({method.upper() for method in given}))
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the rate is a function, or the dotted path of one."""
+        return callable(self.rate) or (isinstance(self.rate, str) and "." in self.rate)
+
 
 def is_ratelimited(
     request: Any,
@@ -79,20 +82,6 @@ def is_ratelimited(
 ) -> bool:
     """Return whether a request is limited; see `get_usage`."""
     usage = get_usage(request, group, fn, key, rate, method, increment)
-    return usage is not None and usage["should_limit"]
-
-
-async def ais_ratelimited(
-    request: Any,
-    group: str | None = None,
-    fn: Callable[..., Any] | None = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
-    increment: bool = False,
-) -> bool:
-    """Return whether a request is limited, without blocking the event loop; see `get_usage`."""
-    usage = await aget_usage(request, group, fn, key, rate, method, increment)
     return usage is not None and usage["should_limit"]
 
 
@@ -112,20 +101,24 @@ def get_usage(
 
     Raises `ImproperlyConfigured` if there is neither a `group` nor a view `fn`, or if the key or the rate is wrong.
     """
-    return run_sync(_usage_flow(request, _limit(group, fn, key, rate, method), increment=increment))
-
-
-async def aget_usage(
-    request: Any,
-    group: str | None = None,
-    fn: Callable[..., Any] | None = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
-    increment: bool = False,
-) -> Usage | None:
-    """Return what a group has used, without blocking the event loop; see `get_usage`."""
-    return await run_async(_usage_flow(request, _limit(group, fn, key, rate, method), increment=increment))
+    if group is None and fn is None:
+        raise ImproperlyConfigured("A limit needs a group or the view that it is for: pass group= or fn=.")
+    limit = Limit(group_of(fn) if group is None else group, key, rate, method)
+    if increment:
+        decision = count(request, [limit])
+        return None if decision is None else _usage(decision.outcomes, is_limited=not decision.allowed)
+    pair = _pair(request, limit)
+    if pair is None:
+        return None
+    rule, subject = pair
+    counted = getattr(getattr(request, "quota", None), "outcomes", ())
+    own = [each for each in counted if (each.rule, each.subject) == (rule.name, subject)]
+    if own:
+        return _usage(own[-1:], is_limited=not own[-1].allowed)
+    decision = peek(rule, subject)
+    if decision.degraded:  # a look limits nobody while the store does not answer
+        return Usage(count=0, limit=rule.limits[0].rate.count, should_limit=False, time_left=-1)
+    return _usage(decision.outcomes, is_limited=not decision.allowed)
 
 
 for _function in (get_usage, is_ratelimited):
@@ -133,83 +126,48 @@ for _function in (get_usage, is_ratelimited):
     cast("Any", _function).UNSAFE = UNSAFE
 
 
-def _limit(group: str | None, fn: Callable[..., Any] | None, key: Any, rate: Any, method: Any) -> Limit:
-    if group is None and fn is None:
-        raise ImproperlyConfigured("A limit needs a group or the view that it is for: pass group= or fn=.")
-    return Limit(group_of(fn) if group is None else group, key, rate, method)
-
-
 def group_of(view: Any) -> str:
     """Return the group of a view: its dotted path; a method has the path of its class."""
     return naming(view)(None)
 
 
-# --- the decision -----------------------------------------------------------------------------------------------------
-
-Pair = tuple[Rule, str]
-"""A rule and its subject."""
-
-
-def decision_flow(request: Any, limits: Sequence[Limit]) -> Flow[Decision | None]:
+def count(request: Any, limits: Sequence[Limit]) -> Decision | None:
     """Count a request under some limits, in one call; return None if none of them applies."""
-    pairs = []
-    for limit in limits:
-        pair = yield from _pair_flow(request, limit)
-        if pair is not None:
-            pairs.append(pair)
+    pairs = [pair for limit in limits if (pair := _pair(request, limit)) is not None]
     if not pairs:
         return None
-    bare = _bare_request(request)
-    decision: Decision = yield IOCall(decide, adecide, bare, pairs)
-    apply_decision(bare, decision)
+    decision = decide(request, pairs)
+    apply_decision(request, decision)
     return decision
-
-
-def _usage_flow(request: Any, limit: Limit, *, increment: bool) -> Flow[Usage | None]:
-    if increment:
-        decision = yield from decision_flow(request, [limit])
-        return None if decision is None else _usage(decision.outcomes, is_limited=not decision.allowed)
-    pair = yield from _pair_flow(request, limit)
-    if pair is None:
-        return None
-    counted = getattr(request, "quota", None)
-    rule, subject = pair
-    own = [each for each in getattr(counted, "outcomes", ()) if (each.rule, each.subject) == (rule.name, subject)]
-    if own:
-        return _usage(own[-1:], is_limited=not own[-1].allowed)
-    decision = yield IOCall(peek, apeek, rule, subject)
-    if decision.degraded:  # a look limits nobody while the store does not answer
-        return Usage(count=0, limit=rule.limits[0].rate.count, should_limit=False, time_left=-1)
-    return _usage(decision.outcomes, is_limited=not decision.allowed)
 
 
 def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:
     if not outcomes:  # limits are off, or the store does not answer
         return Usage(count=0, limit=0, should_limit=True, time_left=-1) if is_limited else None
     outcome = outcomes[0]
-    used = outcome.limit - outcome.remaining
     left = outcome.retry_after if is_limited and outcome.retry_after is not None else outcome.reset_after
     return Usage(
-        count=outcome.limit + 1 if is_limited else used,
+        count=outcome.limit + 1 if is_limited else outcome.limit - outcome.remaining,
         limit=outcome.limit,
         should_limit=is_limited,
         time_left=math.ceil(left) or outcome.window or 0,
     )
 
 
-def _pair_flow(request: Any, limit: Limit) -> Flow[Pair | None]:
+def _pair(request: Any, limit: Limit) -> tuple[Rule, str] | None:
     """Return the rule of a limit and the subject of a request; None if the limit does not apply."""
     if not getattr(settings, "RATELIMIT_ENABLE", True):
         return None
     if limit.methods is not None and request.method not in limit.methods:
         return None
     rate = limit.rate
-    if isinstance(rate, str) and "." in rate:
-        rate = import_string(rate)
-    rule = rule_of(limit, rate(limit.group, request) if callable(rate) else rate)
-    if rule is None:
-        return None
-    return rule, (yield from _subject_flow(request, limit))
+    if limit.is_dynamic:
+        rate = (rate if callable(rate) else import_string(rate))(limit.group, request)
+    rule = rule_of(limit, rate)
+    return None if rule is None else (rule, _subject(request, limit))
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
 
 
 def rule_of(limit: Limit, rate: Any) -> Rule | None:
@@ -221,7 +179,7 @@ def rule_of(limit: Limit, rate: Any) -> Rule | None:
         return None
     # django-ratelimit fails closed, unless a site says that it wants to stay open.
     on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
-    key = limit.key if limit.key in SIMPLE_KEYS or ":" in str(limit.key) else "user_or_ip"  # a function of theirs
+    key = limit.key if isinstance(limit.key, str) and "." not in limit.key else "user_or_ip"  # a function of theirs
     return _rule(limit.group, limit.methods or (), read_rate(rate), key, limit.block, on_unavailable)
 
 
@@ -251,9 +209,9 @@ def _read(rate: str | tuple[int, int]) -> Rate:
         if found is None:
             raise ValueError(rate)
         rate = int(found[1]), _SECONDS[found[3] or "s"] * int(found[2] or 1)
-    count, seconds = map(operator.index, rate)
+    number, seconds = map(operator.index, rate)
     unit, length = next((unit, length) for unit, length in reversed(_SECONDS.items()) if seconds % length == 0)
-    return parse_rate(f"{count}/{seconds // length}{unit}")
+    return parse_rate(f"{number}/{seconds // length}{unit}")
 
 
 _RATE = re.compile(r"(\d+)/(\d*)([smhd])?", re.ASCII)
@@ -262,48 +220,30 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 # --- the subject ------------------------------------------------------------------------------------------------------
 
-SIMPLE_KEYS = ("ip", "user", "user_or_ip")
-FIELDS = ("get", "post", "header")
 
-
-def _subject_flow(request: Any, limit: Limit) -> Flow[str]:
+def _subject(request: Any, limit: Limit) -> str:
     """Return the subject of a request. What a request does not have falls back to its address."""
-    key, bare = limit.key, _bare_request(request)
+    key = limit.key
     check_key(key)
-    if isinstance(key, str) and not callable(key):
-        if key == "ip":
-            return ip_subject(bare)
-        if key in SIMPLE_KEYS:
-            user = yield from user_flow(bare)
-            return user_subject(user) if getattr(user, "is_authenticated", False) else ip_subject(bare)
-        if ":" in key:
-            return cast("str", (yield from subject_flow(key, bare)))
-        key = import_string(key)
-    value = key(limit.group, request)
-    return f"ratelimit:{digest(str(value))}"  # nobody knows what a function returns: it may be a secret
-
-
-def _bare_request(request: Any) -> HttpRequest:
-    """Return Django's request; for an object that only looks like one, a request with what it has."""
-    bare = django_request(request)
-    if bare is None:
-        bare = HttpRequest()
-        for name in ("META", "method", "GET", "POST", "user"):
-            setattr(bare, name, getattr(request, name, getattr(bare, name, None)))
-    return bare
+    if callable(key) or (":" not in key and "." in key):
+        value = (key if callable(key) else import_string(key))(limit.group, request)
+        return f"ratelimit:{digest(str(value))}"  # nobody knows what a function returns: it may be a secret
+    bare: Any = django_request(request) or request
+    user = getattr(bare, "user", None)
+    if key in ("user", "user_or_ip") and getattr(user, "is_authenticated", False):
+        return user_subject(user)
+    return ip_subject(bare) if key in ("ip", "user", "user_or_ip") else str(run_sync(subject_flow(key, bare)))
 
 
 def check_key(key: Any) -> None:
-    """Raise `ImproperlyConfigured` unless django-ratelimit knows the kind of a key."""
+    """Raise `ImproperlyConfigured` if a key is missing or wrong."""
     if not key:
         raise ImproperlyConfigured("@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'.")
-    if callable(key) or key in SIMPLE_KEYS:
-        return
-    kind, colon, name = str(key).partition(":")
-    if (colon and kind in FIELDS and name) or (not colon and "." in kind):
-        return
-    known = did_you_mean(str(key), (*SIMPLE_KEYS, *(f"{field}:name" for field in FIELDS)))
-    raise ImproperlyConfigured(f"{key!r} is not a key of @ratelimit.{known}")
+    if not callable(key):
+        try:
+            compile_key(key)
+        except RuleError as error:
+            raise ImproperlyConfigured(str(error)) from error
 
 
 def ip_subject(request: HttpRequest) -> str:
@@ -322,10 +262,8 @@ def address_of(request: HttpRequest) -> str:
     Without that setting it is the address that `key="ip"` of django_quota finds, behind `TRUSTED_PROXIES`. Raises
     `ImproperlyConfigured` if there is no address.
     """
-    prefixes = (
-        getattr(settings, "RATELIMIT_IPV4_MASK", own_prefixes()[0]),
-        getattr(settings, "RATELIMIT_IPV6_MASK", own_prefixes()[1]),
-    )
+    four, six = own_prefixes()
+    prefixes = getattr(settings, "RATELIMIT_IPV4_MASK", four), getattr(settings, "RATELIMIT_IPV6_MASK", six)
     source: Any = getattr(settings, "RATELIMIT_IP_META_KEY", None)
     if not source:
         try:

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from django_quota import Decision
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.contrib.django_ratelimit.checks import Limits
-from django_quota.contrib.django_ratelimit.core import Limit, decision_flow, group_of
+from django_quota.contrib.django_ratelimit.core import Limit, count, group_of
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
-from django_quota.core.flow import run_async, run_sync
 from django_quota.web.view_kinds import is_async
 from django_quota.web.view_marks import mark, own
 
@@ -42,9 +41,9 @@ def ratelimit(
             inner = ()  # one refuses the request, and the other only says so: each decides for itself
         elif inner:
             bare = cast("Any", view).__wrapped__
-        limit = Limit(group_of(bare) if group is None else group, key, rate, method, block)
-        wrapper = _wrap(bare, (limit, *inner))
-        mark(wrapper, Limits((limit, *inner)), decorate)
+        limits = (Limit(group_of(bare) if group is None else group, key, rate, method, block), *inner)
+        wrapper = _wrap(bare, limits)
+        mark(wrapper, Limits(limits), decorate)
         return cast("V", wrapper)
 
     return decorate
@@ -55,31 +54,25 @@ ratelimit.UNSAFE = UNSAFE  # type: ignore[attr-defined]
 
 
 def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., Any]:
-    wrapper: Any
-    if is_async(view):
+    @wraps(view)
+    async def alimited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
+        await sync_to_async(_limit)(request, limits)
+        return await view(request, *args, **kwargs)
 
-        @wraps(view)
-        async def alimited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _apply(request, await run_async(decision_flow(request, limits)), block=limits[0].block)
-            return await view(request, *args, **kwargs)
+    @wraps(view)
+    def limited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
+        _limit(request, limits)
+        return view(request, *args, **kwargs)
 
-        wrapper = alimited_view
-    else:
-
-        @wraps(view)
-        def limited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _apply(request, run_sync(decision_flow(request, limits)), block=limits[0].block)
-            return view(request, *args, **kwargs)
-
-        wrapper = limited_view
-    return cast("Callable[..., Any]", wrapper)
+    return alimited_view if is_async(view) else limited_view
 
 
-def _apply(request: Any, decision: Decision | None, *, block: bool) -> None:
-    """Set `request.limited`, and raise if the request is refused."""
+def _limit(request: Any, limits: tuple[Limit, ...]) -> None:
+    """Count a request, set `request.limited`, and raise if the request is refused."""
+    decision = count(request, limits)
     is_limited = decision is not None and not decision.allowed
     request.limited = is_limited or getattr(request, "limited", False)
-    if is_limited and block:
+    if is_limited and limits[0].block:
         given: Any = getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited)
         error = (import_string(given) if isinstance(given, str) else given)()
         if isinstance(error, Ratelimited):
