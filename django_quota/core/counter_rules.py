@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, TypeVar
 
 from django_quota.core.algorithms import STOCK, Limit, Options, Parameters
@@ -26,11 +26,11 @@ class CounterRule(Rule):
     """How long the counter lives after its last change, in microseconds."""
     is_counter: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        """Its only limit."""
         parameters = Parameters(MAX_USED, self.ttl)
-        limit = Limit(self.name, _NO_RATE, STOCK, Options(), 1.0, "", parameters, STOCK.encode(parameters))
-        object.__setattr__(self, "limits", (limit,))
+        return (Limit(self.name, _NO_RATE, STOCK, Options(), 1.0, "", parameters, STOCK.encode(parameters)),)
 
 
 class CounterEntry:

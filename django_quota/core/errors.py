@@ -10,11 +10,13 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import Any
 
 
 class QuotaError(Exception):
-    """The base class of all errors of django_quota."""
+    """The base class of all errors of django_quota.
+
+    `args` are what an error is made of, so that it can be pickled.
+    """
 
 
 class ConfigurationError(QuotaError):
@@ -22,11 +24,10 @@ class ConfigurationError(QuotaError):
 
     def __init__(self, problem: str, hint: str = "") -> None:
         self.problem = problem
-        self.hint = hint
-        super().__init__(f"{problem} {hint}".strip())
+        self.hint = hint.strip()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problem, self.hint)
+    def __str__(self) -> str:
+        return f"{self.problem} {self.hint}".strip()
 
 
 class RuleError(ConfigurationError, ValueError):
@@ -49,15 +50,13 @@ class RateError(RuleError):
     """
 
     def __init__(self, text: object, position: int | None, problem: str, hint: str) -> None:
+        super().__init__(problem, hint)
         self.text = text
         self.position = position
-        self.problem = problem
-        self.hint = hint
-        place = "" if position is None else f" (at position {position})"
-        QuotaError.__init__(self, f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.text, self.position, self.problem, self.hint)
+    def __str__(self) -> str:
+        place = "" if self.position is None else f" (at position {self.position})"
+        return f"{reprlib.repr(self.text)} is not a rate: {self.problem}{place}. {self.hint}"
 
 
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
@@ -68,10 +67,10 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
 
     def __init__(self, reason: str) -> None:
         self.reason: str = without_secrets(reason)
-        super().__init__(f"The quota store is unavailable: {self.reason}")
+        super().__init__(self.reason)  # the one that was given may have secrets
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,)
+    def __str__(self) -> str:
+        return f"The quota store is unavailable: {self.reason}"
 
 
 class StoreRefusesWrites(StoreUnavailable):
@@ -111,10 +110,9 @@ class CounterError(QuotaError):
         self.counter = counter
         self.subject = subject
         self.problem = problem
-        super().__init__(f"Counter {counter!r} of {subject}: {problem}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.counter, self.subject, self.problem)
+    def __str__(self) -> str:
+        return f"Counter {self.counter!r} of {self.subject}: {self.problem}"
 
 
 class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
@@ -126,13 +124,12 @@ class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
     def __init__(self, slot: str, subject: str) -> None:
         self.slot = slot
         self.subject = subject
-        super().__init__(
-            f"The lease of slot {slot!r} for {subject} was lost: it expired, or was removed, before it was released. "
-            "Use a longer lease=, or renew=True."
-        )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.slot, self.subject)
+    def __str__(self) -> str:
+        return (
+            f"The lease of slot {self.slot!r} for {self.subject} was lost: it expired, or was removed, before it was "
+            "released. Use a longer lease=, or renew=True."
+        )
 
 
 _CREDENTIALS = re.compile(r"(\w+://|\b)\S*@")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
-from django_quota.core.errors import RuleError, did_you_mean
+from django_quota.core.errors import RuleError
 
 Kind = Literal["path", "view", "host"]
 
 KINDS: tuple[Kind, ...] = ("path", "view", "host")
 
-_EXAMPLE = "Use '/api/' (a path), 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com'."
-_REGEX_EXAMPLE = "Use, for example, 're:^/v[12]/'."
+_EXAMPLE = "Use '/' (all paths), '/api/', 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com'."
 _VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
 _NAMESPACE = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*:\*")
 _NOT_IN_PATHS = re.compile(r"[?#<>\[\]]|%[0-9A-Fa-f]{2}")
@@ -61,14 +60,7 @@ class Place:
         """Return whether a target matches; see `Match.matches`."""
         for alternatives in self.patterns:
             value = getattr(where, alternatives[0].kind)
-            if value is None:
-                if not unknown:
-                    return False
-                continue
-            for pattern in alternatives:
-                if pattern.matches(value):
-                    break
-            else:
+            if not (unknown if value is None else any(pattern.matches(value) for pattern in alternatives)):
                 return False
         return True
 
@@ -90,10 +82,7 @@ class Match:
         """
         if isinstance(value, Match):
             return value
-        entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-        if not entries:
-            raise RuleError(f"{option}={value!r} is empty.", _EXAMPLE)
-        return cls(tuple(_place(option, entry) for entry in entries))
+        return cls(tuple(_place(option, entry) for entry in _entries(option, value)))
 
     def matches(self, where: Target, *, unknown: bool = True) -> bool:
         """Return whether a target matches one of the places.
@@ -131,171 +120,112 @@ def _narrowest(place: Place) -> list[tuple[Kind, str]] | None:
     return None
 
 
+def _entries(place: str, value: object) -> Collection[object]:
+    entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+    if not entries:
+        raise RuleError(f"{place}={value!r} is empty.", _EXAMPLE)
+    return entries
+
+
 def _place(option: str, entry: object) -> Place:
     if not isinstance(entry, Mapping):
         return Place(((_pattern(option, entry),),))
-    if not entry:
-        raise RuleError(f"{option}={{}} is empty.", _EXAMPLE)
-    for kind in entry:
-        if kind not in KINDS:
-            hint = did_you_mean(str(kind), KINDS).strip()
-            raise RuleError(f"{option}={dict(entry)!r}: {kind!r} is not a kind.", hint)
-    return Place(tuple(_of_kind(option, kind, entry[kind]) for kind in KINDS if kind in entry))
+    if not entry or not set(entry) <= set(KINDS):
+        raise RuleError(f"{option}={dict(entry)!r} is not a dict of 'path', 'view' and 'host'.", _EXAMPLE)
+    kinds = [(f"{option}[{kind!r}]", kind) for kind in KINDS if kind in entry]
+    return Place(
+        tuple(tuple(_pattern(place, text, kind) for text in _entries(place, entry[kind])) for place, kind in kinds)
+    )
 
 
-def _of_kind(option: str, kind: Kind, value: object) -> tuple[Pattern, ...]:
-    texts: Iterable[object] = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-    patterns = tuple(_of_known_kind(option, kind, text) for text in texts)
-    if not patterns:
-        raise RuleError(f"{option}[{kind!r}]={value!r} is empty.", _EXAMPLE)
-    for pattern in patterns:
-        if pattern.kind != kind:
-            raise RuleError(f"{option}[{kind!r}] holds {pattern.text!r}, which is not a {kind}.", _EXAMPLE)
-    return patterns
+def _pattern(place: str, text: object, kind: Kind | None = None) -> Pattern:
+    if not isinstance(text, str):
+        raise RuleError(f"{place}={text!r} is {type(text).__name__}, not a text.", _EXAMPLE)
+    if kind is None:
+        kind = "path" if text.startswith(("/", "re:")) else "host" if text.startswith("host:") else "view"
+    try:
+        return _READERS[kind](text)
+    except ValueError as error:
+        raise RuleError(f"{place}={text!r} {error}.", _EXAMPLE) from None
 
 
-def _of_known_kind(option: str, kind: Kind, text: object) -> Pattern:
-    """Return the pattern of a text of a given kind. So a namespace may be called "host" or "re"."""
-    found = None
-    if isinstance(text, str):
-        found = _host(option, text) if kind == "host" else _view(text) if kind == "view" else None
-    return found or _pattern(option, text)
-
-
-def _view(text: str) -> Pattern | None:
-    """Return the pattern of a view or a namespace; None if the text is neither."""
+def _view(text: str) -> Pattern:
     if _VIEW.fullmatch(text):
         return Pattern("view", text, text.__eq__, text)
     if _NAMESPACE.fullmatch(text):
         below = text.removesuffix("*")
         return Pattern("view", text, _begins_with(below), below)
-    return None
-
-
-def _pattern(option: str, value: object) -> Pattern:
-    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
-        compiled = cast("re.Pattern[str]", value)
-        return Pattern("path", f"re:{compiled.pattern} {compiled.flags}", compiled.search)
-    if not isinstance(value, str):
-        raise RuleError(f"{option}={value!r} is {type(value).__name__}, not a text.", _EXAMPLE)
-    if value.startswith("re:"):
-        return _regex(option, value)
-    if value.startswith("/"):
-        return _path(option, value)
-    if value.startswith("host:"):
-        return _host(option, value)
-    if (view := _view(value)) is not None:
-        return view
-    hint = "Use '/' for all paths." if value in ("*", "**") else _EXAMPLE
-    raise RuleError(f"{option}={value!r} is not a path, a view or a host.", hint)
+    raise ValueError("is not a path, a view or a host")
 
 
 def _begins_with(prefix: str) -> Callable[[str], bool]:
     return lambda text: text.startswith(prefix)
 
 
-def _path(option: str, text: str) -> Pattern:
+def _path(text: str) -> Pattern:
+    if text.startswith("re:"):
+        return Pattern("path", text, _searcher(text.removeprefix("re:")))
+    if not text.startswith("/"):
+        raise ValueError("is not a path")
     odd = _NOT_IN_PATHS.search(text)
     if odd is not None:
-        hint = "Paths come decoded, without a query. Use a glob with * and **, such as '/items/*/', or 're:^/v[12]/'."
-        raise RuleError(f"{option}={text!r} never matches: no path has {odd[0]!r}.", hint)
-    return _glob(text) if "*" in text else _prefix(text)
-
-
-def _prefix(text: str) -> Pattern:
-    """Return the pattern of everything below a path. Without a slash at the end, it matches the path itself too."""
+        raise ValueError(f"never matches: paths are decoded and have no {odd[0]!r}; use * and **, or 're:^/v[12]/'")
+    parts = text.split("/", 2)
+    if "*" in text:
+        is_literal = len(parts) > 2 and "*" not in parts[1]  # noqa: PLR2004 — before, first part, rest
+        return Pattern("path", text, _glob_matcher(text), (parts[1] or None) if is_literal else None)
     if text == "/":  # it also matches `*` and `http://host/`, which begin with no slash
         return Pattern("path", text, lambda path: True)  # noqa: ARG005
-    index_key = text.split("/", 2)[1] or None
-    if text.endswith("/"):
-        return Pattern("path", text, _begins_with(text), index_key)
-    below = f"{text}/"
-    return Pattern("path", text, lambda path: path == text or path.startswith(below), index_key)
+    # Without a slash at the end, a prefix matches the path itself too.
+    below = text if text.endswith("/") else f"{text}/"
+    return Pattern("path", text, lambda path: path == text or path.startswith(below), parts[1] or None)
 
 
-def _glob(text: str) -> Pattern:
-    """Return the pattern of a glob for a whole path. `*` matches no slash, `**` does."""
-    first = text.split("/", 2)
-    literal = len(first) > 2 and "*" not in first[1]  # noqa: PLR2004 — before, first part, rest
-    return Pattern("path", text, _glob_matcher(text), (first[1] or None) if literal else None)
+def _searcher(expression: str) -> Callable[[str], object]:
+    try:
+        compiled = re.compile(expression)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    if not expression:
+        raise ValueError("is not a regular expression: it is empty")
+    return compiled.search
 
 
-def _glob_matcher(text: str) -> Callable[[str], bool]:
-    """Return a function that says whether a glob matches a whole path.
+def _glob_matcher(glob: str) -> Callable[[str], bool]:
+    """Return a function that says whether a glob matches a whole path: `*` matches no slash, `**` does.
 
-    A client chooses the path, so no part of it is tried twice. A group is what is between two double stars. The first
-    group is anchored at the start and the last one at the end; of the others, the first place that fits is the best,
-    since a double star matches whatever follows. Likewise between two single stars, up to the next slash.
+    A client chooses the path. So all ways to match are followed at once: bit n of `reached` says that the path so far
+    fits the first n signs of the glob.
     """
-    first, *others = re.split(r"\*{2,}", text)
-    if not others:
-        before, _, last = first.rpartition("*")
-        fits = re.compile(f"{_in_turn(before)}[^/]*{re.escape(last)}").fullmatch
-        return lambda path: fits(path) is not None
-    head = re.compile(_in_turn(first)).match
-    tail = re.compile(_in_turn(others.pop()[::-1])).match  # of the path from its end
-    searches = [re.compile(_anywhere(group)).search for group in others]
+    signs = re.findall(r"\*+|[^*]", glob)
+    literals = {sign: sum(1 << n for n, other in enumerate(signs) if other == sign) for sign in set(signs)}
+    within = literals.get("*", 0)
+    across = sum(bits for sign, bits in literals.items() if sign.startswith("**"))
+    stars = within | across
 
     def matches(path: str) -> bool:
-        found = head(path)
-        if found is None:
-            return False
-        path = path[found.end() :]
-        found = tail(path[::-1])
-        if found is None:
-            return False
-        path = path[: len(path) - found.end()]
-        for search in searches:
-            found = search(path)
-            if found is None:
-                return False
-            path = path[found.end() :]
-        return True
+        reached = 1
+        for sign in path:
+            stays = reached & (across if sign == "/" else stars)
+            reached = (reached & literals.get(sign, 0) & ~stars) << 1 | stays
+            reached |= (reached & stars) << 1  # a star may match nothing
+        return bool(reached >> len(signs))
 
     return matches
 
 
-def _in_turn(group: str) -> str:
-    """Return the expression of a group that begins here. Each star ends as soon as the text after it fits."""
-    first, *others = map(re.escape, group.split("*"))
-    return first + "".join(f"(?>[^/]*?{part})" for part in others)
-
-
-def _anywhere(group: str) -> str:
-    """Return the expression of a group that begins somewhere: between two slashes only its first place is tried."""
-    first, star, rest = group.partition("*")
-    return (
-        rf"(?:\A|/)(?>[^/]*?{re.escape(first)}){_in_turn(star + rest)}"
-        if star and "/" not in first
-        else _in_turn(group)
-    )
-
-
-def _regex(option: str, text: str) -> Pattern:
-    expression = text.removeprefix("re:")
-    try:
-        compiled = re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RuleError(f"{option}={text!r} is not a regular expression: {error}.", _REGEX_EXAMPLE) from None
-    if not expression:
-        raise RuleError(f"{option}={text!r} is not a regular expression: it is empty.", _REGEX_EXAMPLE)
-    return Pattern("path", text, compiled.search)
-
-
-def _ascii(host: str) -> str:
-    """Return a host as requests name it: `bücher.example` is `xn--bcher-kva.example`; empty if it cannot be one."""
-    try:
-        return host if host.isascii() else host.encode("idna").decode()
+def _host(text: str) -> Pattern:
+    host = text.removeprefix("host:").lower().removesuffix(".")
+    try:  # as requests name it: `bücher.example` is `xn--bcher-kva.example`
+        host = host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:
-        return ""
-
-
-def _host(option: str, text: str) -> Pattern:
-    host = _ascii(text.removeprefix("host:").lower().removesuffix("."))
+        host = ""
     if not _HOST.fullmatch(host):
-        hint = "Use 'host:api.example.com' or 'host:*.example.com', without a port."
-        raise RuleError(f"{option}={text!r} is not a host.", hint)
+        raise ValueError("is not a host without a port, such as 'host:*.example.com'")
     if host.startswith("*."):
         ending = host.removeprefix("*")
         return Pattern("host", f"host:{host}", lambda given: given.endswith(ending))
     return Pattern("host", f"host:{host}", host.__eq__)
+
+
+_READERS: Mapping[Kind, Callable[[str], Pattern]] = {"path": _path, "view": _view, "host": _host}

@@ -6,13 +6,12 @@ algorithm takes is up to the algorithm.
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError
@@ -59,16 +58,17 @@ _SYMBOLS = {
     "month": "month",
     "year": "year",
 }
-MAX_UNIT_LENGTH = 12
-"""How many characters of a wrong unit the search for a similar one reads."""
 
-_HINT = "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 per day'."
-_COUNT = re.compile(r"[0-9]+")
-_SEPARATOR = re.compile(r" */ *| +per +")
-_WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+)")
-_GROUPED = re.compile(r"([1-9][0-9]{0,2}(?:[,._' ][0-9]{3}){1,4}|[1-9][0-9]{0,8})([kKM]?)(?= */| +per )")
-"""A count as people write it elsewhere: `1,000`, `1_000`, `1k`."""
-_FACTORS = {"": "", "k": "000", "K": "000", "M": "000000"}
+_HINT = "Write a count, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+_WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+) *")
+_PARTS = (
+    (re.compile(r" *"), ""),
+    (re.compile(r"[0-9]+"), "the count is not a whole number from 0 up"),
+    (re.compile(r" */ *| +per +"), "a slash or ' per ' is missing after the count"),
+    (_WINDOW, "the unit is missing"),
+    (re.compile(r"\Z"), "unexpected text after the unit"),
+)
+"""The parts of a rate, in order, and what is wrong where one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,67 +103,25 @@ class Rate:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Rate:
-    start = len(text) - len(text.lstrip(" "))
-    count, position = _read_count(text, start)
-    separator = _SEPARATOR.match(text, position)
-    if separator is None:
-        grouped = _GROUPED.match(text, start)
-        if grouped is not None:
-            digits = re.sub("[^0-9]", "", grouped[1]) + _FACTORS[grouped[2]]
-            hint = f"Write {reprlib.repr(digits + text[grouped.end() :])}."
-            raise RateError(text, position, "a count has only digits", hint)
-        raise RateError(text, position, "a slash or ' per ' is missing after the count", _HINT)
-    rate, position = _read_window(text, separator.end(), count)
-    rest = text[position:].lstrip(" ")
-    if rest:
-        raise RateError(text, len(text) - len(rest), f"unexpected {reprlib.repr(rest)}", _hint_for(rest, rate))
-    return rate
-
-
-def _hint_for(rest: str, rate: Rate) -> str:
-    """Return what to write instead of the text after a rate: other packages write other separators there, or keys."""
-    if rest[0] in ",|" or (rest[0].isdigit() and _SEPARATOR.search(rest)):
-        return "Put a semicolon between rates: '10/s; 500/h'."
-    if rest in ("/ip", "/user", "/key"):
-        return f"Write {str(rate)!r}, and say who is limited by key=, such as key='ip'."
-    return _HINT
-
-
-def _read_count(text: str, start: int) -> tuple[int, int]:
-    match = _COUNT.match(text, start)
-    if match is None:
-        problem = "it is empty" if start == len(text) else "the count is not a whole number from 0 up"
-        raise RateError(text, start, problem, _HINT)
+    position, found = 0, list[re.Match[str]]()
+    for pattern, problem in _PARTS:
+        match = pattern.match(text, position)
+        if match is None:
+            raise RateError(text, position, problem, _HINT)
+        found.append(match)
+        position = match.end()
+    _, count, _, window, _ = found
     # The length first: int() of a very long text is slow, and raises an error of its own.
-    if len(match[0].lstrip("0")) > len(str(MAX_COUNT)) or int(match[0]) > MAX_COUNT:
-        raise RateError(text, start, f"the count is above {MAX_COUNT}", _HINT)
-    return int(match[0]), match.end()
-
-
-def _read_window(text: str, start: int, count: int) -> tuple[Rate, int]:
-    match = _WINDOW.match(text, start)
-    if match is None:
-        bare = _COUNT.fullmatch(text, start)  # django-ratelimit reads it as seconds
-        hint = f"For seconds, write '{count}/{bare[0]}s'." if bare and len(bare[0]) < MAX_UNIT_LENGTH else _HINT
-        raise RateError(text, start, "the unit is missing", hint)
-    unit = _SPELLINGS.get(match[2])
+    if len(count[0].lstrip("0")) > len(str(MAX_COUNT)) or int(count[0]) > MAX_COUNT:
+        raise RateError(text, count.start(), f"the count is above {MAX_COUNT}", _HINT)
+    unit = _SPELLINGS.get(window[2])
     if unit is None:
-        lower = "" if match[2].islower() else ", in lower case"
-        hint = f"Units: s, m, h, d, w (or in full), month, year{lower}.{_nearest_unit(match[2].lower())}"
-        raise RateError(text, match.start(2), f"{reprlib.repr(match[2])} is not a unit", hint)
-    digits = match[1] or "1"
-    longest = MAX_PERIOD // UNITS[unit]
+        hint = "Units, in lower case: s, m, h, d, w (or in full), month, year."
+        raise RateError(text, window.start(2), f"{reprlib.repr(window[2])} is not a unit", hint)
+    digits, longest = window[1] or "1", MAX_PERIOD // UNITS[unit]
     if len(digits) > len(str(MAX_PERIOD)) or not 1 <= int(digits) <= longest:
-        raise RateError(text, start, f"a window is 1 to {longest} {unit}s long", _HINT)
-    return Rate(count, unit, int(digits)), match.end()
-
-
-def _nearest_unit(word: str) -> str:
-    # Never suggest a single letter: "10/mo" must not become ten a minute.
-    names = [name for name in _SPELLINGS if len(name) > 1]
-    begun = [name for name in UNITS if len(word) > 1 and name.startswith(word)]
-    near = begun or difflib.get_close_matches(word[:MAX_UNIT_LENGTH], names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+        raise RateError(text, window.start(), f"a window is 1 to {longest} {unit}s long", _HINT)
+    return Rate(int(count[0]), unit, int(digits))
 
 
 def parse_rate(value: object) -> Rate:
@@ -174,10 +132,7 @@ def parse_rate(value: object) -> Rate:
     if isinstance(value, Rate):
         return value
     if not isinstance(value, str):
-        # django-ratelimit has pairs of a count and seconds.
-        is_pair = isinstance(value, tuple) and list(map(type, value)) == [int, int]
-        hint = "Write '{}/{}s'.".format(*cast("tuple[int, int]", value)) if is_pair else _HINT
-        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", hint)
+        raise RateError(value, None, f"it is {type(value).__name__}, not a text", _HINT)
     return _parse(value)
 
 
@@ -231,7 +186,7 @@ def _microseconds(value: object, most: int) -> int | None:
     if isinstance(value, timedelta):
         return value // timedelta(microseconds=1)
     if isinstance(value, str):
-        match = _WINDOW.fullmatch(value.strip(" "))
+        match = _WINDOW.fullmatch(value.lstrip(" "))
         unit = _SPELLINGS.get(match[2]) if match else None
         if match is None or unit is None or unit in CALENDAR_ONLY or not 0 < len(match[1]) <= len(str(most)):
             return None
@@ -239,10 +194,6 @@ def _microseconds(value: object, most: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value * SECOND <= most:
         return None
     return max(int(value * SECOND), int(value > 0))
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def validate_cost(cost: object, rule: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
 from django_quota.core.clock import SECOND, in_words
@@ -27,7 +27,7 @@ HTTP_METHODS = frozenset(
 
 MAX_BAN_DURATIONS = 16
 
-MIN_WARN_AT = MIN_SHARE = 0.001
+MIN_SHARE = 0.001
 
 MAX_CACHE_REFUSALS = 60 * SECOND
 """The longest time for which a process remembers a refusal, in microseconds."""
@@ -94,19 +94,24 @@ class Shares(NamedTuple):
     of_tiers: tuple[tuple[str, float], ...]
 
 
+def names_tiers(value: object) -> TypeGuard[Mapping[str, object]]:
+    """Say whether a value is a dict by tier."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(tier, str) and tier for tier in value)
+
+
 def read_share(value: object) -> float | Shares:
-    """Read a share of a limit, above 0 and up to 1, or a dict of shares by tier. Raises `RuleError`."""
+    """Read a share of a limit, from 0.001 to 1, or a dict of shares by tier. Raises `RuleError`."""
     if isinstance(value, Shares):
         return value
-    if isinstance(value, Mapping):
-        if not value or not all(isinstance(tier, str) and tier for tier in value):
-            raise RuleError(f"share={dict(value)!r} does not name tiers.", _SHARE_EXAMPLE)
-        return Shares(tuple((tier, _read_one_share(share, f"share[{tier!r}]")) for tier, share in value.items()))
-    return _read_one_share(value, "share")
+    if not isinstance(value, Mapping):
+        return _read_one_share(value, "share")
+    if not names_tiers(value):
+        raise RuleError(f"share={dict(value)!r} does not name tiers.", _SHARE_EXAMPLE)
+    return Shares(tuple((tier, _read_one_share(share, f"share[{tier!r}]")) for tier, share in value.items()))
 
 
 def _read_one_share(value: object, place: str) -> float:
-    if not is_number(value, MIN_SHARE, 1):
+    if not are_shares((value,)):
         raise RuleError(f"{place}={value!r} is not a share of the limit, from {MIN_SHARE} to 1.", _SHARE_EXAMPLE)
     return float(cast("float", value))
 
@@ -127,26 +132,16 @@ class Ban(NamedTuple):
         """Read a dict of `after`, a rate of refusals, and `for`, one or several durations. Raises `RuleError`."""
         if isinstance(value, Ban):
             return value
-        if not isinstance(value, Mapping):
-            raise RuleError(f"ban={value!r} is not a dict.", _BAN_EXAMPLE)
-        for name in value:
-            if name not in ("after", "for"):
-                raise RuleError(f"ban has no {name!r}.{did_you_mean(str(name), ('after', 'for'))}", _BAN_EXAMPLE)
-        if "after" not in value or "for" not in value:
-            raise RuleError(f"ban={dict(value)!r} must have both 'after' and 'for'.", _BAN_EXAMPLE)
+        if not isinstance(value, Mapping) or set(value) != {"after", "for"}:
+            raise RuleError(f"ban={value!r} is not a dict of 'after' and 'for'.", _BAN_EXAMPLE)
         given = value["for"]
         durations = given if isinstance(given, (list, tuple)) else (given,)
         if not 1 <= len(durations) <= MAX_BAN_DURATIONS:
             raise RuleError(f"ban['for']={given!r} does not list 1 to {MAX_BAN_DURATIONS} durations.", _BAN_EXAMPLE)
-        try:
-            after = parse_rate(value["after"])
-            if after.count == 0:
-                problem = "a ban after no refusals would never end"
-                raise RateError(str(after), 0, problem, "Use, for example, '20/m'.")  # noqa: TRY301
-            ALGORITHMS["sliding_window"].validate(after, Options())
-        except RateError as error:
-            hint = f"{error.hint} As a whole: ban={_BAN}."
-            raise RateError(error.text, error.position, error.problem, hint) from None
+        after = parse_rate(value["after"])
+        if after.count == 0:
+            raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)
+        ALGORITHMS["sliding_window"].validate(after, Options())
         return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))
 
     @property
@@ -185,15 +180,11 @@ class Exemption:
             raise RuleError(f"exempt={value!r} names nobody.", _EXEMPT_EXAMPLE)
         functions = tuple(entry for entry in entries if callable(entry))
         texts = [entry for entry in entries if not callable(entry)]
-        networks = tuple(cls._read_network(text) for text in texts if text != STAFF)
-        return cls(networks, STAFF in texts, functions)
-
-    @staticmethod
-    def _read_network(value: object) -> Network:
         try:
-            return read_network(value)
+            networks = tuple(read_network(text) for text in texts if text != STAFF)
         except ValueError as error:
             raise RuleError(f"exempt={value!r}: {error}.", _EXEMPT_EXAMPLE) from None
+        return cls(networks, STAFF in texts, functions)
 
 
 def read_network(value: object) -> Network:
@@ -214,7 +205,7 @@ def read_methods(given: object) -> frozenset[str]:
         raise RuleError(f"methods={given!r} are not HTTP methods. Use, for example, ['POST', 'PUT'].")
     upper = frozenset(str(name).upper() for name in methods)
     for name in sorted(upper - HTTP_METHODS):
-        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
+        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS))
     return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
 
 
@@ -231,14 +222,11 @@ def read_costs(given: object) -> tuple[tuple[str, int], ...]:
     return pairs
 
 
-def is_number(value: object, least: float, most: float) -> bool:
-    """Say whether a value is a number in this range."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-
-
 def are_shares(values: Sequence[object]) -> bool:
-    """Say whether values are shares of a limit for `warn_at`, at least one."""
-    return bool(values) and all(is_number(value, MIN_WARN_AT, 1) for value in values)
+    """Say whether values are shares of a limit, at least one."""
+    return bool(values) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and MIN_SHARE <= value <= 1 for value in values
+    )
 
 
 def read_refusal_span(value: object, option: str = "cache_refusals") -> float:

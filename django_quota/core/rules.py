@@ -18,7 +18,7 @@ from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_y
 from django_quota.core.matching import Match
 from django_quota.core.rates import Rate, parse_rates, validate_cost
 from django_quota.core.rule_options import (
-    MIN_WARN_AT,
+    MIN_SHARE,
     OPTION,
     Ban,
     Exemption,
@@ -30,6 +30,7 @@ from django_quota.core.rule_options import (
     declare_flag,
     declare_function,
     declare_number,
+    names_tiers,
     read_costs,
     read_methods,
     read_refusal_span,
@@ -52,21 +53,6 @@ _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
 """The kinds of keys that read the body of a request."""
 
 _TIERS_EXAMPLE = "Use, for example, {'anonymous': '10/m', 'authenticated': '100/m'}."
-_TIERS_IN_SETTINGS = "Put rates by tier under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
-_NAME_IN_SETTINGS = "The key in RULES is the rule's name."
-
-_OTHER_WORDS: dict[str, str] = {
-    **dict.fromkeys(("limit", "limits", "rate", "rates", "period", "window", "per", "interval"), "rate"),
-    **dict.fromkeys(("on_fail", "on_error", "fail_open", "swallow_errors"), "on_unavailable"),
-    **dict.fromkeys(("group", "scope"), "name"),
-    **dict.fromkeys(("increment", "weight", "amount"), "cost"),
-    **dict.fromkeys(("key_func", "identifier", "by"), "key"),
-    **dict.fromkeys(("allowlist", "whitelist"), "exempt"),
-    "exempt_when": "skip",
-    **dict.fromkeys(("deduct_when", "counts"), "count_when"),
-    "per_method": "methods",
-}
-"""Options of other packages, and what they are called here."""
 
 
 class _Options(TypedDict, total=False):
@@ -123,20 +109,14 @@ class Tiers:
         """Read a dict of rates by tier. Raises `RuleError`, or `RateError` naming the tier."""
         if isinstance(value, Tiers):
             return value
-        if not isinstance(value, Mapping) or not value:
+        if not names_tiers(value):
             raise RateError(value, None, "it names no tier", _TIERS_EXAMPLE)
-        return cls(tuple(cls._read_tier(tier, given) for tier, given in value.items()))
+        return cls(tuple((tier, cls._read_rates(tier, given)) for tier, given in value.items()))
 
     @staticmethod
-    def _read_tier(tier: object, given: object) -> tuple[str, tuple[Rate, ...]]:
-        if not isinstance(tier, str) or not tier:
-            raise RuleError(f"{tier!r} is not the name of a tier.", _TIERS_EXAMPLE)
-        if callable(given) or isinstance(given, Mapping):
-            raise RuleError(
-                f"The rate of tier {tier!r} is {given!r}.", "Use, for example, '10/m', or None for unlimited."
-            )
+    def _read_rates(tier: str, given: object) -> tuple[Rate, ...]:
         try:
-            return tier, parse_rates(*(given if isinstance(given, (list, tuple)) else (given,)))
+            return parse_rates(*(given if isinstance(given, (list, tuple)) else (given,)))
         except RateError as error:
             raise RateError(error.text, error.position, f"{error.problem}, for tier {tier!r}", error.hint) from None
 
@@ -153,9 +133,8 @@ def check_default_tiers(names: Collection[str], what: str, hint: str) -> None:
     """Raise `RuleError` unless the tiers are exactly the default ones, which need no `tier` function."""
     for name in names:
         if name not in DEFAULT_TIERS:
-            near = did_you_mean(name, DEFAULT_TIERS)
-            add = "Add tier=, a function of the request that returns the tier."
-            raise RuleError(f"No tier= says who is in tier {name!r}.", add + (near if "mean" in near else ""))
+            hint = f"Add tier=, a function of the request that returns the tier.{did_you_mean(name, DEFAULT_TIERS)}"
+            raise RuleError(f"No tier= says who is in tier {name!r}.", hint)
     for name in DEFAULT_TIERS:
         if name not in names:
             raise RuleError(f"There is no {what} for the tier {name!r}.", hint)
@@ -217,9 +196,9 @@ class Rule:
         "request", problem="is neither a function of the request nor the dotted path of one."
     )
     """A function of the request that returns its tier; by default `"anonymous"` or `"authenticated"`."""
-    match: Match | None = declare(None, only_in="settings")
+    match: Match | None = declare(None, read=partial(Match.read, "match"), only_in="settings")
     """Where the middleware applies the rule; only for configured rules."""
-    exclude: Match | None = declare(None, only_in="settings")
+    exclude: Match | None = declare(None, read=partial(Match.read, "exclude"), only_in="settings")
     """Where the middleware does not apply it although `match` fits; only for configured rules."""
     on_unavailable: OnUnavailable | None = declare(
         None, fits=get_args(OnUnavailable).__contains__, problem="is not 'allow', 'deny' or 'local'.", is_shared=True
@@ -234,7 +213,7 @@ class Rule:
         0.8,
         read=_as_tuple,
         fits=lambda given: given is None or are_shares(given if isinstance(given, tuple) else (given,)),
-        problem=f"is not a share of the limit, from {MIN_WARN_AT} to 1, nor a list of shares.",
+        problem=f"is not a share of the limit, from {MIN_SHARE} to 1, nor a list of shares.",
         hint="Use, for example, 0.8 or [0.8, 1.0], or None for never.",
         is_shared=True,
     )
@@ -248,10 +227,7 @@ class Rule:
 
     True takes the value from `check(..., value=)`.
     """
-    cache_refusals: float | None = declare(
-        None,
-        read=read_refusal_span,
-    )
+    cache_refusals: float | None = declare(None, read=read_refusal_span)
     """How long, up to a minute, a process repeats a refusal without asking Redis; 0 for never.
 
     None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
@@ -278,23 +254,36 @@ class Rule:
         only_in="views",
     )
     """A function of the response that says whether the request counts. If not, its cost is given back."""
-    limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
-    dynamic: bool = field(init=False, repr=False, compare=False)
-    """Whether its limits depend on the request: then `limits` is empty; `with_rates` or `tiers` has the real rule."""
-    tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
-    """The rule of each tier, by the tier's name; empty if neither the rates nor the shares are by tier."""
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
     is_counter: ClassVar[bool] = False
     """Whether it stands for a counter; see `counter_rules`."""
 
     def __post_init__(self) -> None:
-        _normalize(self)
+        _read_options(self)
         _check_options(self)
-        dynamic = any(not isinstance(rate, Rate) for rate in self.rates) or isinstance(self.share, Shares)
-        object.__setattr__(self, "dynamic", dynamic)
-        object.__setattr__(self, "limits", () if dynamic else _limits(self))
-        object.__setattr__(self, "tiers", _rules_of_tiers(self))
+        # A wrong rate fails here.
+        _ = self.limits, self.tiers
+
+    @cached_property
+    def dynamic(self) -> bool:
+        """Whether its limits depend on the request; then `with_rates` or `tiers` has the real rule."""
+        return any(not isinstance(rate, Rate) for rate in self.rates) or isinstance(self.share, Shares)
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        """One limit for each rate; empty if the rule is `dynamic`."""
+        return () if self.dynamic else _limits(self)
+
+    @cached_property
+    def tiers(self) -> Mapping[str, Rule]:
+        """The rule of each tier, by the tier's name; empty if neither the rates nor the shares are by tier."""
+        if isinstance(self.share, Shares):
+            return {name: replace(self, share=share, tier=None) for name, share in self.share.of_tiers}
+        tiers = self.rates[0] if self.rates else None
+        if not isinstance(tiers, Tiers):
+            return {}
+        return {name: replace(self, rates=rates, tier=None) for name, rates in tiers.rates}
 
     @cached_property
     def settles(self) -> bool:
@@ -360,54 +349,28 @@ class Rule:
         `imported(option, value)` resolves the dotted paths in an option. Raises `RuleError` with the `place`
         of the entry.
         """
+        options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
         try:
-            options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
-            known = {*OPTIONS, "rate", "name", "at_once"}
-            for option in [option for option in options if option not in known]:
-                raise _unknown_option(option, known)
+            check_option_names(options, {*OPTIONS, "rate"}, "at_once")
             if isinstance(value, Mapping) and "rate" not in options:
-                raise RuleError("it has no 'rate'. Use, for example, {'rate': '10/m', 'key': 'ip'}.")  # noqa: TRY301
+                raise RuleError("it has no 'rate'.", "Use, for example, {'rate': '10/m', 'key': 'ip'}.")  # noqa: TRY301
             if imported is not None:
                 options = {option: imported(option, given) for option, given in options.items()}
-            return cls._of_setting(name, options.pop("rate", value), options)
+            rate = options.pop("rate", value)
+            rates = rate if isinstance(rate, (list, tuple)) else (rate,)
+            if not rates:
+                raise RuleError("it lists no rate.", "Use, for example, '10/m', or None for unlimited.")  # noqa: TRY301
+            return cls(name, tuple(rates), **options)
         except RuleError as error:
             raise RuleError(f"{place}[{name!r}]: {error}") from error
-
-    @classmethod
-    def _of_setting(cls, name: str, rate: object, options: dict[str, object]) -> Rule:
-        if "name" in options:
-            raise RuleError("'name' is not an option here.", _NAME_IN_SETTINGS)
-        rates = rate if isinstance(rate, (list, tuple)) else (rate,)
-        if not rates:
-            raise RuleError("it lists no rate.", "Use, for example, '10/m', or None for unlimited.")
-        places = {
-            option: options.pop(option)
-            for option, declared in OPTIONS.items()
-            if declared.only_in == "settings" and option in options
-        }
-        rule = cls.make(name, *rates, **options)
-        read = {option: Match.read(option, given) for option, given in places.items() if given is not None}
-        if "exclude" in read and "match" not in read:
-            raise RuleError(
-                "exclude= needs match=, which says where the rule applies.", "Use, for example, 'match': '/'."
-            )
-        return replace(rule, **cast("Any", read)) if read else rule
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
         return _rule_with(self, rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
 
-    def as_shadow(self) -> Rule:
-        """Return the rule as a shadow, which only reports."""
-        return _rule_with(self, shadow=True)
-
-    def as_unenforced(self) -> Rule:
-        """Return the rule with `block=False`: a refusal only shows."""
-        return _rule_with(self, block=False)
-
-    def for_any_request(self) -> Rule:
-        """Return the rule without `methods` and `skip`, so that it applies to all requests of a subject."""
-        return _rule_with(self, methods=None, skip=None)
+    def but(self, **options: Any) -> Rule:
+        """Return the rule with other options, such as `shadow=True`, or another name."""
+        return _rule_with(self, **options)
 
     def is_compatible_with(self, other: Rule) -> bool:
         """Say whether two rules of one name differ only in rates, key and algorithm, and share no count."""
@@ -417,15 +380,21 @@ class Rule:
         )
         return is_same and all(own == limit for own, limit in shared)
 
-    def renamed(self, name: str) -> Rule:
-        """Return the rule under another name."""
-        return replace(self, name=name)
-
 
 @cached(maxsize=1024)
 def _rule_with(rule: Rule, **options: Any) -> Rule:
     return replace(rule, **options)
 
+
+_ALL_KINDS = "the refusals of one kind of requests would hit all kinds"
+_KEPT = "a value that was counted cannot be given back"
+_VALUES = "it counts different values in a sliding window, and each value costs 1"
+_CONFLICTS = (
+    *(("share", other, _ALL_KINDS) for other in ("count_refused", "ban")),
+    *((option, "distinct", _KEPT) for option in ("settle", "count_when")),
+    *((option, "distinct", _VALUES) for option in ("algorithm", "precision", "count_refused", "cost", "costs")),
+)
+"""Options that exclude each other, and why."""
 
 OPTIONS: Mapping[str, Option] = {each.name: each.metadata[OPTION] for each in fields(Rule) if OPTION in each.metadata}
 """The options of a rule by name, as `Rule` declares them."""
@@ -434,29 +403,16 @@ AFTER_RESPONSE = frozenset(name for name, declared in OPTIONS.items() if "respon
 """The options that are functions of the response, once the view has answered."""
 
 
-def check_option_names(options: Iterable[str]) -> None:
-    """Raise `RuleError` for an option that a decorator or a call does not take."""
-    known = {name for name, declared in OPTIONS.items() if declared.only_in != "settings"} | {"name"}
+_IN_CODE = {name for name, declared in OPTIONS.items() if declared.only_in != "settings"} | {"name"}
+"""The options that a decorator or a call takes."""
+
+
+def check_option_names(options: Iterable[str], known: Collection[str] = _IN_CODE, *others: str) -> None:
+    """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: what may be meant, too."""
     for option in options:
-        if option in OPTIONS and option not in known:
-            raise RuleError(f"{option}= is only for configured rules. A decorator already says which view it limits.")
         if option not in known:
-            raise _unknown_option(option, known)
-
-
-def _unknown_option(option: str, known: Collection[str]) -> RuleError:
-    """Return the error for an unknown option, with what to write instead."""
-    ours, in_settings = _OTHER_WORDS.get(option), "rate" in known
-    if in_settings and option in DEFAULT_TIERS:
-        hint = _TIERS_IN_SETTINGS
-    elif ours == "rate":
-        hint = f"{'Use' if in_settings else 'The first argument is'} the rate, a count and a window: "
-        hint += "'rate': '10/m'." if in_settings else "'10/m'."
-    elif ours == "name" and in_settings:
-        hint = _NAME_IN_SETTINGS
-    else:
-        hint = f"Here it is called {ours!r}." if ours else did_you_mean(option, known).strip()
-    return RuleError(f"{option!r} is not an option of a rule.", hint)
+            only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
+            raise RuleError(f"{option!r} {only}.", did_you_mean(option, {*known, *others}))
 
 
 def name_conflict(rule: Rule, other: Rule) -> RuleError:
@@ -537,7 +493,7 @@ def _flat(key: object) -> list[object]:
     return [inner for part in key for inner in _flat(part)] if isinstance(key, tuple) else [key]
 
 
-def _normalize(rule: Rule) -> None:
+def _read_options(rule: Rule) -> None:
     """Read the options that people may write in several ways."""
     rates: list[Rate | DynamicRate | Tiers] = []
     for rate in cast("tuple[object, ...]", rule.rates):
@@ -554,29 +510,33 @@ def _normalize(rule: Rule) -> None:
 def _check_options(rule: Rule) -> None:
     if not is_valid_name(rule.name):
         raise RuleError(f"{rule.name!r} is not a rule's name. Use a text of at least one character.")
-    algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(cast("object", rule.algorithm), str) else None
-    if algorithm is None:
-        raise AlgorithmError(
-            f"algorithm={rule.algorithm!r} is not an algorithm.",
-            did_you_mean(str(rule.algorithm), ALGORITHMS).strip(),
-        )
-    for option in ("burst", "precision", "tz"):
-        if getattr(rule, option) is not None and option not in algorithm.takes:
-            takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
-            take = "take" if len(takers) > 1 else "takes"
-            raise RuleError(f"{option}= is not an option of {algorithm.name!r}; {' and '.join(takers)} {take} it.")
+    _check_algorithm(rule)
     for option, declared in OPTIONS.items():
         declared.check(option, getattr(rule, option))
     if not callable(rule.cost):
         object.__setattr__(rule, "cost", validate_cost(rule.cost, rule.name))
+    if rule.exclude is not None and rule.match is None:
+        raise RuleError("exclude= needs match=, which says where the rule applies.", "Use, for example, 'match': '/'.")
     _check_tiers(rule)
-    if rule.distinct is not None:
-        _check_distinct(rule)
-    _check_after_response(rule)
+    given = {each.name for each in fields(rule) if OPTION in each.metadata and getattr(rule, each.name) != each.default}
+    for option, other, why in _CONFLICTS:
+        if {option, other} <= given:
+            raise RuleError(f"{option}= does not go with {other}=: {why}.", f"Leave out {option}=.")
     for option, function in (*functions_of(rule), *key_parts(rule)):
         # A bare @quota takes the view for a rate; a system check reports that.
         if callable(function) and option != "rate":
             _check_arguments(option, function)
+
+
+def _check_algorithm(rule: Rule) -> None:
+    algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(cast("object", rule.algorithm), str) else None
+    if algorithm is None:
+        near = did_you_mean(str(rule.algorithm), ALGORITHMS)
+        raise AlgorithmError(f"algorithm={rule.algorithm!r} is not an algorithm.", near)
+    for option in ("burst", "precision", "tz"):
+        if getattr(rule, option) is not None and option not in algorithm.takes:
+            takers = " and ".join(name for name, other in ALGORITHMS.items() if option in other.takes)
+            raise RuleError(f"{option}= is not an option of {algorithm.name!r}.", f"It is one of {takers}.")
 
 
 def _check_arguments(option: str, function: Callable[..., Any]) -> None:
@@ -596,66 +556,23 @@ def _check_arguments(option: str, function: Callable[..., Any]) -> None:
         ) from None
 
 
-def _check_after_response(rule: Rule) -> None:
-    for option in sorted(AFTER_RESPONSE):
-        if getattr(rule, option) is None:
-            continue
-        if rule.distinct is not None:
-            raise RuleError(
-                f"{option}= does not go with distinct=: a value that was counted cannot be given back.",
-                f"Leave out {option}=, or count hits in another rule.",
-            )
-
-
 def _check_tiers(rule: Rule) -> None:
+    """Raise `RuleError` unless either the rates or the shares are by tier, and it is known who is in each."""
     tiers = next((rate for rate in rule.rates if isinstance(rate, Tiers)), None)
-    if rule.share is not None:
-        _check_share(rule)
     if isinstance(rule.share, Shares):
-        return
-    if tiers is None:
+        if not all(isinstance(rate, Rate) for rate in rule.rates):
+            hint = "Use, for example, '1000/m'."
+            raise RuleError("share= by tier needs rates that are the same for all tiers.", hint)
+        if rule.tier is None:
+            check_default_shares(rule.share)
+    elif tiers is None:
         if rule.tier is not None:
             raise RuleError("tier= needs rates by tier, or share= by tier.", _TIERS_EXAMPLE)
-        return
-    if len(rule.rates) > 1:
-        raise RuleError(
-            f"{tiers} cannot be combined with other rates.",
-            "Give a tier several rates, for example {'pro': '10/s; 500/h'}.",
-        )
-    if rule.tier is None:
+    elif len(rule.rates) > 1:
+        hint = "Give a tier several rates, for example {'pro': '10/s; 500/h'}."
+        raise RuleError(f"{tiers} cannot be combined with other rates.", hint)
+    elif rule.tier is None:
         check_default_tiers(dict(tiers.rates), "rate", f"{_TIERS_EXAMPLE} None means unlimited.")
-
-
-def _check_share(rule: Rule) -> None:
-    if rule.count_refused or rule.ban is not None:
-        wrong = "count_refused" if rule.count_refused else "ban"
-        raise RuleError(f"share= does not go with {wrong}=: the refusals of one kind of requests would hit all kinds.")
-    if not isinstance(rule.share, Shares):
-        return
-    if not all(isinstance(rate, Rate) for rate in rule.rates):
-        raise RuleError("share= by tier needs rates that are the same for all tiers.", "Use, for example, '1000/m'.")
-    if rule.tier is None:
-        check_default_shares(rule.share)
-
-
-def _check_distinct(rule: Rule) -> None:
-    if rule.algorithm != "sliding_window" or rule.precision is not None or rule.count_refused:
-        raise RuleError(
-            f"distinct={rule.distinct!r} counts different values in a sliding window.",
-            "Leave out algorithm=, precision= and count_refused=.",
-        )
-    for option, default in (("cost", 1), ("costs", None)):
-        if (given := getattr(rule, option)) != default:
-            raise RuleError(f"{option}={given!r} does not go with distinct=: each value costs 1.")
-
-
-def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
-    if isinstance(rule.share, Shares):
-        return {name: replace(rule, share=share, tier=None) for name, share in rule.share.of_tiers}
-    tiers = rule.rates[0] if rule.rates else None
-    if not isinstance(tiers, Tiers):
-        return {}
-    return {name: replace(rule, rates=rates, tier=None) for name, rates in tiers.rates}
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:
@@ -664,15 +581,9 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
     for rate in cast("tuple[Rate, ...]", rule.rates):
         limit = Limit.of(rule.name, rate, algorithm, options, 1.0 if rule.share is None else rule.share)
-        other = limits.get(limit.state_id)
-        if other is not None:
-            low, high = sorted((other.rate, rate), key=lambda r: r.count)
-            raise RateError(
-                f"{other.rate}; {rate}",
-                None,
-                "both rates have the same window",
-                f"Use {str(low)!r} alone: it refuses everything that {str(high)!r} refuses.",
-            )
+        if limit.state_id in limits:
+            both = f"{limits[limit.state_id].rate}; {rate}"
+            raise RateError(both, None, "both rates have the same window", "Use the lower one alone.")
         limits[limit.state_id] = limit
     return tuple(limits.values())
 

@@ -431,7 +431,7 @@ def counts_day(rule: Rule, subject: str) -> bool:
 def rule_under(rule: Rule, override: Override) -> Rule:
     """Return a rule with the rates of an override, or as a shadow; unchanged if the rates do not fit it."""
     if override.mode == "shadow":
-        return rule.as_shadow()
+        return rule.but(shadow=True)
     if override.mode != "rate":
         return rule
     try:

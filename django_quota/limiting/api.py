@@ -265,7 +265,7 @@ def _forced_flow(planning: Flow[Plan]) -> Flow[Decision]:
             raise RuleError(
                 f"Rule {rule.name!r} counts different values: it cannot count past its limit.", "Leave out force=."
             )
-    forced = [(rule.as_unenforced(), subject, cost, value) for rule, subject, cost, value in plan.asked]
+    forced = [(rule.but(block=False), subject, cost, value) for rule, subject, cost, value in plan.asked]
     return (yield from decision_flow(new_plan(forced), "force"))
 
 

@@ -47,7 +47,7 @@ def _rules_about_callers() -> Iterator[Rule]:
             rule = settings.rule(name)
             kinds = {str(key).partition(":")[0] for option, key in key_parts(rule) if option == "key"}
             if not rule.shadow and kinds.isdisjoint(_OF_THE_PAGE):
-                yield rule.for_any_request()
+                yield rule.but(methods=None, skip=None)
 
 
 @require_safe

@@ -161,7 +161,7 @@ def test_e003_to_w007_an_alias_cannot_serve(
         ({"rate": "1/m", "cost": -1}, "E006", "cost=-1"),
         ({"rate": "1/m", "warn_at": 2}, "E006", "Use, for example, "),
         ({"rate": "1/m", "match": "api*"}, "E006", "match='api*'"),
-        ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "Did you mean 'path'"),
+        ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "is not a dict of 'path'"),
         ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= needs match="),
         ({"rate": "1/m", "exempt": "stuff"}, "E006", "exempt='stuff'"),
         ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),

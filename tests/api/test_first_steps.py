@@ -46,8 +46,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: quota("1/m", methods="POTS"), r"'POTS' is not an HTTP method. Did you mean 'POST'"),
     (lambda: quota("1/m", distinct="hdr:X"), r"^distinct='hdr:X' is not a key"),
     (lambda: Rule.from_setting("a", []), "lists no rate"),
-    (lambda: Rule.from_setting("a", {"rate": "1/m", "name": "b"}), "The key in RULES is the rule"),
-    *((partial(quota, rate), "Did you mean 'month'") for rate in ("10/mo", "10/Mo", "10/mon")),
+    (lambda: Rule.from_setting("a", {"rate": "1/m", "name": "b"}), "'name' is not an option of a rule"),
+    *((partial(quota, rate), "month, year") for rate in ("10/mo", "10/Mo", "10/mon")),
     (
         lambda: cast("Any", quota(bad_rate, name="dynamic")(lambda request: None))(RequestFactory().get("/")),
         r"It came from tests\.api\.test_first_steps\.bad_rate, for rule 'dynamic'",

@@ -109,9 +109,6 @@ class TestDistinct:
             ({"distinct": True}, "take the value as value="),
             ({"distinct": True, "value": 1.5}, "a text, bytes or a whole number"),
             ({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2"),
-            ({"distinct": True, "value": "a", "algorithm": "token_bucket"}, "in a sliding window"),
-            ({"distinct": True, "value": "a", "precision": 5}, "Leave out algorithm=, precision="),
-            ({"distinct": True, "value": "a", "rate": "10001/d"}, "at most 10000"),
         ],
     )
     def test_what_does_not_go_together_is_an_error(self, options: dict[str, Any], says: str) -> None:

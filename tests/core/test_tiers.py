@@ -51,47 +51,6 @@ async def by_header_async(request: HttpRequest) -> str | None:
     return request.headers.get("X-Tier")
 
 
-class TestReading:
-    def test_each_tier_is_a_rule_of_the_same_name_with_rates_of_its_own(self) -> None:
-        rule = Rule.make("api", THREE, tier=by_header, key="user")
-        assert {name: [str(rate) for rate in tier.rates] for name, tier in rule.tiers.items()} == {
-            "anonymous": ["1/m"], "authenticated": ["3/m"], "pro": ["5/m", "100/h"], "staff": [],
-        }  # fmt: skip
-        assert {tier.name for tier in rule.tiers.values()} == {"api"}
-        assert {tier.key for tier in rule.tiers.values()} == {"user"}
-        assert (rule.dynamic, rule.limits) == (True, ())
-        assert not any(tier.dynamic for tier in rule.tiers.values())
-
-    def test_names_and_rates_hold_for_all_tiers(self) -> None:
-        rule = Rule.make("api", THREE, tier=by_header)
-        assert str(rule.rates[0]) == (
-            "1/m for anonymous, 3/m for authenticated, 5/m; 100/h for pro, unlimited for staff"
-        )
-        assert rule.renamed("other").tiers["anonymous"].name == "other"
-        overridden = rule.with_rates("9/m")
-        assert ([str(rate) for rate in overridden.rates], overridden.tiers, overridden.dynamic) == (["9/m"], {}, False)
-
-    @pytest.mark.parametrize(
-        ("rates", "options", "says"),
-        [
-            (({},), {}, "{} is not a rate: it names no tier"), (({"": "1/m"},), {}, "'' is not the name of a tier"),
-            (({5: "1/m"},), {}, "5 is not the name"),
-            (({"anonymous": "1/m"},), {}, "no rate for the tier 'authenticated'"),
-            (({**TWO, "pro": "9/m"},), {}, "No tier= says who is in tier 'pro'"),
-            (({"anonymus": "1/m", "authenticated": "1/m"},), {}, "Did you mean 'anonymous'"),
-            ((TWO, "5/h"), {}, "cannot be combined with other rates"),
-            (("5/h",), {"tier": by_header}, "tier= needs rates by tier"),
-            (({**TWO, "pro": "9/m"},), {"tier": "pro"}, "tier='pro' is neither a function"),
-            (({**TWO, "anonymous": {"x": "1/m"}},), {}, "The rate of tier 'anonymous'"),
-            (({**TWO, "authenticated": "5/mx"},), {}, "for tier 'authenticated'"),
-            (({**TWO, "authenticated": "1/month"},), {}, "'sliding_window' does not count in months"),
-        ],
-    )  # fmt: skip
-    def test_wrong_tiers_are_refused(self, rates: tuple[Any, ...], options: dict[str, Any], says: str) -> None:
-        with pytest.raises(RuleError, match=says.replace("(", r"\(")):
-            Rule.make("api", *rates, **options)
-
-
 def made(kind: str) -> Callable[[Any], Any]:
     def view(request: Any) -> HttpResponse:
         return HttpResponse()
