@@ -444,7 +444,7 @@ def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule
     if any(map(is_lambda, rule.rates)):  # the name of a lambda is its line, which changes
         raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
-    return rule.but(name="; ".join(spelt) or "unlimited")
+    return rule.renamed("; ".join(spelt) or "unlimited")
 
 
 # --- limits on failed logins ------------------------------------------------------------------------------------------

@@ -369,8 +369,12 @@ class Rule:
         return _rule_with(self, rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
 
     def but(self, **options: Any) -> Rule:
-        """Return the rule with other options, such as `shadow=True`, or another name."""
+        """Return the rule with other options, such as `shadow=True`."""
         return _rule_with(self, **options)
+
+    def renamed(self, name: str) -> Rule:
+        """Return the rule under another name."""
+        return replace(self, name=name)
 
     def is_compatible_with(self, other: Rule) -> bool:
         """Say whether two rules of one name differ only in rates, key and algorithm, and share no count."""
@@ -412,7 +416,10 @@ def check_option_names(options: Iterable[str], known: Collection[str] = _IN_CODE
     for option in options:
         if option not in known:
             only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
-            raise RuleError(f"{option!r} {only}.", did_you_mean(option, {*known, *others}))
+            hint = did_you_mean(option, {*known, *others})
+            if option.rstrip("s") in ("rate", "limit"):
+                hint = "The first argument is the rate, such as '10/m'; in the settings it is 'rate'."
+            raise RuleError(f"{option!r} {only}.", hint)
 
 
 def name_conflict(rule: Rule, other: Rule) -> RuleError:

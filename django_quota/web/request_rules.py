@@ -80,7 +80,7 @@ class RuleSource:
         name = self.name_for(owner)
         made = self._made.get(name)
         if made is None:
-            made = self._made[name] = rule.but(name=name)
+            made = self._made[name] = rule.renamed(name)
         return made
 
 

@@ -157,7 +157,7 @@ def test_methods_are_one_text_or_several_and_case_does_not_matter(given: Any, me
 def test_a_rule_that_needs_only_the_key_of_a_request_is_plain(options: dict[str, Any], is_plain: bool) -> None:
     assert Rule.make("r", "1/s", **options).is_plain == is_plain
     assert not Rule.make("r", lambda request: "1/s", **options).is_plain
-    assert Rule.make("r", TIERS, **options).with_rates("2/s").but(name="other").is_plain == is_plain
+    assert Rule.make("r", TIERS, **options).with_rates("2/s").renamed("other").is_plain == is_plain
 
 
 @pytest.mark.parametrize(
