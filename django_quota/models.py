@@ -353,6 +353,13 @@ class DailyCounter(models.Model):
     allowed = models.PositiveBigIntegerField(_("allowed"), default=0)
     refused = models.PositiveBigIntegerField(_("refused"), default=0)
     units = models.PositiveBigIntegerField(_("units"), default=0, help_text=_("What the allowed checks cost."))
+    tier = models.CharField(
+        _("tier"),
+        max_length=100,
+        blank=True,
+        default="",
+        help_text=_("The tier of the last check, where the rule has a function for it."),
+    )
     # The token of the counts that were added last: smaller ones were added before.
     token = models.PositiveBigIntegerField(default=0, editable=False)
 

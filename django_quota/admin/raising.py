@@ -55,7 +55,7 @@ class Times(NamedTuple):
 def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule]) -> list[str]:
     """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several."""
     (given, *others) = rules.values() or [None]
-    tiers = list(possible_tiers(given, subject)) if isinstance(given, Rule) and not others else []
+    tiers = list(possible_tiers(given, subject, {})) if isinstance(given, Rule) and not others else []
     return tiers if len(tiers) > 1 else []
 
 
@@ -78,7 +78,7 @@ def raisings(
             problem = str(BY_REQUEST)
         else:
             in_force = overrides.table.find(subject, rule_name, clock.now())
-            tiers = possible_tiers(given, subject)
+            tiers = possible_tiers(given, subject, {})
             chosen = [tiers[times.tier]] if times.tier in tiers else tiers.values() or [given]
             rates, problem = _raised(given, chosen, times.factor, in_force)
             problem = problem or _loss(rows.get(rule_name), expires, may_change=may_change)

@@ -254,6 +254,8 @@ class Rule:
         only_in="views",
     )
     """A function of the response that says whether the request counts. If not, its cost is given back."""
+    of_tier: str = field(default="", repr=False)
+    """The tier that these rates are for, where a function of the request says who is in it; otherwise empty."""
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
     is_counter: ClassVar[bool] = False
@@ -283,7 +285,9 @@ class Rule:
         tiers = self.rates[0] if self.rates else None
         if not isinstance(tiers, Tiers):
             return {}
-        return {name: replace(self, rates=rates, tier=None) for name, rates in tiers.rates}
+        return {
+            name: replace(self, rates=rates, tier=None, of_tier=name if self.tier else "") for name, rates in tiers.rates
+        }
 
     @cached_property
     def settles(self) -> bool:

@@ -25,12 +25,13 @@ USED_UP = 1000
 
 
 def count_day(states: States, context: HitContext, now: int, *, passed: bool) -> None:
-    """Count the hit for its subject and day."""
-    day, field = context.hit.day, context.hit.field
-    if day is not None and context.is_refused:
-        change_counts(states, day.key, {f"{field}:r": 1}, now)
-    elif day is not None and passed:
-        change_counts(states, day.key, {f"{field}:a": 1, f"{field}:u": context.hit.cost - 1}, now)
+    """Count the hit for its subject and day, and note its tier."""
+    hit = context.hit
+    if hit.day is None or not (context.is_refused or passed):
+        return
+    counts = {f"{hit.field}:r": 1} if context.is_refused else {f"{hit.field}:a": 1, f"{hit.field}:u": hit.cost - 1}
+    change_counts(states, hit.day.key, counts, now)
+    note_tier(states, hit.day.key, hit.field, hit.rule.of_tier, now)
 
 
 def change_counts(states: States, key: str, changes: Mapping[str, int], now: int) -> None:
@@ -41,6 +42,12 @@ def change_counts(states: States, key: str, changes: Mapping[str, int], now: int
             counts[field] = counts.get(field, 0) + change
     if counts:
         states.put(key, counts, states.expiry(key) or now + DAY_TTL)
+
+
+def note_tier(states: States, key: str, field: str, tier: str, now: int) -> None:
+    """Note beside the counts of a day which tier the subject has under a rule; nothing if the tier is empty."""
+    if tier:
+        states.put(key, {**(states.get(key) or {}), f"{field}:t": tier}, states.expiry(key) or now + DAY_TTL)
 
 
 def emit(states: States, context: HitContext, now: int, *, passed: bool, emits: bool) -> list[Flagged]:

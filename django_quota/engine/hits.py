@@ -153,7 +153,7 @@ class Hit:
         if self.group:
             arguments += ("group", self.group)
         if self.day:
-            arguments += ("day", self.day.begins, self.day.ends)
+            arguments += ("day", self.day.begins, self.day.ends, self.rule.of_tier)
         arguments.append("")
         return arguments
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.rules import Rule
-from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts
+from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts, note_tier
 from django_quota.engine.hits import CompiledRule, Hit
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.subject_status import drop_field, fields_of, set_field
@@ -189,15 +189,19 @@ class RecordHits(Operation):
     """Count hits of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
 
     `field`: the rule's name, escaped for fields of hashes. `day_key`: where the day is counted; empty if it is not.
-    `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event.
+    `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event. `tier`: the tier of
+    the subject under the rule; empty if no function of the request says it.
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", "record_hits")
 
-    def __init__(self, status_key: str, day_key: str, field: str, counts: Mapping[str, int], span: int) -> None:
+    def __init__(
+        self, status_key: str, day_key: str, field: str, counts: Mapping[str, int], span: int, tier: str = ""
+    ) -> None:
         changes = [word for kind, change in counts.items() if change for word in (f"{field}:{kind}", change)]
-        super().__init__([status_key, day_key] if day_key else [status_key], field, span, DAY_TTL, *changes)
+        super().__init__([status_key, day_key] if day_key else [status_key], field, span, DAY_TTL, tier, *changes)
         self.field = field
+        self.tier = tier
         self.counts = counts
         self.span = span
 
@@ -206,6 +210,7 @@ class RecordHits(Operation):
         status_key, *days = self.keys
         for key in days:
             change_counts(states, key, {f"{self.field}:{kind}": change for kind, change in self.counts.items()}, now)
+            note_tier(states, key, self.field, self.tier, now)
         quiet_until = int(fields_of(states, status_key).get(f"e:{self.field}", 0))
         if not self.span or quiet_until > now:
             return 0

@@ -135,6 +135,7 @@ def _add(found: Iterable[DayCounts], rows: Mapping[RowKey, DailyCounter], using:
             for name, number in count._asdict().items():
                 setattr(row, name, max(0, getattr(row, name) + number))
             row.token = each.token
+            row.tier = each.tiers.get(place, row.tier)
             changed.append(row)
         done.add(RollupResult(1, len(new), *total(new.values())))
     _save(changed, using)
@@ -146,7 +147,7 @@ def _save(rows: Collection[DailyCounter], using: str) -> None:
     DailyCounter.objects.using(using).bulk_create(
         rows,
         update_conflicts=True,
-        update_fields=[*Count._fields, "token"],
+        update_fields=[*Count._fields, "tier", "token"],
         unique_fields=["pk"] if has_target else None,
     )
 

@@ -89,21 +89,24 @@ class DayCounts:
     token: int
     """The token under which they were set aside; 0 if they were not."""
     counts: Mapping[RowKey, Count]
+    tiers: Mapping[RowKey, str]
+    """The tier of the last check, for rules that have a `tier` function."""
 
     @classmethod
     def read(cls, of: SubjectDay, flat: Iterable[Any]) -> DayCounts:
         """Read a hash: its fields and values, one after the other."""
         texts = iter(map(text, flat))
-        token, counts = 0, dict[RowKey, Count]()
+        token, counts, tiers = 0, dict[RowKey, Count](), dict[RowKey, str]()
         for field, value in zip(texts, texts, strict=True):
             part, _, kind = field.rpartition(":")
-            number = _whole(value)
             if field == TOKEN_FIELD:
-                token = number
+                token = _whole(value)
             elif part and kind in _FIELDS:
                 place = RowKey(of.subject, of.day, row_name(part))
-                counts[place] = total([counts.get(place, Count()), _FIELDS[kind](number)])
-        return cls(of, token, counts)
+                counts[place] = total([counts.get(place, Count()), _FIELDS[kind](_whole(value))])
+            elif part and kind == "t":
+                tiers[RowKey(of.subject, of.day, row_name(part))] = value[:MAX_TIER]
+        return cls(of, token, counts, tiers)
 
 
 _FIELDS: Mapping[str, Callable[[int], Count]] = {
@@ -112,6 +115,13 @@ _FIELDS: Mapping[str, Callable[[int], Count]] = {
     "u": lambda number: Count(units=number),
 }
 """What a field of a hash counts; see `lua/count_day.lua`."""
+
+
+MAX_TIER = 100
+"""Characters of a tier that are kept."""
+
+MAX_TIER_ROWS = 50
+"""Rows in which the tiers that a subject had last are looked for."""
 
 
 def _whole(value: str) -> int:
@@ -216,11 +226,31 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     return by_day
 
 
+def last_tiers(subject: Any) -> dict[str, str]:
+    """Return, by rule, the tier that a subject had at its last check of a rule with a `tier` function.
+
+    Only subjects whose checks are counted by day have any. Raises `RuleError` for a wrong subject, and
+    `StoreUnavailable`. Without a database, it returns what the store knows.
+    """
+    from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
+
+    days = recent_days(subject)
+    rows = DailyCounter.objects.filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
+    found = [(RowKey.of(row), row.tier) for row in _readable(rows)]
+    found += [each for day in waiting(days) for each in day.tiers.items()]
+    found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays behind the row
+    return {place.rule: tier for place, tier in found}
+
+
 def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:
     """Return the rows of these days of one subject; none if the database does not answer, which is logged."""
     from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
 
-    rows = DailyCounter.objects.filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day))
+    return _readable(DailyCounter.objects.filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day)))
+
+
+def _readable(rows: Iterable[DailyCounter]) -> list[DailyCounter]:
+    """Return rows; none if the database does not answer, which is logged."""
     try:
         return list(rows)
     except (DatabaseError, ImproperlyConfigured) as error:  # the second: there is no database

@@ -64,6 +64,16 @@ class Migration(migrations.Migration):
                         default=0, help_text="What the allowed checks cost.", verbose_name="units"
                     ),
                 ),
+                (
+                    "tier",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="The tier of the last check, where the rule has a function for it.",
+                        max_length=100,
+                        verbose_name="tier",
+                    ),
+                ),
                 ("token", models.PositiveBigIntegerField(default=0, editable=False)),
             ],
             options={

@@ -29,7 +29,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.plans import Plan, rule_under
 from django_quota.engine.subject_operations import InspectSubject, ReadDays
 from django_quota.features.event_stream import PAGE, Event, newest_events
-from django_quota.features.usage import Count, recent_usage
+from django_quota.features.usage import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import known_rules, known_slots
 from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
@@ -96,6 +96,8 @@ class LimitStatus:
     """The key in Redis that holds the state."""
     tier: str = ""
     """The tier that the limit belongs to, where the rule has rates by tier."""
+    is_last_tier: bool = False
+    """Whether the subject had this tier at its last check. Otherwise it is one of several that it may have."""
     instead: str = ""
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
     shadow: bool = False
@@ -167,6 +169,8 @@ class SubjectSnapshot:
     leases: list[HeldStatus] = field(default_factory=list)
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     """Checks of the last days by day and rule."""
+    tiers: dict[str, str] = field(default_factory=dict)
+    """By rule, the tier that the subject had at its last check."""
     unread: dict[str, str] = field(default_factory=dict)
     """By rule, why its limits could not be read."""
     states: dict[str, list[str]] = field(default_factory=dict)
@@ -190,9 +194,9 @@ class SubjectSnapshot:
 def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
     """Read all that is known of a subject, for these rules, or for all that can be found.
 
-    Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier, and for rules
-    that only the subject's own keys name. With `scan` it walks through all keys in Redis instead: use that in a
-    command, not in a request. The memory store is always read by name.
+    Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier that the
+    subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it walks
+    through all keys in Redis instead: use that in a command, not in a request. The memory store is always read by name.
 
     Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
     """
@@ -384,12 +388,16 @@ def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> Subj
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def possible_tiers(rule: Rule, subject: str) -> dict[str, Rule]:
+def possible_tiers(rule: Rule, subject: str, last: Mapping[str, str]) -> dict[str, Rule]:
     """Return the tiers of a rule that a subject may be in, or all tiers if that leaves none.
 
-    A user is not anonymous. With the key `"user"`, a subject that is not a user is not signed in. With another key,
-    such as the address, the subject may be signed in.
+    `last`: the tiers that the subject had last, by rule; see `last_tiers`. Without one, a user is not anonymous. With
+    the key `"user"`, a subject that is not a user is not signed in. With another key, such as the address, the subject
+    may be signed in.
     """
+    known = last.get(rule.name, "")
+    if rule.tier is not None and known in rule.tiers:
+        return {known: rule.tiers[known]}
     parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
     if any(part.startswith("user:") for part in subject.split("+")):
         impossible = ANONYMOUS
@@ -404,13 +412,15 @@ _Question = tuple[str, str, Rule | list[Rule]]
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
     """Add the limits of these rules, or why they cannot be read."""
+    asks_tier = any(isinstance(given, Rule) and given.tier is not None for given in rules.values())
+    snapshot.tiers = last = last_tiers(snapshot.subject) if asks_tier else {}
     plain: list[_Question] = []
     by_tier: list[list[_Question]] = []
     for name, given in rules.items():
         if isinstance(given, str):
             snapshot.unread[name] = given
         elif isinstance(given, Rule) and given.tiers:
-            tiers = possible_tiers(given, snapshot.subject).items()
+            tiers = possible_tiers(given, snapshot.subject, last).items()
             by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])
         elif isinstance(given, list) or _is_readable(snapshot, given):
             plain.append((name, "", given))
@@ -453,6 +463,7 @@ def _peek_at(
     for outcome, step in zip(_peek(plan), plan.limits, strict=True):
         tier, (rule, *others) = asked[outcome.rule]
         limit = LimitStatus.of(outcome, step.key, tier)
+        limit = replace(limit, is_last_tier=tier != "" and snapshot.tiers.get(outcome.rule) == tier)
         override = found[outcome.rule]
         if override is not None:
             limit = _under(override, limit, snapshot.now)

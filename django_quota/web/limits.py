@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.urls import path
 
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError
-from django_quota.core.flow import Flow, run_async
+from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.plans import Asked
+from django_quota.features.usage import last_tiers
 from django_quota.limiting.api import MAX_ENTRIES, AnySubject, decision_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules, rule_finders
 from django_quota.limiting.limiter import new_plan
@@ -32,9 +34,10 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
 
     Of a subject, a text such as `"org:7"` or a user: the rules of the settings and of the views whose key can give this
     subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject. Rules
-    whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier; by default
-    those of a `user:` are "authenticated", and all others "anonymous". The views of all URLs are looked through, so do
-    not call it in every request.
+    whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By default, it
+    is the tier of the subject's last request for rules with a `tier` function, if their checks are counted by day;
+    otherwise, a `user:` is "authenticated", and all others are "anonymous". The views of all URLs are looked through,
+    so do not call it in every request.
 
     Without limits, and while the store does not answer (`degraded`), there are no outcomes. Raises `RuleError` for a
     wrong subject, and for a tier that no rule has.
@@ -50,7 +53,12 @@ async def alimits_of(request_or_subject: AnySubject, *, tier: str | None = None)
 def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decision]:
     request = django_request(request_or_subject)
     if request is None:
-        return (yield from _peek_flow(_asked_of(subject_of(request_or_subject, "limits_of()"), tier)))
+        subject = subject_of(request_or_subject, "limits_of()")
+        rules = _rules_for(subject, tier)
+        tiers = {rule.name: tier for rule in rules if tier is not None}
+        if tier is None and any(rule.tier and rule.tiers for rule in rules):
+            tiers = yield IOCall(_last_tiers, sync_to_async(_last_tiers), subject)
+        return (yield from _peek_flow(_asked_of(rules, subject, tiers)))
     return (yield from request_limits_flow(rules_of_request(request), request))
 
 
@@ -68,17 +76,29 @@ def rules_of_request(request: HttpRequest) -> Iterator[Rule]:
         yield from finder(patterns)
 
 
-def _asked_of(subject: str, tier: str | None) -> list[Asked]:
-    """Return what the known rules ask for that can concern a subject."""
+def _rules_for(subject: str, tier: str | None) -> list[Rule]:
+    """Return the known rules that can concern a subject."""
     keys, known = known_keys(), [rule for rule in known_rules().values() if isinstance(rule, Rule)]
     if tier is not None and not any(tier in rule.tiers for rule in known):
         raise RuleError(f"No rule has a tier {tier!r}.", "Name one of the tiers of a rule, or leave out tier=.")
+    return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
+
+
+def _last_tiers(subject: str) -> dict[str, str]:
+    """Return the tiers that a subject had last, by rule; none while the store does not answer."""
+    try:
+        return last_tiers(subject)
+    except StoreUnavailable:  # then no limit can be read either
+        return {}
+
+
+def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> list[Asked]:
+    """Return what rules ask for. `tiers`: the subject's tier by rule; a rule that is left out takes the default one."""
     default = default_tier_of(subject)
     found = []
-    for rule in known:
-        if is_given_by(keys.get(rule.name, ()), subject):
-            of_default = rule if rule.tier else rule.tiers.get(default, rule)
-            found.append((rule.tiers.get(tier or "", of_default), subject, 1, ""))
+    for rule in rules:
+        of_default = rule if rule.tier else rule.tiers.get(default, rule)
+        found.append((rule.tiers.get(tiers.get(rule.name, ""), of_default), subject, 1, ""))
     return [asked for asked in found if asked[0].limits]
 
 

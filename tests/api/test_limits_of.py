@@ -13,12 +13,15 @@ from django.urls import resolve
 
 from django_quota import alimits_of, check, limits_of, peek, peek_all
 from django_quota.exceptions import RuleError
+from django_quota.features.rollup import roll_up
+from django_quota.limiting.registry import get_limiter
+from django_quota.models import DailyCounter
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
 from tests.support.overridden import override
 from tests.support.steps import START
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = [pytest.mark.usefixtures("either_store"), pytest.mark.django_db]
 
 FORBIDDEN = "tests.api.test_limits_of.forbidden"
 RULES: dict[str, Any] = {
@@ -83,15 +86,25 @@ def test_only_rules_that_apply_to_the_request_are_in_it() -> None:
 
 
 def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
-    check("tokens", ANN, 40, tier="team")
     known = [("api", "10/m", ANN, 0), ("other", "1/m", ANN, 0), ("devices", "3/d", ANN, 0)]
     assert shown(limits_of(ANN)) == shown(limits_of(User(pk=7))) == known, "without a tier no rates of tokens"
-    assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 40)]
+    assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 0)]
     assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
     with pytest.raises(RuleError, match="'taem'"):
         limits_of(ANN, tier="taem")
     with pytest.raises(RuleError, match="7 is not a subject"):
         limits_of(7)
+
+
+def test_a_subject_has_the_tier_of_its_last_request() -> None:
+    for tier, rate in (("free", "100/d"), ("team", "1000/d")):
+        check("tokens", ANN, 40, tier=tier)
+        assert [each[1] for each in shown(limits_of(ANN)) if each[0] == "tokens"] == [rate]
+    assert sum(done.rows for done in roll_up(get_limiter().store)) == 1
+    assert DailyCounter.objects.get().tier == "team"
+    assert ("tokens", "1000/d", ANN, 80) in shown(limits_of(ANN)), "after the counts of the day were moved"
+    check("tokens", "org:1", tier="free")
+    assert shown(limits_of("org:1")) == [], "its checks are not counted by day"
 
 
 def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +118,7 @@ def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.Mon
         "devices": ("exempt", True),
         "other": ("", False),
     }
-    assert (decision.rule, len(calls)) == ("api", 1)
+    assert (decision.rule, len(calls)) == ("api", 2), "one for the last tiers"
 
 
 def test_a_look_calls_no_cost_function() -> None:

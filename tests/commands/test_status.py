@@ -440,12 +440,12 @@ TIERS = {"anonymous": "5/m", "authenticated": "50/m", "pro": "500/m"}
 )
 def test_impossible_tiers_are_left_out(key: Any, subject: str, tiers: list[str]) -> None:
     rule = rule_of(TIERS, {"key": key, "tier": lambda request: "pro", "name": "tiered"})
-    assert list(possible_tiers(rule, subject)) == tiers
+    assert list(possible_tiers(rule, subject, {})) == tiers
 
 
 def test_all_tiers_are_returned_if_none_is_possible() -> None:
     rule = rule_of({"anonymous": "5/m"}, {"key": "user", "tier": lambda request: None, "name": "tiered"})
-    assert list(possible_tiers(rule, "user:1")) == ["anonymous"]
+    assert list(possible_tiers(rule, "user:1", {})) == ["anonymous"]
 
 
 def noted(*words: str) -> str:

@@ -43,6 +43,9 @@ RULES += [
     if rule.name in ("exact", "slices", "shares", "fixed", "calendar", "bucket", "burst", "leaky")
 ]  # fmt: skip
 
+PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda _: "pro", daily=True)
+RULES += PLANS.tiers.values()
+
 CREDITS, POOLED = as_rule(counter("credits")), as_rule(counter("pooled", group="shop"))
 RULES += [CREDITS, POOLED]
 

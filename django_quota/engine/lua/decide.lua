@@ -19,7 +19,7 @@
 --              without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
 --              the second and so on last; KEYS: these refusals
---            "day" <begins> <ends>: a check counts the day with these edges; KEYS: its counts
+--            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its counts
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
 --        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number, little
 --        end first: redis-py without hiredis reads a list slowly.
@@ -36,7 +36,7 @@ if ARGV[2] == 'check' then
 end
 -- %% parts %%
 if plain_reply then
-  for n = 1, #plain_days, 3 do count_day(plain_days[n], plain_days[n + 1], ':a', plain_days[n + 2]) end
+  for n = 1, #plain_days, 4 do count_day(plain_days[n], plain_days[n + 1], ':a', plain_days[n + 2], plain_days[n + 3]) end
   return plain_reply
 end
 
@@ -95,9 +95,9 @@ while read < #ARGV do
   while ARGV[read] ~= '' do
     local option = ARGV[read]
     if option == 'day' then
-      hit.day_key = KEYS[keys_read + 1]
+      hit.day_key, hit.tier = KEYS[keys_read + 1], ARGV[read + 3]
       is_outside = is_outside or (counts and (now < ARGV[read + 1] + 0 or now >= ARGV[read + 2] + 0))
-      keys_read, read = keys_read + 1, read + 3
+      keys_read, read = keys_read + 1, read + 4
     elseif option == 'ban' then
       hit.refusals = {
         key = KEYS[keys_read + 1], cost = 1, capacity = ARGV[read + 1] + 0, a = ARGV[read + 2] + 0, b = ARGV[read + 3] + 0,
@@ -176,7 +176,7 @@ if mode == 'check' then
           end
         end
       end
-      if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost) end
+      if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier) end
       if is_near then need('near')(hit, hit.cost) end
     end
   end

@@ -3,7 +3,7 @@
 --
 -- KEYS   as decide
 -- ARGV   as decide
--- reply  decide_plain: that of decide, and the days to count {key, rule, cost, ...}, if any; nil, and nothing has changed, if the
+-- reply  decide_plain: that of decide, and the days to count {key, rule, cost, tier, ...}, if any; nil, and nothing has changed, if the
 --        plan is another one
 --
 -- It reads and writes entries as sliding_entries does, which says what they mean. A total that has wrapped is above any cost,
@@ -68,9 +68,9 @@ local function decide_plain()
     if ARGV[read] == 'day' then
       keys_read = keys_read + 1
       if now < ARGV[read + 1] + 0 or now >= ARGV[read + 2] + 0 then return end
-      days, read = days or {}, read + 3
+      days, read = days or {}, read + 4
       local n = #days
-      days[n + 1], days[n + 2], days[n + 3] = KEYS[keys_read], rule, cost
+      days[n + 1], days[n + 2], days[n + 3], days[n + 4] = KEYS[keys_read], rule, cost, ARGV[read - 1]
     end
     if ARGV[read] ~= '' then return end
   end

@@ -18,9 +18,9 @@ return function(hit)
   end
   local passed = not group_refused and not (refused and refused[0])
   if hit.day_key and hit.refused then
-    count_day(hit.day_key, hit.rule, ':r', 1)
+    count_day(hit.day_key, hit.rule, ':r', 1, hit.tier)
   elseif hit.day_key and passed then
-    count_day(hit.day_key, hit.rule, ':a', hit.cost)
+    count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
   end
   -- A flood is refused again and again: it emits an event a second, and the other refusals need no such module.
   local emits_event = emits and not hit.quiet and hit.refused
