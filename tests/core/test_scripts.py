@@ -74,7 +74,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
         "s", "r:c:dv.60s", "day:2025-11-21",
         "quota:1:{!}:events", "quota:1:{!}:bans",
     ]  # fmt: skip
-    day = ["day", 1763683200000000, 1763769600000000]
+    day = ["day", 1763683200000000, 1763769600000000, ""]
     assert decide.arguments() == [
         "check", 99,
         "a%20b", 1, "800", 2, "sliding_window", "5", "60000000", "0", "sliding_window", "7", "3600000000", "0",
