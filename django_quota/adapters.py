@@ -27,11 +27,10 @@ from django_quota.requests.request_keys import check_keys
 from django_quota.requests.subjects import digest, named_subject
 from django_quota.web import headers, responses
 from django_quota.web.concurrency import RequestSlot
-from django_quota.web.limited_requests import add_decision, decide_flow, note_decided, state_of
+from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, settle_own_flow, state_of
 from django_quota.web.own_limits import limits_view
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
-from django_quota.web.settlements import settle_flow, take_unsettled
 from django_quota.web.view_lookup import checks_views, endpoints
 from django_quota.web.wording import refusal_details
 
@@ -87,19 +86,13 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     `degraded`.
     """
     read, pairs = _read_rules(rules)
-    found = _read_request(request)
-    decision = run_sync(decide_flow(found, read, pairs))
-    note_decided(found, read, decision)
-    return decision
+    return run_sync(decide_flow(_read_request(request), read, pairs))
 
 
 async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request without blocking the event loop; see `decide`."""
     read, pairs = _read_rules(rules)
-    found = _read_request(request)
-    decision = await run_async(decide_flow(found, read, pairs))
-    note_decided(found, read, decision)
-    return decision
+    return await run_async(decide_flow(_read_request(request), read, pairs))
 
 
 def take_waiting_rules(request: Any) -> list[Rule]:
@@ -107,7 +100,9 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
     They wait no longer: pass them to `decide`, with your own rules.
     """
-    return list(state_of(_read_request(request)).take_waiting())
+    state = state_of(_read_request(request))
+    waiting, state.waiting = state.waiting, ()
+    return list(waiting)
 
 
 def take_waiting_slots(request: Any) -> Decision | None:
@@ -116,8 +111,9 @@ def take_waiting_slots(request: Any) -> Decision | None:
     Call it when the rules have allowed the request. Return the refusal if a slot is not free, else None. The refusal is
     on `request.quota`, and what the rules took is given back. The slots are given back when the view has answered.
     """
-    found = _read_request(request)
-    for take_flow in state_of(found).take_waiting_slots():
+    state = state_of(_read_request(request))
+    waiting, state.waiting_slots = state.waiting_slots, ()
+    for take_flow in waiting:
         decision = run_sync(take_flow())
         if decision.enforced:
             return decision
@@ -159,7 +155,7 @@ def has_middleware(request: Any = None) -> bool:
     """
     if request is None:
         return position_of(QuotaMiddleware) is not None
-    return state_of(_read_request(request)).is_in_middleware
+    return state_of(_read_request(request)).closer == "middleware"
 
 
 def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
@@ -200,7 +196,8 @@ def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     `decision`: what `apply_decision` returned. `request`: pass it, so that a response has no headers if Django's cache
     stores it and shows it to others. With the middleware you need not call this.
     """
-    if request is None or headers.has_headers(_read_request(request), response):
+    state = RequestState() if request is None else state_of(_read_request(request))
+    if not state.closer and not (state.is_cached and headers.is_stored(response)):
         headers.set_headers(response, decision)
     return response
 
@@ -212,10 +209,7 @@ def settle(request: Any, response: HttpResponseBase | BaseException) -> None:
     streaming response is settled when it ends. Call `settle` before `write_headers`. With the middleware you need not
     call `settle`, and it does nothing. Raises `RuleError` if a function returns something else than it should.
     """
-    found = _read_request(request)
-    plans = take_unsettled(found)
-    if plans:
-        run_sync(settle_flow(found, response, plans))
+    run_sync(settle_own_flow(_read_request(request), response))
 
 
 async def asettle(request: Any, response: HttpResponseBase | BaseException) -> None:
@@ -223,10 +217,7 @@ async def asettle(request: Any, response: HttpResponseBase | BaseException) -> N
 
     After a `CancelledError`, because the client went away, what was taken stays spent.
     """
-    found = _read_request(request)
-    plans = take_unsettled(found)
-    if plans:
-        await run_async(settle_flow(found, response, plans))
+    await run_async(settle_own_flow(_read_request(request), response))
 
 
 def client_ip(request: Any) -> str:

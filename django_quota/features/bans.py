@@ -18,8 +18,8 @@ from django_quota.engine.plans import Plan, event_log_of
 from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
 from django_quota.limiting.api import AnySubject, RuleOrRate, decision_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.requests.request_hits import new_plan
 from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.subjects import subject_of
 from django_quota.signals import announce, banned

@@ -13,7 +13,7 @@ from django_quota.core.rates import validate_cost
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import Asked, Place, Plan, Taken
 from django_quota.limiting.api import rule_of_tier, rule_without_request
-from django_quota.limiting.limiter import new_plan
+from django_quota.requests.request_hits import new_plan
 
 VERSION = 1
 

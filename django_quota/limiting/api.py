@@ -22,10 +22,9 @@ from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
 from django_quota.core.rules import CallOptions, Rule, default_tier_of
 from django_quota.engine.plans import Asked, Plan, PlanMode
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.request_hits import asked_by_flow, value_digest
+from django_quota.requests.request_hits import asked_by_flow, new_plan, value_digest
 from django_quota.requests.subjects import is_user, named_subject, user_subject
 
 T = TypeVar("T")

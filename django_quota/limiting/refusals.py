@@ -18,14 +18,12 @@ from typing import NamedTuple
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Left, Outcome
-from django_quota.core.flow import Flow
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
 from django_quota.core.rules import Rule
 from django_quota.engine.events import EventRecord
 from django_quota.engine.hits import Hit
-from django_quota.engine.plans import Asked, Plan, PlanMode
-from django_quota.limiting.fallback import Fallback
+from django_quota.engine.plans import Asked, Plan
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics
 from django_quota.limiting.unasked import Place, UnaskedHits
@@ -106,13 +104,12 @@ class RepeatedRefusals(NamedTuple):
 
 
 class Refusals:
-    """The refusals that a limiter remembers in this process: a layer around the store. Any thread may use it."""
+    """The refusals that a limiter remembers in this process. Any thread may use it."""
 
     purpose = "forget refusals that are over"
     at_exit = False
 
-    def __init__(self, fallback: Fallback, unasked: UnaskedHits, metrics: DecisionMetrics | None = None) -> None:
-        self._fallback = fallback
+    def __init__(self, unasked: UnaskedHits, metrics: DecisionMetrics) -> None:
         self._unasked = unasked
         self._metrics = metrics
         self.table: dict[PlanKey, list[Refusal]] = {}
@@ -131,21 +128,6 @@ class Refusals:
         self._lock = threading.RLock()
         self._clear()
 
-    def decision_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
-        """Decide a plan: from memory, or by the layers below, whose refusal is remembered."""
-        known = self.answer(plan) if self.table and mode == "check" else None
-        if known is not None:
-            return known
-        changes = self.changes
-        try:
-            decision = yield from self._fallback.decision_flow(plan, mode)
-        finally:
-            if mode in ("refund", "adjust"):  # there may be room again
-                self.forget(plan.subjects)
-        if not decision.allowed and mode == "check" and plan.decided_at is not None:
-            self.remember(plan, decision, plan.decided_at, changes)
-        return decision
-
     def answer(self, plan: Plan) -> Decision | None:
         """Return the refusal of a plan if it is remembered; None if the store must decide.
 
@@ -157,9 +139,8 @@ class Refusals:
         for refusal in refusals:
             if refusal.asks_store:
                 self._unasked.add(refusal.place, {"r": 1}, refusal.event)
-            if self._metrics is not None:
-                hit, at = refusal.hit, refusal.decided_at + now - refusal.begins  # by the store's clock
-                self._metrics.count_refusal(at, hit.field, hit.subject)
+            at = refusal.decided_at + now - refusal.begins  # by the store's clock
+            self._metrics.count_refusal(at, refusal.hit.field, refusal.hit.subject)
         return Decision.lazy(RepeatedRefusals(refusals, now), allowed=False)
 
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:

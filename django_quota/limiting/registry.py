@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 from django.core.signals import setting_changed
@@ -11,11 +12,7 @@ from django_quota.conf import current
 from django_quota.core.clock import frozen_now
 from django_quota.core.flow import IOCall
 from django_quota.engine.operations import Operation
-from django_quota.limiting.cleaning import Cleaning
-from django_quota.limiting.flusher import flusher
 from django_quota.limiting.limiter import Limiter
-from django_quota.limiting.metrics import DecisionMetrics
-from django_quota.limiting.workers import Workers
 from django_quota.signals import store_lost
 from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
@@ -27,19 +24,18 @@ if TYPE_CHECKING:
 
 _limiter: Limiter | None = None
 _forced: Store | None = None
-_replacing = threading.Lock()
+_replacing = threading.RLock()
 
 
+@cache
 def get_limiter() -> Limiter:
     """Return the configured limiter, made when first needed."""
     global _limiter  # noqa: PLW0603
-    limiter = _limiter
-    if limiter is None:
-        made = _make_limiter()
-        with _replacing:
-            _limiter = limiter = _limiter or made
-        if limiter is not made:  # another thread was faster; ours must not count as another worker
-            _retire(made)
+    made = Limiter(_make_store() if _forced is None else _forced)
+    with _replacing:
+        _limiter = limiter = _limiter or made
+    if limiter is not made:  # another thread was faster; ours must not count as another worker
+        made.close()
     return limiter
 
 
@@ -49,18 +45,13 @@ def store_call(operation: Operation) -> IOCall:
     return IOCall(store.run, store.arun, operation, frozen_now())
 
 
-def _make_limiter() -> Limiter:
+def _make_store() -> Store:
     settings = current()
-    if _forced is not None:
-        return Limiter(_forced, DecisionMetrics(_forced))
     if settings.store == "database":
-        database = DatabaseStore(settings.database)
-        return Limiter(database, DecisionMetrics(database), Workers(database), Cleaning(database))
+        return DatabaseStore(settings.database)
     if settings.store == "memory":
-        memory = MemoryStore(max_keys=settings.memory_keys)
-        return Limiter(memory, DecisionMetrics(memory))
-    store = store_of(which_redis())
-    return Limiter(store, DecisionMetrics(store), Workers(store))
+        return MemoryStore(max_keys=settings.memory_keys)
+    return store_of(which_redis())
 
 
 def force_store(store: Store | None) -> Store | None:
@@ -81,20 +72,13 @@ def clear_memory() -> None:
         limiter.fallback.local.clear_memory()
         limiter.refusals.forget()
         limiter.store.clear_memory()
-        if not limiter.store.is_shared and limiter.metrics is not None:
+        if not limiter.store.is_shared:
             limiter.metrics.clear()
 
 
-def _retire(limiter: Limiter) -> None:
-    flusher.remove(limiter.metrics, limiter.refusals, limiter.unasked, limiter.fallback.workers, limiter.cleaning)
-    limiter.store.close()
-    limiter.fallback.local.close()
-
-
 def _count_outage(**_: object) -> None:
-    limiter = _limiter
-    if limiter is not None and limiter.metrics is not None:
-        limiter.metrics.count_outage()
+    if _limiter is not None:
+        _limiter.metrics.count_outage()
 
 
 store_lost.connect(_count_outage, dispatch_uid="django_quota.limiting.registry")
@@ -102,15 +86,17 @@ store_lost.connect(_count_outage, dispatch_uid="django_quota.limiting.registry")
 
 def _forget_limiter() -> None:
     global _limiter
-    limiter, _limiter = _limiter, None
+    with _replacing:
+        limiter, _limiter = _limiter, None
+        get_limiter.cache_clear()
     if limiter is not None:
-        _retire(limiter)
+        limiter.close()
 
 
 def _see_change(*, setting: str, **_: object) -> None:
-    limiter = _limiter
     # What is counted in memory does not depend on CACHES and DATABASES.
-    if setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter is not None and limiter.store.is_shared):
+    is_shared = _limiter is not None and _limiter.store.is_shared
+    if setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and is_shared):
         _forget_limiter()
 
 

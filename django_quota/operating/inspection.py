@@ -31,10 +31,10 @@ from django_quota.engine.subject_operations import InspectSubject, ReadDays
 from django_quota.features.event_stream import PAGE, Event, newest_events
 from django_quota.features.usage import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import known_rules, known_slots
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.health import is_full, refused_change
+from django_quota.requests.request_hits import new_plan
 from django_quota.stores.base import Store, all_well
 
 BATCH_SIZE = 100

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from django_quota.core.decisions import Outcome
 from django_quota.core.rules import Rule
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import bans_in_force, subjects_seen
 from django_quota.operating.lookup import is_given_by, known_keys, parts_of
+from django_quota.requests.request_hits import new_plan
 
 MAX_LONGER = 20
 """Subjects that are looked at."""

@@ -15,7 +15,6 @@ from django_quota.engine.plans import event_log_of
 from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.features.usage import recent_usage
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.inspection import (
@@ -25,6 +24,7 @@ from django_quota.operating.inspection import (
     rules_named,
     scan_keys,
 )
+from django_quota.requests.request_hits import new_plan
 from django_quota.requests.subjects import subject_of
 
 

@@ -60,6 +60,11 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     return address
 
 
+def ip_subject(request: HttpRequest) -> str:
+    """Return the subject of the request's client address: `ip:203.0.113.9`, `ip:2001:db8::/64`."""
+    return f"ip:{client_ip(request)}"
+
+
 def own_prefixes() -> Prefixes:
     """Return how many bits of an address identify a client, as the settings say."""
     settings = current()

@@ -12,7 +12,6 @@ from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.http import HttpRequest, QueryDict, RawPostDataException
 
 from django_quota.core.errors import ConfigurationError
-from django_quota.requests.request_notes import notes_under
 
 
 @dataclass(slots=True)
@@ -25,8 +24,10 @@ class BodyNotes:
     """The object in the body, once that has been read as JSON; an empty dict if there is none."""
 
 
-body_notes = notes_under("_django_quota_body", BodyNotes)
-"""Returns what is known of the body of a request."""
+def body_notes(request: HttpRequest) -> BodyNotes:
+    """Return what is known of the body of a request."""
+    found: BodyNotes = vars(request).setdefault("_django_quota_body", BodyNotes())
+    return found
 
 
 def has_unread_body(request: HttpRequest, kind: str) -> bool:

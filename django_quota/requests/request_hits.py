@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from django.http import HttpRequest
 
-from django_quota.core.decisions import Decision
+from django_quota.conf import current, time_zone
 from django_quota.core.errors import QuotaError, RateError, RuleError, did_you_mean
 from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rule_options import Exemption
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
-from django_quota.engine.plans import Asked
-from django_quota.requests.addresses import is_from
-from django_quota.requests.request_keys import ip_subject, subject_flow
+from django_quota.engine.plans import Asked, Plan
+from django_quota.requests.addresses import ip_subject, is_from
+from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.site_functions import call_flow, user_flow
 from django_quota.requests.subjects import digest
 
@@ -27,16 +27,25 @@ logger = logging.getLogger("django_quota")
 T = TypeVar("T")
 """What each tier has."""
 
-Decided = Sequence[tuple[Sequence[Rule], Decision]]
-"""Configured rules that have been decided for a request, each group with its Decision."""
+
+Counted = set[tuple[int, str]]
+"""The rules with a `match` that a request has asked for: the `id` of each, and the subject."""
+
+
+def new_plan(asked: list[Asked]) -> Plan:
+    """Return a plan of what rules ask for, by the settings."""
+    settings = current()
+    return Plan(settings.prefix, settings.events, time_zone, asked)
 
 
 def asked_flow(
-    rules: Iterable[Rule], request: HttpRequest, decided: Decided = (), *, is_peek: bool = False
+    rules: Iterable[Rule], request: HttpRequest, counted: Counted | None = None, *, is_peek: bool = False
 ) -> Flow[list[Asked]]:
     """Return what the rules that apply to a request ask for, each with its subject and cost.
 
-    `is_peek`: ask for one unit of each, without a call of a `cost` function, without the rules that read the body.
+    `counted`: what the request has asked for before. A rule with a `match` counts once for a request and a subject,
+    also if a decorator names it. `is_peek`: ask for one unit of each, without a call of a `cost` function, without the
+    rules that read the body.
     """
     found: list[Asked] = []
     key: object = None
@@ -54,7 +63,7 @@ def asked_flow(
             else:
                 reading = subject_flow(key, request)
                 subject = yield from (_of_body(rule, reading) if rule.reads_body else reading)
-        if subject is None or (decided and _is_decided(rule, subject, decided)):
+        if subject is None or (rule.match is not None and not is_peek and _counts_again(rule, subject, counted)):
             continue
         if is_plain:
             found.append((rule, subject, 1 if is_peek else cast("int", rule.cost), ""))
@@ -92,14 +101,13 @@ def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
         return None
 
 
-def _is_decided(rule: Rule, subject: str, decided: Decided) -> bool:
-    """Return whether a configured rule that a decorator names, too, has been decided already."""
-    return any(
-        (outcome.rule, outcome.subject) == (rule.name, subject)
-        for rules, decision in decided
-        if rule in rules
-        for outcome in decision.outcomes
-    )
+def _counts_again(rule: Rule, subject: str, counted: Counted | None) -> bool:
+    """Return whether a request has asked for a rule and a subject before, and note that it has now."""
+    if counted is None:
+        return False
+    place, before = (id(rule), subject), len(counted)
+    counted.add(place)
+    return len(counted) == before
 
 
 def _cost_flow(rule: Rule, request: HttpRequest) -> Flow[int]:

@@ -20,7 +20,7 @@ from django_quota.core.caching import cached
 from django_quota.core.errors import RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule, dotted_path, is_lambda
-from django_quota.requests.addresses import client_ip
+from django_quota.requests.addresses import ip_subject
 from django_quota.requests.request_bodies import body_notes, form_of, has_unread_body, json_object_of
 from django_quota.requests.site_functions import call_flow, user_flow
 from django_quota.requests.subjects import (
@@ -234,11 +234,6 @@ def _is_shown_by_address(value: object) -> bool:
     """Return whether the text of a value is its address in memory, which changes with each request."""
     shown = type(value)
     return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
-
-
-def ip_subject(request: HttpRequest) -> str:
-    """Return the subject of the request's client address: `ip:203.0.113.9`, `ip:2001:db8::/64`."""
-    return f"ip:{client_ip(request)}"
 
 
 _PLAIN: dict[str, Resolver] = {

@@ -74,7 +74,8 @@ class RuleIndex(Generic[P]):
     """Rules or slots that have a `match`, and which of them fit a request."""
 
     def __init__(self, rules: Iterable[P]) -> None:
-        self._rules: list[P] = []
+        self.rules: list[P] = []
+        """All of them, in their order."""
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
         self._asks_host = False
@@ -90,12 +91,12 @@ class RuleIndex(Generic[P]):
         keys = None if rule.match is None else rule.match.index_keys
         places = [self._everywhere] if keys is None else [self._by_key.setdefault(key, []) for key in keys]
         for place in places:
-            place.append(len(self._rules))
-        self._rules.append(rule)
+            place.append(len(self.rules))
+        self.rules.append(rule)
 
     def find(self, request: HttpRequest) -> list[P]:
         """Return the rules that fit a request, in their order. Do not change the list."""
-        if not self._rules:
+        if not self.rules:
             return []
         if self._asks_host:
             return self._find(RequestTarget(request))
@@ -113,7 +114,7 @@ class RuleIndex(Generic[P]):
         found = set(self._everywhere)
         for key in target.index_keys:
             found.update(self._by_key.get(key, ()))
-        return [self._rules[position] for position in sorted(found) if applies_to(self._rules[position], target)]
+        return [self.rules[position] for position in sorted(found) if applies_to(self.rules[position], target)]
 
 
 def applies_to(rule: Placed, target: Target) -> bool:

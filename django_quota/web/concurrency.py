@@ -37,10 +37,18 @@ from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow
 from django_quota.requests.subjects import GLOBAL
 from django_quota.stores.base import Runner
-from django_quota.web.headers import write_headers
-from django_quota.web.limited_requests import add_decision, decision_of, state_of, undo_flow
-from django_quota.web.request_rules import is_about_the_user, is_decided_later, log_untaken_slots
-from django_quota.web.responses import arefusal, arefuse_in_view, refusal, refuse_in_view
+from django_quota.web.headers import decision_of
+from django_quota.web.limited_requests import (
+    add_decision,
+    arefuse_in_view,
+    log_untaken_slots,
+    refuse_in_view,
+    state_of,
+    undo_flow,
+    write_own_headers,
+)
+from django_quota.web.request_rules import is_about_the_user, is_decided_later
+from django_quota.web.responses import arefusal, refusal
 from django_quota.web.settlements import show
 from django_quota.web.view_kinds import called_view, dispatch_of, naming, wrap_view
 from django_quota.web.view_marks import mark
@@ -409,7 +417,7 @@ def _finish(request: HttpRequest, view: Callable[[], Any], holding: Holding) -> 
             if isawaitable(response):  # an async view behind a sync wrapper
                 return _afinish(request, lambda: response, holding.pass_on())
             log_untaken_slots(request, response)
-            return holding.until_closed(write_headers(request, response))
+            return holding.until_closed(write_own_headers(request, response))
     except QuotaExceeded as exceeded:
         return refuse_in_view(request, exceeded.decision)
 
@@ -421,6 +429,6 @@ async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: Holdi
             if isawaitable(response):
                 response = await response
             log_untaken_slots(request, response)
-            return holding.until_closed(write_headers(request, cast("HttpResponse", response)))
+            return holding.until_closed(write_own_headers(request, response))
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)

@@ -7,7 +7,7 @@ they stay separate, because that one must run between them.
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current, is_async_callable
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
-from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.flow import run_async, run_sync
 from django_quota.core.rules import (
     Rule,
     RuleOptions,
@@ -28,13 +28,16 @@ from django_quota.core.rules import (
     key_parts,
     name_conflict,
 )
-from django_quota.engine.plans import Plan
 from django_quota.requests.request_keys import check_keys, compile_key
 from django_quota.web.headers import write_headers
-from django_quota.web.limited_requests import state_of
-from django_quota.web.request_rules import Limited, RuleSource, rules_for_now, rules_left
-from django_quota.web.responses import arefuse_in_view, limit_flow, refuse_in_view
-from django_quota.web.settlements import settle_flow, take_unsettled
+from django_quota.web.limited_requests import (
+    RequestState,
+    arefuse_in_view,
+    close_flow,
+    enter_view_flow,
+    refuse_in_view,
+)
+from django_quota.web.request_rules import Limited, RuleSource
 from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
 from django_quota.web.view_marks import mark, marks_of, own
 
@@ -204,61 +207,47 @@ class UnderABareOne(NamedTuple):
 def _call(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    state = state_of(request)
-    if not state.take_claim(spec):
-        refused = run_sync(limit_flow(request, rules_for_now(request, spec.rules(owner), spec.view, args)))
-        if refused is not None:
-            return refused
-    plans = take_unsettled(request) if spec.may_settle else ()
+    state, refused = run_sync(enter_view_flow(request, spec, owner, args))
+    if refused is not None:
+        return refused
     try:
         response = spec.view(*args, **kwargs)
         if not isinstance(response, HttpResponseBase) and isawaitable(response):
-            return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-        if plans or state.waiting:
-            response = run_sync(_waiting_flow(request, response))
+            return _finish(request, state, lambda: response)  # an async view behind a sync wrapper
     except QuotaExceeded as exceeded:
         response = refuse_in_view(request, exceeded.decision)
     except Exception as error:
-        run_sync(settle_flow(request, error, plans))
+        if state is not None:
+            run_sync(close_flow(request, state, error))
         raise
-    if plans:
-        run_sync(settle_flow(request, response, plans))
-    return write_headers(request, response)
+    if state is None:
+        return response
+    if state.waiting or state.waiting_slots or state.unsettled:
+        response = run_sync(close_flow(request, state, response))
+    state.closer = ""
+    return write_headers(request, response, is_cached=state.is_cached)
 
 
 async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> HttpResponseBase:
-    if not state_of(request).take_claim(spec):
-        refused = await run_async(limit_flow(request, rules_for_now(request, spec.rules(owner), spec.view, args)))
-        if refused is not None:
-            return refused
-    plans = take_unsettled(request) if spec.may_settle else ()
-    return await _finish(request, partial(spec.view, *args, **kwargs), plans)
+) -> Any:
+    state, refused = await run_async(enter_view_flow(request, spec, owner, args))
+    return refused if refused is not None else await _finish(request, state, partial(spec.view, *args, **kwargs))
 
 
-async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan]) -> HttpResponseBase:
-    """Call a view, and settle what its request took by the response, or by the error that left the view."""
+async def _finish(request: HttpRequest, state: RequestState | None, view: Callable[[], Any]) -> Any:
+    """Call a view, and close its request with the response, or with the error that left the view."""
     try:
         response = view()
         if isawaitable(response):
             response = await response
-        if plans or state_of(request).waiting:
-            response = await run_async(_waiting_flow(request, response))
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
-        await run_async(settle_flow(request, error, plans))
+        if state is not None:
+            await run_async(close_flow(request, state, error))
         raise
-    if plans:
-        await run_async(settle_flow(request, response, plans))
-    return write_headers(request, cast("HttpResponseBase", response))
-
-
-def _waiting_flow(request: HttpRequest, response: Any) -> Flow[Any]:
-    """Decide and settle the rules that the view did not decide, unless the middleware does; return the response."""
-    if state_of(request).is_in_middleware:
+    if state is None:
         return response
-    response = (yield from limit_flow(request, rules_left(request, response))) or response
-    yield from settle_flow(request, response, take_unsettled(request))
-    return response
+    response = await run_async(close_flow(request, state, response))
+    return write_headers(request, response, is_cached=state.is_cached)

@@ -17,28 +17,33 @@ from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.decisions import AnyLimit, Decision, Left
 from django_quota.core.rates import Rate
-from django_quota.web.limited_requests import decision_of, state_of
 from django_quota.web.refusal_log import log_refusal
 from django_quota.web.wording import refusal_status
 
-R = TypeVar("R", bound=HttpResponseBase)
+R = TypeVar("R")
 
 
-def write_headers(request: HttpRequest, response: R) -> R:
-    """Write the headers of the decision on a request to its response, if they belong there."""
+def decision_of(request: HttpRequest) -> Decision | None:
+    """Return the decision on a request so far."""
+    decision = getattr(request, "quota", None)
+    return decision if isinstance(decision, Decision) else None
+
+
+def write_headers(request: HttpRequest, response: R, *, is_cached: bool) -> R:
+    """Write the headers of the decision on a request to its response.
+
+    `is_cached`: whether a cache stores what it can, and would show the headers to others.
+    """
     decision = decision_of(request)
-    if decision is not None and has_headers(request, response):
+    if decision is not None and isinstance(response, HttpResponseBase) and not (is_cached and is_stored(response)):
         set_headers(response, decision)
     return response
 
 
-def has_headers(request: HttpRequest, response: HttpResponseBase) -> bool:
-    """Return whether to write headers here: not if the middleware does, nor if a cache would show them to others."""
-    state = state_of(request)
-    if state.is_in_middleware or not isinstance(response, HttpResponseBase):  # Django complains about anything else
-        return False
-    is_stored = state.is_cached and response.status_code in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
-    return not is_stored or "private" in response.headers.get("Cache-Control", "")
+def is_stored(response: HttpResponseBase) -> bool:
+    """Return whether Django's cache may store a response and show it to others."""
+    cacheable = response.status_code in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
+    return cacheable and "private" not in response.headers.get("Cache-Control", "")
 
 
 _MAX_INTEGER = 999_999_999_999_999

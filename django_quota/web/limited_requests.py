@@ -1,4 +1,10 @@
-"""A limited request: the decisions on it, and what the middleware, the decorators and the view note for each other.
+"""A limited request: what the middleware, the decorators and the integrations do with it, and what they share.
+
+Each of them goes the same way: it finds the rules (`web/request_rules`), resolves what they ask for
+(`requests/request_hits`), makes a plan, decides the plan in one call to the store (`limiting/limiter`), and puts the
+decision on `request.quota`. What a request has met on this way is one `RequestState`. The first that a request enters,
+the middleware or a `@quota`, closes it: that one decides what the view has left, settles what was taken, and writes the
+headers.
 
 A body is read only when it is needed. If some rules limit by a field of a body that is not read yet, the other rules
 are decided first, in a separate call. So a request that an address limit or a ban refuses costs no parsing.
@@ -6,24 +12,32 @@ are decided first, in a separate call. So a request that an address limit or a b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from http import HTTPStatus
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from django.http import HttpRequest
+from django.db import connections
+from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
-from django_quota.core.flow import Flow
+from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import Plan
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_bodies import has_unread_body
-from django_quota.requests.request_hits import Decided, asked_flow
-from django_quota.requests.request_notes import notes_under
+from django_quota.requests.request_hits import Counted, asked_flow, new_plan
+from django_quota.requests.site_rules import site_rules
+from django_quota.web.headers import decision_of, write_headers
+from django_quota.web.request_rules import Limited, rules_before, rules_of
+from django_quota.web.responses import arefusal, refusal
+from django_quota.web.settlements import settle_flow
+
+logger = logging.getLogger("django_quota")
 
 
 class QuotaRequest(HttpRequest):
@@ -35,10 +49,10 @@ class QuotaRequest(HttpRequest):
 
 @dataclass(slots=True)
 class RequestState:
-    """The notes of one request. The middleware, the decorators and the integrations share them."""
+    """What one request has met. It is made once, and passed on."""
 
-    is_in_middleware: bool = False
-    """Whether the response passes the middleware, which then settles rules and writes the headers."""
+    closer: Literal["", "middleware", "decorator"] = ""
+    """Who closes the request: the first that it enters. Empty: nobody yet."""
     is_cached: bool = False
     """Whether a cache around the limiter stores the response, so that others would see its headers."""
     is_asked: bool = False
@@ -47,53 +61,153 @@ class RequestState:
     """The `@quota` whose rules the middleware decides before it calls the view."""
     waiting: Sequence[Rule] = ()
     """The rules that the view decides itself; see `web/request_rules`."""
-    holding: Any = None
-    """The slots that the middleware gives back at the end; see `web/site_slots`."""
     waiting_slots: Sequence[Callable[[], Flow[Decision]]] = ()
     """Each takes a slot that waits as those rules do; see `web/concurrency`."""
-    decided: Decided = ()
-    """What `@quota` does not count again."""
+    take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
+    """Takes the slots of the settings, if there are any; see `web/site_slots`."""
+    counted: Counted = field(default_factory=set)
+    """The rules with a `match` that have been decided; see `asked_flow`."""
     plans: Sequence[Plan] = ()
     """The plans that were decided."""
     unsettled: Sequence[Plan] = ()
     """The plans whose rules look at the response; see `web/settlements`."""
 
-    def take_claim(self, decorator: object) -> bool:
-        """Return whether the middleware has decided a `@quota` for this call of the view. The next call gets False."""
-        if self.claimed is not decorator:
-            return False
-        self.claimed = None
-        return True
 
-    def take_waiting(self) -> Sequence[Rule]:
-        """Return the rules that the view must decide; they wait no longer."""
-        waiting, self.waiting = self.waiting, ()
-        return waiting
-
-    def take_waiting_slots(self) -> Sequence[Callable[[], Flow[Decision]]]:
-        """Return what takes the slots that wait; they wait no longer."""
-        waiting, self.waiting_slots = self.waiting_slots, ()
-        return waiting
-
-    def take_unsettled(self) -> Sequence[Plan]:
-        """Return the plans that the caller settles now."""
-        unsettled, self.unsettled = self.unsettled, ()
-        return unsettled
+STATE = "_django_quota"
+"""The attribute of a request with its state."""
 
 
-def in_a_cache(request: HttpRequest) -> bool:
-    """Return whether Django's cache (its middleware or `cache_page`) will store the answer of what runs now."""
-    return bool(getattr(request, "_cache_update_cache", False))
+def state_of(request: HttpRequest) -> RequestState:
+    """Return the state of a request, made when it is first needed."""
+    found: RequestState | None = getattr(request, STATE, None)
+    if found is None:
+        found = RequestState()
+        setattr(request, STATE, found)
+    return found
 
 
-state_of = notes_under("_django_quota", RequestState)
-"""Returns the notes of a request."""
+# --- the way of a request ---------------------------------------------------------------------------------------------
 
+
+def before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[HttpResponse | None]:
+    """Decide the rules of the settings and those of the view; return the response if they refuse the request."""
+    state = state_of(request)
+    if state.is_asked:
+        return None
+    state.is_asked = True
+    state.is_cached = _in_a_cache(request)
+    rules, state.waiting, state.claimed = rules_before(request, view)
+    refused = (yield from limit_flow(request, rules)) if rules else None
+    if refused is None and state.take_slots is not None:
+        refused = yield from state.take_slots(request, view)
+    return refused
+
+
+def enter_view_flow(
+    request: HttpRequest, spec: Limited, owner: type | None, args: tuple[Any, ...]
+) -> Flow[tuple[RequestState | None, HttpResponse | None]]:
+    """Decide the rules of a `@quota`, unless the middleware has; return the response if they refuse the request.
+
+    Return the state, too, if this `@quota` closes the request. `args`: the arguments of this call of the view.
+    """
+    state = state_of(request)
+    if state.claimed is spec:  # for this call; the next one is decided here
+        state.claimed = None
+        return None, None
+    rules, waiting = rules_of(spec, owner, args)
+    if waiting:
+        state.waiting = (*state.waiting, *waiting)
+    refused = (yield from limit_flow(request, rules)) if rules else None
+    if state.closer or refused is not None:
+        return None, refused
+    state.closer = "decorator"
+    return state, None
+
+
+def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow[Any]:
+    """Decide the rules that no view has decided, and settle all; return the response to send.
+
+    `response`: that of the view, or the error that left the view.
+    """
+    try:
+        if not isinstance(response, BaseException):
+            log_untaken_slots(request, response)
+            rules = _rules_left(request, state, response)
+            refused = (yield from limit_flow(request, rules)) if rules else None
+            response = response if refused is None else _replaced(response, refused)
+        plans, state.unsettled = state.unsettled, ()
+        yield from settle_flow(request, response, plans)
+    finally:
+        state.closer = ""
+    return response
+
+
+def _replaced(response: Any, refused: HttpResponse) -> HttpResponse:
+    """Return the refusal, which also closes the response that it replaces, such as a file."""
+    closers: list[Any] = refused._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
+    closers += getattr(response, "_resource_closers", ())
+    return refused
+
+
+def _rules_left(request: HttpRequest, state: RequestState, response: Any) -> Sequence[Rule]:
+    """Return the rules to decide after the view: those that wait for it; those of the settings without a view.
+
+    A request that is refused already has none. Rules that need the body are left out if the view has read it, because
+    it cannot be read again.
+    """
+    if state.closer == "middleware" and not state.is_asked:
+        state.is_asked = True
+        return site_rules(request)
+    waiting, state.waiting = state.waiting, ()
+    decision = decision_of(request)
+    if not waiting or (decision is not None and decision.enforced):
+        return ()
+    if _is_done(response):
+        names = ", ".join([repr(rule.name) for rule in waiting])
+        _log_late(
+            request, response, f"these rules waited for it: {names}. They are decided after it, which is too late"
+        )
+    is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
+    return [rule for rule in waiting if is_readable or not rule.reads_body]
+
+
+def log_untaken_slots(request: HttpRequest, response: Any) -> None:
+    """Log that a view has answered without taking the slots that waited for it."""
+    state = state_of(request)
+    slots, state.waiting_slots = state.waiting_slots, ()
+    if slots and _is_done(response):
+        _log_late(request, response, "a slot waited for it. Nothing has limited how many run at once")
+
+
+def _is_done(response: Any) -> bool:
+    """Say whether a view has done what was asked of it."""
+    return bool(getattr(response, "status_code", HTTPStatus.BAD_REQUEST) < HTTPStatus.BAD_REQUEST)
+
+
+def _log_late(request: HttpRequest, response: Any, what: str) -> None:
+    match = request.resolver_match
+    _log_once(match.view_name if match else request.path, response.status_code, what)
+
+
+@lru_cache(maxsize=1024)  # once for a view: clients may cause it often
+def _log_once(view: str, status: int, what: str) -> None:
+    advice = "Let the view ask its throttles, or take the limits off it."
+    logger.error("The view %r answered %s while %s. %s", view, status, what, advice)
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
 
 Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
 
 _NOT_LIMITED = Decision(allowed=True, rule="", subject="")
+
+
+def limit_flow(request: HttpRequest, rules: Sequence[Rule]) -> Flow[HttpResponse | None]:
+    """Decide rules; return the response if they refuse the request."""
+    decision = yield from decide_flow(request, rules)
+    combined = add_decision(request, decision)
+    return (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
 
 
 def decide_flow(request: HttpRequest, rules: Sequence[Rule], pairs: Pairs = ()) -> Flow[Decision]:
@@ -103,19 +217,18 @@ def decide_flow(request: HttpRequest, rules: Sequence[Rule], pairs: Pairs = ()) 
     """
     if not current().enabled:
         return _NOT_LIMITED
-    limiter = get_limiter()
-    need_body = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
-    if need_body and (pairs or len(need_body) < len(rules)):
-        first = yield from _plan_flow(request, [rule for rule in rules if rule not in need_body], pairs)
-        return (yield from limiter.two_step_flow(first, partial(_plan_flow, request, need_body)))
+    later = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
+    if later and (pairs or len(later) < len(rules)):
+        first = yield from _plan_flow(request, [rule for rule in rules if rule not in later], pairs)
+        return (yield from get_limiter().two_step_flow(first, partial(_plan_flow, request, later)))
     plan = yield from _plan_flow(request, rules, pairs)
-    return (yield from limiter.decision_flow(plan, "check"))
+    return (yield from get_limiter().decision_flow(plan, "check"))
 
 
 def _plan_flow(request: HttpRequest, rules: Iterable[Rule], pairs: Pairs = ()) -> Flow[Plan]:
     """Return the plan of a request: the rules that apply to it, and the pairs."""
     state = state_of(request)
-    asked = yield from asked_flow(rules, request, state.decided)
+    asked = yield from asked_flow(rules, request, state.counted)
     if pairs:
         asked += [(rule, subject, cast("int", rule.cost), "") for rule, subject in pairs]
     plan = new_plan(asked)
@@ -126,14 +239,6 @@ def _plan_flow(request: HttpRequest, rules: Iterable[Rule], pairs: Pairs = ()) -
     return plan
 
 
-def note_decided(request: HttpRequest, rules: Sequence[Rule], decision: Decision) -> None:
-    """Note the configured rules that a Decision is about, so that a decorator does not count them again."""
-    of_settings = [rule for rule in rules if rule.match is not None]
-    if of_settings:
-        state = state_of(request)
-        state.decided = (*state.decided, (of_settings, decision))
-
-
 def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
     """Give back what a request took, since it is refused after all; return how its limits stand afterwards."""
     found = []
@@ -142,17 +247,72 @@ def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
     return found
 
 
-def decision_of(request: HttpRequest) -> Decision | None:
-    """Return the decision on a request so far."""
-    decision = getattr(request, "quota", None)
-    return decision if isinstance(decision, Decision) else None
+# --- the decision on a request ----------------------------------------------------------------------------------------
 
 
 def add_decision(request: HttpRequest, decision: Decision) -> Decision:
     """Put a decision on `request.quota`, combined with earlier ones; return the combined one."""
     state, earlier = state_of(request), decision_of(request)
-    if not state.is_in_middleware and in_a_cache(request):
+    if not state.closer and _in_a_cache(request):
         state.is_cached = True
     combined = decision if earlier is None else earlier.combined_with(decision)
     cast("QuotaRequest", request).quota = combined
     return combined
+
+
+def _in_a_cache(request: HttpRequest) -> bool:
+    """Return whether Django's cache (its middleware or `cache_page`) will store the answer of what runs now."""
+    return bool(getattr(request, "_cache_update_cache", False))
+
+
+def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
+    """Settle what a request took, unless somebody else closes the request."""
+    state = state_of(request)
+    if not state.closer:
+        plans, state.unsettled = state.unsettled, ()
+        yield from settle_flow(request, response, plans)
+
+
+def write_own_headers(request: HttpRequest, response: Any) -> Any:
+    """Write the headers of the decision on a request to its response, unless somebody else closes the request."""
+    state = state_of(request)
+    return response if state.closer else write_headers(request, response, is_cached=state.is_cached)
+
+
+def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a `QuotaExceeded` that left a view."""
+    return refusal(request, _refused(request, decision))
+
+
+def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a `QuotaExceeded` that a decorator caught, and roll back the view's transaction."""
+    _roll_back()
+    return refuse(request, decision)
+
+
+async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response without blocking the event loop; see `refuse_in_view`."""
+    _roll_back()
+    return await arefusal(request, _refused(request, decision))
+
+
+def unavailable(request: HttpRequest) -> HttpResponse:
+    """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
+    return refusal(request, add_decision(request, _UNDECIDED))
+
+
+_UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
+
+
+def _refused(request: HttpRequest, decision: Decision) -> Decision:
+    """Return the decision to answer with: all decisions on the request, if they refuse it."""
+    earlier = decision_of(request)
+    known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
+    combined = earlier if earlier is not None and known else add_decision(request, decision)
+    return decision if combined.allowed else combined
+
+
+def _roll_back() -> None:
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
+            connection.set_rollback(True)  # as Django does when an exception leaves the view

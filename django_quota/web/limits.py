@@ -16,9 +16,8 @@ from django_quota.engine.plans import Asked
 from django_quota.features.usage import last_tiers
 from django_quota.limiting.api import MAX_ENTRIES, AnySubject, decision_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules, rule_finders
-from django_quota.limiting.limiter import new_plan
 from django_quota.operating.lookup import is_given_by, known_keys
-from django_quota.requests.request_hits import asked_flow
+from django_quota.requests.request_hits import asked_flow, new_plan
 from django_quota.requests.site_rules import site_rules
 from django_quota.requests.subjects import subject_of
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
+from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
-from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.flow import run_async, run_sync
 from django_quota.limiting.registry import get_limiter
 from django_quota.web.concurrency import Holding
 from django_quota.web.headers import write_headers
-from django_quota.web.limited_requests import RequestState, state_of
-from django_quota.web.request_rules import log_untaken_slots, rules_after, rules_before
-from django_quota.web.responses import limit_flow, refuse, unavailable
-from django_quota.web.settlements import settle_flow
-from django_quota.web.site_slots import take_slots_flow
+from django_quota.web.limited_requests import (
+    STATE,
+    RequestState,
+    before_view_flow,
+    close_flow,
+    refuse,
+    unavailable,
+)
+from django_quota.web.site_slots import slot_index, take_slots_flow
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -53,35 +59,53 @@ class QuotaMiddleware:
 
     def __call__(self, request: HttpRequest) -> Any:
         """Answer a request. Returns a coroutine if the next middleware does."""
-        state = state_of(request)
-        if state.is_in_middleware:
+        state: RequestState = vars(request).setdefault(STATE, RequestState())
+        if state.closer:
             return self.get_response(request)
-        state.is_in_middleware = True
-        state.holding = holding = Holding()
+        state.closer = "middleware"
+        holding = None
+        if slot_index(current()).rules:
+            holding = Holding()
+            state.take_slots = partial(take_slots_flow, holding)
         if self.is_async:
-            return self._acall(request, state, holding)
+            return self._aanswer(request, state) if holding is None else self._ahold(request, state, holding)
+        if holding is None:
+            return self._answer(request, state)
         with holding:
-            return holding.until_closed(run_sync(_after_view_flow(request, self.get_response(request))))
+            return holding.until_closed(self._answer(request, state))
 
-    async def _acall(self, request: HttpRequest, state: RequestState, holding: Holding) -> HttpResponseBase:
+    async def _ahold(self, request: HttpRequest, state: RequestState, holding: Holding) -> HttpResponseBase:
         async with holding:
-            try:
-                response = await self.get_response(request)
-            except CancelledError as error:
-                await run_async(settle_flow(request, error, state.take_unsettled()))
-                raise
-            return holding.until_closed(await run_async(_after_view_flow(request, response)))
+            return holding.until_closed(await self._aanswer(request, state))
+
+    def _answer(self, request: HttpRequest, state: RequestState) -> Any:
+        response = self.get_response(request)
+        if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
+            response = run_sync(close_flow(request, state, response))
+        state.closer = ""
+        return write_headers(request, response, is_cached=state.is_cached)
+
+    async def _aanswer(self, request: HttpRequest, state: RequestState) -> Any:
+        try:
+            response = await self.get_response(request)
+        except CancelledError as error:
+            await run_async(close_flow(request, state, error))
+            raise
+        if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
+            response = await run_async(close_flow(request, state, response))
+        state.closer = ""
+        return write_headers(request, response, is_cached=state.is_cached)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return run_sync(_before_view_flow(request, view))
+        return run_sync(before_view_flow(request, view))
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return await run_async(_before_view_flow(request, view))
+        return await run_async(before_view_flow(request, view))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -89,29 +113,3 @@ class QuotaMiddleware:
             get_limiter().note_failure(exception)
             return unavailable(request)
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
-
-
-def _before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[HttpResponse | None]:
-    """Decide the rules, then take the slots; return a response if the request is refused."""
-    state = state_of(request)
-    if state.is_asked:
-        return None
-    refused = yield from limit_flow(request, rules_before(request, view), is_noted=True)
-    return refused or (yield from take_slots_flow(request, view, state.holding))
-
-
-def _after_view_flow(request: HttpRequest, response: Any) -> Flow[HttpResponseBase]:
-    """Decide the rules that the view did not decide, settle all, and return the response to send, with its headers.
-
-    A refusal also closes the response that it replaces, such as a file.
-    """
-    state = state_of(request)
-    log_untaken_slots(request, response)
-    refused = yield from limit_flow(request, rules_after(request, response), is_noted=True)
-    if state.unsettled:
-        yield from settle_flow(request, refused or response, state.take_unsettled())
-    state.is_in_middleware = False
-    if refused is None:
-        return write_headers(request, cast("HttpResponseBase", response))
-    refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
-    return write_headers(request, refused)

@@ -12,24 +12,18 @@ token got a 401, they are decided then.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
 from django.views import View
 
 from django_quota.conf import current
-from django_quota.core.caching import cached
 from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
 from django_quota.requests.site_rules import site_rules
-from django_quota.web.limited_requests import decision_of, in_a_cache, state_of
 from django_quota.web.view_kinds import called_view
 from django_quota.web.view_marks import own
-
-logger = logging.getLogger("django_quota")
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 
@@ -37,21 +31,27 @@ NameFor = Callable[[type | None], str]
 """Returns the name of the limits of a view, from its class (None for a function)."""
 
 
-def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
-    """Return the rules to decide before the view: those of the settings, and those of the view."""
-    state = state_of(request)
-    state.is_asked = True
-    state.is_cached = in_a_cache(request)
-    return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
+def rules_before(request: HttpRequest, view: Callable[..., Any]) -> tuple[list[Rule], list[Rule], Limited | None]:
+    """Return the rules to decide before a view: those of the settings, and those of the `@quota` on its outside.
+
+    Return also those that wait for the view, and the `@quota`, which must not decide its rules again.
+    """
+    spec, owner = _quota_of(view, request.method)
+    return *_split(site_rules(request) + (spec.rules(owner) if spec else []), view, ()), spec
 
 
-def rules_after(request: HttpRequest, response: Any) -> Sequence[Rule]:
-    """Return the rules to decide after the view: those that it did not decide, or all if there was no view."""
-    state = state_of(request)
-    if state.is_asked:
-        return rules_left(request, response) if state.waiting else ()
-    state.is_asked = True
-    return site_rules(request)
+def rules_of(spec: Limited, owner: type | None, args: tuple[Any, ...]) -> tuple[list[Rule], list[Rule]]:
+    """Return the rules of a `@quota` to decide before its view, and those that wait for the view.
+
+    `owner`: the class of the view, None for a function; `args`: the arguments of the call.
+    """
+    return _split(spec.rules(owner), spec.view, args)
+
+
+def _split(rules: list[Rule], view: Any, args: tuple[Any, ...]) -> tuple[list[Rule], list[Rule]]:
+    if not _finders or not is_decided_later(called_view(view, args)):
+        return rules, []
+    return [rule for rule in rules if not needs_view(rule)], [rule for rule in rules if needs_view(rule)]
 
 
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class RuleSource:
 class Limited:
     """What `@quota` remembers of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "may_settle", "names", "sources", "view")
+    __slots__ = ("_of_function", "names", "sources", "view")
 
     def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...]) -> None:
         self.view: Callable[..., Any] = view
@@ -95,8 +95,6 @@ class Limited:
         rules = [source.rule for source in sources]
         self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
         """The names of its rules from the settings."""
-        self.may_settle: bool = any(isinstance(rule, str) or rule.settles for rule in rules)
-        """Whether a rule may look at the response; any configured rule may."""
         self._of_function: list[Rule] | None = None
         """The rules of a function, if none is from the settings: then they never change."""
 
@@ -114,18 +112,24 @@ class Limited:
         return rules
 
 
-def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
-    """Return the rules of the `@quota` on the outside of a view. The decorator will not decide them again."""
-    spec, owner = _outermost(view)
+def rules_of_view(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
+    """Return the rules of the `@quota` on the outside of a view."""
+    spec, owner = _quota_of(view, request.method)
+    return spec.rules(owner) if spec else []
+
+
+def _quota_of(view: Callable[..., Any], method: str | None) -> tuple[Limited | None, type | None]:
+    """Return the `@quota` on the outside of a view, and the class of the view (None for a function)."""
+    try:
+        spec, owner = _outermost(view)
+    except TypeError:  # it has no hash
+        spec, owner = _outermost.__wrapped__(view)
     if spec is None and owner is not None:
-        spec = own(_handler(owner, request.method), Limited)
-    if spec is None:
-        return []
-    state_of(request).claimed = spec
-    return spec.rules(owner)
+        spec = own(_handler(owner, method), Limited)
+    return spec, owner
 
 
-@cached(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _outermost(view: Any) -> tuple[Limited | None, type | None]:
     """Return the outermost `@quota` of a view, and the class; only the class if each method has its own `@quota`."""
     found = own(view, Limited)
@@ -172,67 +176,6 @@ def decides_later(finder: F) -> F:
 def is_decided_later(view: Any) -> bool:
     """Say whether a view itself decides the rules that need the user."""
     return any(finder(view) for finder in _finders)
-
-
-def rules_left(request: HttpRequest, response: Any) -> Sequence[Rule]:
-    """Return the rules that still wait when the view has answered; none if the request is refused already.
-
-    Rules that need the body are left out if the view has read it, because it cannot be read again.
-    """
-    rules = state_of(request).take_waiting()
-    decision = decision_of(request)
-    if decision is not None and decision.enforced:
-        return ()
-    if rules and _is_done(response):
-        names = ", ".join([repr(rule.name) for rule in rules])
-        _log_late(
-            _name_of_view(request),
-            response.status_code,
-            f"these rules waited for it: {names}. They are decided after it, which is too late",
-        )
-    is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
-    return [rule for rule in rules if is_readable or not rule.reads_body]
-
-
-@lru_cache(maxsize=1024)  # once for a view: clients may cause it often
-def _log_late(view: str, status: int, what: str) -> None:
-    logger.error(
-        "The view %r answered %s while %s. Let the view ask its throttles, or take the limits off it.",
-        view,
-        status,
-        what,
-    )
-
-
-def log_untaken_slots(request: HttpRequest, response: Any) -> None:
-    """Log that a view has answered without taking the slots that waited for it."""
-    if state_of(request).take_waiting_slots() and _is_done(response):
-        what = "a slot waited for it. Nothing has limited how many run at once"
-        _log_late(_name_of_view(request), response.status_code, what)
-
-
-def _is_done(response: Any) -> bool:
-    """Say whether a view has done what was asked of it."""
-    return bool(getattr(response, "status_code", HTTPStatus.BAD_REQUEST) < HTTPStatus.BAD_REQUEST)
-
-
-def _name_of_view(request: HttpRequest) -> str:
-    match = request.resolver_match
-    return match.view_name if match else request.path
-
-
-def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tuple[Any, ...] = ()) -> list[Rule]:
-    """Return the rules to decide before the view; the others wait on the request, if the view decides them.
-
-    `args`: the arguments of the call, if `view` may be the method of a class.
-    """
-    if not _finders or not is_decided_later(called_view(view, args)):
-        return rules
-    waiting = [rule for rule in rules if needs_view(rule)]
-    if waiting:
-        state = state_of(request)
-        state.waiting = (*state.waiting, *waiting)
-    return [rule for rule in rules if rule not in waiting]
 
 
 def needs_view(rule: Rule) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import iscoroutine
@@ -15,7 +14,6 @@ from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.core.signals import setting_changed
-from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.utils.translation import get_language
@@ -23,18 +21,10 @@ from django.utils.translation import get_language
 from django_quota.conf import current
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import ConfigurationError
-from django_quota.core.flow import Flow, IOCall
-from django_quota.core.rules import Rule
 from django_quota.web.headers import (
     OWN_HEADERS,
     policies,
     set_headers,
-)
-from django_quota.web.limited_requests import (
-    add_decision,
-    decide_flow,
-    decision_of,
-    note_decided,
 )
 from django_quota.web.refusal_log import log_refusal
 from django_quota.web.refusal_page import (
@@ -44,60 +34,6 @@ from django_quota.web.refusal_page import (
     rendered,
 )
 from django_quota.web.wording import message, refusal_status, title, whole_wait
-
-
-def limit_flow(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> Flow[HttpResponse | None]:
-    """Decide rules; return the response if they refuse the request.
-
-    `is_noted`: whether to note that these configured rules are decided, so that a decorator does not count them again.
-    """
-    if not rules:
-        return None
-    decision = yield from decide_flow(request, rules)
-    if is_noted:
-        note_decided(request, rules, decision)
-    combined = add_decision(request, decision)
-    return (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
-
-
-def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """Return the response to a `QuotaExceeded` that left a view."""
-    return refusal(request, _refused(request, decision))
-
-
-def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """Return the response to a `QuotaExceeded` that a decorator caught, and roll back the view's transaction."""
-    _roll_back()
-    return refuse(request, decision)
-
-
-async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """Return the response without blocking the event loop; see `refuse_in_view`."""
-    _roll_back()
-    return await arefusal(request, _refused(request, decision))
-
-
-def unavailable(request: HttpRequest) -> HttpResponse:
-    """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
-    return refusal(request, add_decision(request, _UNDECIDED))
-
-
-_UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
-
-
-def _refused(request: HttpRequest, decision: Decision) -> Decision:
-    """Return the decision to answer with: all decisions on the request, if they refuse it."""
-    earlier = decision_of(request)
-    known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
-    combined = earlier if earlier is not None and known else add_decision(request, decision)
-    return decision if combined.allowed else combined
-
-
-def _roll_back() -> None:
-    for connection in connections.all(initialized_only=True):
-        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
-            connection.set_rollback(True)  # as Django does when an exception leaves the view
-
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 

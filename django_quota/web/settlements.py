@@ -1,7 +1,7 @@
 """`settle` and `count_when`: what a request took is settled once the view has answered.
 
-The request first takes its estimate, as a reservation does. With the middleware, every rule is settled when the
-response leaves the middleware. Without it, `@quota` settles its own rules. The headers are written afterwards.
+The request first takes its estimate, as a reservation does. Who closes the request settles all its rules: the
+middleware, or without it the `@quota` on the outside. The headers are written afterwards.
 """
 
 from __future__ import annotations
@@ -24,15 +24,9 @@ from django_quota.engine.plans import Plan
 from django_quota.features.reservations import Hold
 from django_quota.features.settled_stream import settled_stream
 from django_quota.requests.site_functions import call_flow
-from django_quota.web.limited_requests import decision_of, state_of
+from django_quota.web.headers import decision_of
 
 logger = logging.getLogger("django_quota")
-
-
-def take_unsettled(request: HttpRequest) -> Sequence[Plan]:
-    """Return the plans of a request that look at its response, unless the middleware settles them."""
-    state = state_of(request)
-    return () if state.is_in_middleware else state.take_unsettled()
 
 
 def _response_for(error: Exception) -> HttpResponse:

@@ -46,9 +46,9 @@ class SiteSlot(NamedTuple):
             raise RuleError(f'QUOTA["RULES"][{name!r}]: {error}') from error
 
 
-def take_slots_flow(request: HttpRequest, view: object, holding: Holding) -> Flow[HttpResponse | None]:
+def take_slots_flow(holding: Holding, request: HttpRequest, view: object) -> Flow[HttpResponse | None]:
     """Take the configured slots that fit a request; return the response if one is not free."""
-    for each in _index(current()).find(request):
+    for each in slot_index(current()).find(request):
         _, refused = yield from each.slot.enter_flow(request, each.name, view, holding)
         if refused is not None:
             return refused
@@ -56,7 +56,8 @@ def take_slots_flow(request: HttpRequest, view: object, holding: Holding) -> Flo
 
 
 @lru_cache(maxsize=1)
-def _index(settings: QuotaSettings) -> RuleIndex[SiteSlot]:
+def slot_index(settings: QuotaSettings) -> RuleIndex[SiteSlot]:
+    """Return the slots of the settings."""
     return RuleIndex([SiteSlot.read(*entry) for entry in settings.slots().items()])
 
 

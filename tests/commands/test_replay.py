@@ -27,7 +27,7 @@ from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, decide, re
 from django_quota.operating.tightest import demands, tightest
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
-from django_quota.web.request_rules import claim_view_rules
+from django_quota.web.request_rules import rules_of_view
 from tests.support.inputs import inputs
 from tests.support.pages import blocks
 from tests.support.steps import SECOND, START, Spec
@@ -161,7 +161,7 @@ def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> tuple[Rul
     """Read lines for the rules of the settings and of views; return the rules that are replayed, too."""
     log_format = find_format(lines)
     known = read_rules(current().rules, "RULES") if rules is None else read_rules(rules, "RULES")
-    replayed = RuleSet(known, log_format.fields, (rules_of_views(), claim_view_rules))
+    replayed = RuleSet(known, log_format.fields, (rules_of_views(), rules_of_view))
     traffic = read_traffic(lines, log_format, replayed)
     assert not traffic.unreadable, traffic.shown
     return replayed, traffic

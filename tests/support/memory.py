@@ -13,10 +13,10 @@ from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import RecordHits
 from django_quota.features import counters
 from django_quota.limiting import refusals, registry, unasked
-from django_quota.limiting.limiter import Limiter
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
 from django_quota.requests import site_rules
+from django_quota.stores.base import Store
 from tests.support.steps import START
 from tests.support.stores import current_store
 
@@ -49,7 +49,6 @@ def while_refusals_are_counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[]
 def metrics_that_wait() -> tuple[int, int]:
     """Return how many counts of rules wait to be sent, and of refused subjects."""
     metrics = get_limiter().metrics
-    assert metrics is not None
     return len(metrics._counts), len(metrics._refused)
 
 
@@ -85,15 +84,15 @@ def know_of_processes(number: int) -> None:
 
 def make_the_limiter_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let another thread make the limiter of the settings while this one is about to."""
-    make = registry._make_limiter
+    make = registry._make_store
 
-    def slow() -> Limiter:
+    def slow() -> Store:
         made = make()
-        monkeypatch.setattr(registry, "_make_limiter", make)
+        monkeypatch.setattr(registry, "_make_store", make)
         get_limiter()
         return made
 
-    monkeypatch.setattr(registry, "_make_limiter", slow)
+    monkeypatch.setattr(registry, "_make_store", slow)
     get_limiter()
 
 

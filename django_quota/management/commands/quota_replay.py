@@ -29,7 +29,7 @@ from django_quota.management.replay_report import Result, lines_of, make_report,
 from django_quota.operating.access_log import find_format
 from django_quota.operating.replay import RuleSet, decide, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
-from django_quota.web.request_rules import claim_view_rules
+from django_quota.web.request_rules import rules_of_view
 from django_quota.web.view_lookup import endpoints
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -81,7 +81,7 @@ class Command(QuotaCommand):
             lines = _lines(options["logs"], advance)
             sample = list(islice(lines, SAMPLE))
             log_format = find_format(sample)
-            chosen = RuleSet(rules, log_format.fields, (of_views, claim_view_rules), only)
+            chosen = RuleSet(rules, log_format.fields, (of_views, rules_of_view), only)
             traffic = read_traffic(chain(sample, lines), log_format, chosen, is_of_server=options["server_log"])
         if not traffic.requests:
             if not traffic.shown:
@@ -190,7 +190,7 @@ def rules_of_views() -> list[Rule]:
             request = HttpRequest()
             request.method = method
             try:
-                rules = claim_view_rules(request, endpoint.callback)
+                rules = rules_of_view(request, endpoint.callback)
             except ConfigurationError:  # a system check reports it
                 continue
             found.update((id(rule), rule) for rule in rules)

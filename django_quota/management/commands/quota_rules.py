@@ -26,12 +26,11 @@ from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, option_in_words
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.limiter import new_plan
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.console import QuotaCommand, printable
 from django_quota.operating.lookup import find_users
 from django_quota.requests.addresses import is_address
-from django_quota.requests.request_hits import asked_flow
+from django_quota.requests.request_hits import asked_flow, new_plan
 from django_quota.requests.site_rules import site_rules
 from django_quota.web.view_lookup import rules_of_endpoint
 
