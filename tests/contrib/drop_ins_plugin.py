@@ -38,3 +38,18 @@ def emptied_store() -> None:
 
     store: Any = get_limiter().store
     store.__init__()
+
+
+@pytest.fixture(autouse=True)
+def the_timer_is_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework's tests set the time by the `timer` of a class."""
+    from django_quota.contrib.rest_framework import SimpleRateThrottle
+    from django_quota.testing import freeze
+
+    allow_request = SimpleRateThrottle.allow_request
+
+    def at_its_time(throttle: Any, request: Any, view: Any) -> bool:
+        with freeze(round((1_800_000_000 + throttle.timer() % 10**9) * 1_000_000)):
+            return allow_request(throttle, request, view)
+
+    monkeypatch.setattr(SimpleRateThrottle, "allow_request", at_its_time)

@@ -6,11 +6,9 @@ Django REST framework imports this module while it defines its views, so nothing
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -110,14 +108,12 @@ class _TogetherMixin:
             for entry in entries:  # a throttle that asks again counts again
                 known.entries.remove(entry)
             return known.decision
-        own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
-        asked: list[Entry] = [*(rule for rule in take_waiting_rules(request) if rule.name not in own), *entries]
-        others: list[Entry] = []
-        for entry in self._entries_of_others(request, view) if known is None else ():
-            if all(entry == other or _identity(entry) != _identity(other) for other in asked + others):
-                others.append(entry)
-        decision = self._ask(request, asked + others)
-        no_slot = None if decision.enforced or not hasattr(request, "_request") else take_waiting_slots(request)
+        # An own rule takes precedence over one that waits, since it may have another cost.
+        asked = {_identity(entry): entry for entry in (*take_waiting_rules(request), *entries)}
+        others = list(self._entries_of_others(request, view)) if known is None else []
+        others = [entry for entry in others if asked.setdefault(_identity(entry), entry) == entry]
+        decision = self._ask(request, list(asked.values()))
+        no_slot = None if decision.enforced else take_waiting_slots(request)
         if no_slot is not None:
             decision = decision.combined_with(no_slot)
         if known is None:
@@ -139,32 +135,18 @@ class _TogetherMixin:
         if hasattr(request, "_request"):
             set_body_parser(request, lambda: request.data)
         try:
-            with self._time():
-                decision = decide(request, entries)
+            decision = decide(request, entries)
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
         decision = _enforced(decision, [entry for entry in entries if isinstance(entry, tuple)])
         apply_decision(request, decision)
         return decision
 
-    def _time(self) -> AbstractContextManager[None]:
-        """Set the clock, if the class has a `timer` of its own, as in tests."""
-        timer = getattr(type(self), "timer", time.time)
-        if timer is time.time:
-            return nullcontext()
-        from django_quota.testing import freeze  # noqa: PLC0415 — only tests need it
-
-        return freeze(_START + timedelta(seconds=cast("Any", self).timer()))
-
     def wait(self) -> float | None:
         """Return the seconds until the same request is allowed; None if waiting does not help."""
         if self._decision is None:
             return cast("float | None", cast("Any", super()).wait())
         return self._decision.retry_after
-
-
-_START = datetime(2000, 1, 1, tzinfo=UTC)
-"""The moment at which a `timer` that counts from 0 begins."""
 
 
 def _identity(entry: Entry) -> object:
@@ -234,7 +216,7 @@ def _prepare(view: Any) -> None:
     """Let a view raise `QuotaThrottled`, settle what it took, and write the headers on its response."""
     for name, function in _METHODS:
         method = getattr(view, name, None)
-        if method is not None and getattr(method, "func", None) is not function:
+        if method is not None:
             setattr(view, name, partial(function, method))
 
 
@@ -268,10 +250,9 @@ def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> 
     try:
         method(request, wait)
     except exceptions.Throttled as error:
-        decision = getattr(request, "quota", None)
-        if type(error) is not exceptions.Throttled or not isinstance(decision, Decision) or not decision.enforced:
+        if type(error) is not exceptions.Throttled or not request.quota.enforced:
             raise
-        refusal = QuotaThrottled(decision, wait)
+        refusal = QuotaThrottled(request.quota, wait)
         if refusal.status_code == error.status_code:
             refusal.detail, refusal.wait = error.detail, error.wait
         raise refusal from None
@@ -282,13 +263,10 @@ def _finalize(
 ) -> HttpResponseBase:
     """Call the view's `finalize_response()`, and write the headers, unless the middleware writes and settles."""
     response = method(request, response, *args, **kwargs)
-    decision = getattr(request, "quota", None)
-    if not isinstance(decision, Decision):
-        return response
-    if decision.enforced:
+    if request.quota.enforced:
         response.headers.setdefault("Cache-Control", "no-store")
     if not has_middleware(request):
-        write_headers(response, decision, request)
+        write_headers(response, request.quota, request)
         if getattr(response, "is_rendered", True):
             _settle(request, response)
         else:  # `settle` may look at the content
@@ -382,11 +360,8 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
     try:
         return current().rule(rule)
     except RuleError as error:
-        if rule in current().rules:
-            raise
         place = dotted_path(view if isinstance(view, type) else type(view))
-        hint = error.hint or "Add it to QUOTA[\"RULES\"], or use Rule.make('search', '10/m', key='user')."
-        raise RuleError(f"quota_rules of {place} names no rule: {rule!r}.", hint) from None
+        raise RuleError(f"quota_rules of {place}: {error.problem}", error.hint) from None
 
 
 # --- the throttles of the framework -----------------------------------------------------------------------------------
