@@ -138,8 +138,7 @@ class LoginQuotaBackend:
     @classmethod
     def check_quota(cls) -> Iterator[CheckMessage]:
         """Find what is wrong with AUTHENTICATION_BACKENDS and `QUOTA["LOGIN"]`; the system checks of `QUOTA` ask it."""
-        yield from _check_order(settings.AUTHENTICATION_BACKENDS)
-        yield from _check_middleware()
+        yield from _check_backends(settings.AUTHENTICATION_BACKENDS)
         with suppress(ConfigurationError):  # reported with the values of the settings
             yield from _check_names(current().login)
 
@@ -183,26 +182,20 @@ class _AcceptedBy:
     that. A user whom no backend returned, such as a new one, has the only other backend, as if ours were not listed.
     """
 
-    def __init__(self, replaced: Any) -> None:
-        self.replaced = replaced
+    def __init__(self, usual: str | None) -> None:
+        self.usual = usual
         """What the class of users had under this name."""
 
     def __get__(self, user: Any, owner: type) -> Any:
-        if user is not None and "backend" in user.__dict__:
-            return user.__dict__["backend"]
-        if self.replaced is _NOTHING:
-            others = [path for path in settings.AUTHENTICATION_BACKENDS if not _is_ours(path)]
-            if user is None or len(others) != 1:
-                raise AttributeError("backend")
-            return others[0]
-        return self.replaced.__get__(user, owner) if hasattr(self.replaced, "__get__") else self.replaced
+        others = [path for path in settings.AUTHENTICATION_BACKENDS if user is not None and not _is_ours(path)]
+        found = getattr(user, "__dict__", {}).get("backend") or self.usual or (others[0] if len(others) == 1 else None)
+        if found is None:
+            raise AttributeError("backend")
+        return found
 
     def __set__(self, user: Any, path: str) -> None:
         if "backend" not in user.__dict__ or not _is_ours(path):
             user.__dict__["backend"] = path
-
-
-_NOTHING = object()
 
 
 def _accepted_by(user: Any, path: str) -> Any:
@@ -214,7 +207,7 @@ def _accepted_by(user: Any, path: str) -> Any:
 
 def name_backend(model: type) -> None:
     """Let users of this class say which backend is theirs, so that Django does not count ours in `login()`."""
-    there = inspect.getattr_static(model, "backend", _NOTHING)
+    there = inspect.getattr_static(model, "backend", None)
     if not hasattr(there, "__set__"):  # such as this one, or a property of the project
         model.backend = _AcceptedBy(there)  # type: ignore[attr-defined]
 
@@ -230,33 +223,30 @@ def _is_ours(path: object) -> bool:
 # --- system checks ----------------------------------------------------------------------------------------------------
 
 
-def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
-    """Find backends that check passwords without a limit, and a list without a backend that checks them."""
-    position = next(number for number, path in enumerate(paths) if _is_ours(path))
-    others = [path for path in paths if not _is_ours(path)]
-    before = next((path for path in paths[:position] if not _is_of_axes(path)), None)
+def _check_backends(paths: Sequence[str]) -> Iterator[CheckMessage]:
+    """Find backends that check passwords without a limit, a list without a backend that checks them, and more."""
+    ours = next(filter(_is_ours, paths))
+    others, axes = [path for path in paths if not _is_ours(path)], [path for path in paths if path.startswith("axes.")]
+    before = next((path for path in others if path not in axes and paths.index(path) < paths.index(ours)), None)
     if before is not None:
         yield Error(
-            f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords unlimited.",
-            hint=f"Put {paths[position]!r} first.",
+            f"AUTHENTICATION_BACKENDS has {before!r} above {ours!r}: it checks passwords unlimited.",
+            hint=f"Put {ours!r} first.",
             id="django_quota.E017",
         )
-    if all(map(_is_of_axes, others)):
+    if others == axes:
         yield Error(
-            f"AUTHENTICATION_BACKENDS has no backend below {paths[position]!r}: nobody can log in.",
+            f"AUTHENTICATION_BACKENDS has no backend below {ours!r}: nobody can log in.",
             hint="Add, for example, 'django.contrib.auth.backends.ModelBackend'.",
             id="django_quota.E018",
         )
-    if any(map(_is_of_axes, others)):
+    if axes:
         yield CheckWarning(
             "AUTHENTICATION_BACKENDS has a backend of django-axes too: both count failed logins, and the stricter one "
             "refuses.",
             hint="Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
             id="django_quota.W020",
         )
-
-
-def _check_middleware() -> Iterator[CheckMessage]:
     if not has_middleware():
         yield CheckWarning(
             "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
@@ -284,7 +274,3 @@ _USERNAME = "login:username"
 
 LOW = 20
 """A person can reach a limit by name alone by hand, unless it is higher than this."""
-
-
-def _is_of_axes(path: object) -> bool:
-    return str(path).startswith("axes.")

@@ -113,23 +113,18 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 def auth(request: HttpRequest) -> Any:
     """Return who has authenticated with Ninja: a user, or a digest of what the authentication returned."""
-    found = getattr(request, "auth", None)
-    if found is None or isinstance(found, Subject) or _is_user(found):
+    found: Any = getattr(request, "auth", None)
+    if found is None or isinstance(found, Subject) or hasattr(found, "is_authenticated"):
         return found
-    kind: Any = type(found)
+    kind = type(found)
+    if getattr(found, "pk", None) is not None:
+        return f"{kind.__name__}.{found.pk}"
     if kind.__str__ is object.__str__:
-        key = getattr(found, "pk", None)
-        if key is None:
-            raise RuleError(
-                f"The authentication returned {type(found).__name__}, which identifies nobody.",
-                "Return a text, a user or an object with a `pk`, or use a function of the request as key=.",
-            )
-        return f"{type(found).__name__}.{key}"
+        raise RuleError(
+            f"The authentication returned {kind.__name__}, which identifies nobody.",
+            "Return a text, a user or an object with a `pk`, or use a function of the request as key=.",
+        )
     return digest(str(found))
-
-
-def _is_user(found: object) -> bool:
-    return hasattr(found, "is_authenticated") and hasattr(found, "pk")
 
 
 def install(api: NinjaAPI) -> None:
@@ -182,8 +177,9 @@ def _limit(operation: Any, rule: str | Rule) -> None:
     # owner of `run`: the others may be decorators without functools.wraps.
     decorators = operation.__dict__.setdefault("_run_decorators", [])
     decorators.insert(0, find_copy)
-    decorators.append(_asettled if iscoroutinefunction(type(operation).run) else _settled)
-    operation.run = decorators[-1](operation.run)
+    settled = partial(_settled, is_async=iscoroutinefunction(type(operation).run))
+    decorators.append(settled)
+    operation.run = settled(operation.run)
 
 
 def _check_before(operation: Any, rules: list[str | Rule]) -> None:
@@ -201,7 +197,7 @@ def _check_before(operation: Any, rules: list[str | Rule]) -> None:
     operation._run_checks = acheck_limits if iscoroutinefunction(checks) else check_limits  # noqa: SLF001
 
 
-def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
+def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
     """Settle what a request took, by its response."""
 
     @wraps(run)
@@ -214,10 +210,6 @@ def _settled(run: Callable[..., Any]) -> Callable[..., Any]:
         settle(request, response)
         return _finished(request, response)
 
-    return settled_run
-
-
-def _asettled(run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)
     async def asettled_run(request: HttpRequest, **values: Any) -> Any:
         try:
@@ -228,7 +220,7 @@ def _asettled(run: Callable[..., Any]) -> Callable[..., Any]:
         await asettle(request, response)
         return _finished(request, response)
 
-    return asettled_run
+    return asettled_run if is_async else settled_run
 
 
 def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> HttpResponse | None:
@@ -252,36 +244,36 @@ def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 
 @checks_views
-def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
+def check_operations(patterns: Iterable[Any]) -> list[CheckMessage]:
     """Find `@limits(rule="...")` without its rule, an API without `install`, and throttles that know no proxies."""
-    unanswered: dict[str, None] = {}
-    by_address: Any = None
-    try:
-        knows_proxies = bool(current().trusted_proxies or current().trusted_proxy_count)
+    found: dict[str, CheckMessage] = {}
+    with suppress(ConfigurationError):  # reported with the values of the settings
         for operation in _operations_behind(patterns):
-            by_address = by_address or next(filter(_counts_addresses, operation.throttle_objects), None)
-            rules = getattr(operation, _RULES, ())
-            for rule in rules:
-                try:
-                    rule_of(rule)
-                except RuleError as error:
-                    place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
-                    yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
-            if rules and QuotaExceeded not in operation.api._exception_handlers:  # noqa: SLF001 — Ninja has no other way
-                unanswered[f"{operation.api.title} ({operation.api.urls_namespace})"] = None
-    except ConfigurationError:
-        return  # reported with the values of the settings
-    for api in () if has_middleware() else unanswered:
+            for message in _check(operation):
+                found.setdefault(message.msg, message)
+    return list(found.values())
+
+
+def _check(operation: Any) -> Iterator[CheckMessage]:
+    rules, api = getattr(operation, _RULES, ()), operation.api
+    for rule in rules:
+        try:
+            rule_of(rule)
+        except RuleError as error:
+            place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
+            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
+    if rules and not has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
         yield CheckWarning(
-            f"The API {api} does not answer what the limiter raises: a QuotaExceeded or StoreUnavailable in an "
-            "operation becomes a 500.",
+            f"The API {api.title} ({api.urls_namespace}) does not answer what the limiter raises: a QuotaExceeded or "
+            "StoreUnavailable in an operation becomes a 500.",
             hint="Call install(api) of django_quota.contrib.ninja.",
             id="django_quota.W027",
         )
-    if by_address is not None and ninja_settings.NUM_PROXIES is None and not knows_proxies:
+    knows_proxies = ninja_settings.NUM_PROXIES is not None or current().trusted_proxies or current().trusted_proxy_count
+    if not knows_proxies and any(map(_counts_addresses, operation.throttle_objects)):
         yield CheckWarning(
-            f"{type(by_address).__name__} counts anonymous clients by the address that connects: behind a proxy all of "
-            "them share one limit.",
+            "A throttle of Ninja counts anonymous clients by the address that connects: behind a proxy all of them "
+            "share one limit.",
             hint='Set NINJA_NUM_PROXIES: the number of your proxies, 0 for none. Or set QUOTA["TRUSTED_PROXIES"].',
             id="django_quota.W028",
         )
