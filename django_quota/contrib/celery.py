@@ -44,7 +44,7 @@ SLICES = 100
 """The slices of a sliding window, unless the rule has `precision`."""
 
 HEADER = "quota_place"
-"""The header of a message that carries the place of its task."""
+"""The header of a message that carries the place of its task: a moment, in microseconds since 1970."""
 
 NAP = 5_000
 """Up to this long (microseconds) a task waits in its worker: about as long as publishing it again would take. If it
@@ -56,8 +56,8 @@ LONGEST_SPACED = 3600 * SECOND
 QUOTA_PACE = 10
 """Tasks that wait for a used-up quota run at this multiple of its rate: a calendar quota is free all at once."""
 
-MAX_DOUBLINGS = 6
-"""While Redis does not answer and the rule says "deny", a task asks again after 1, 2, 4 and at most 64 seconds."""
+OUTAGE_WAIT = (10, 20)
+"""While Redis does not answer and the rule says "deny", a task asks again after so many seconds, chosen by chance."""
 
 DEFAULT_VISIBILITY_TIMEOUT = 1800
 """Seconds for which brokers leave a message with a worker, if the settings do not say: RabbitMQ and SQS half an hour,
@@ -120,25 +120,17 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     return queue_of(replace(rule, name=name, daily=False), paces, room)
 
 
-class Place(NamedTuple):
-    """What the header of a message says about its task."""
+def _place(at: int | None, task_id: str, retries: int) -> dict[str, Any]:
+    """Return the header of a message with the place of its task."""
+    return {HEADER: {"id": task_id, "retries": retries, "at": at}}
 
-    at: int | None = None
-    """The moment of the task's place (microseconds since 1970); None if the task has no place yet."""
-    outages: int = 0
-    """How often in a row Redis did not answer."""
 
-    @classmethod
-    def of(cls, request: Any) -> Place:
-        """Return the place of a running task. A retry is another run: it needs a place of its own."""
-        given = request.get(HEADER)
-        if not isinstance(given, Mapping) or (given["id"], given["retries"]) != (request.id, request.retries):
-            return cls()
-        return cls(given["at"], given["outages"])
-
-    def header(self, task_id: str, retries: int) -> dict[str, Any]:
-        """Return the place as the header of a message."""
-        return {HEADER: {"id": task_id, "retries": retries, **self._asdict()}}
+def _place_of(request: Any) -> int | None:
+    """Return the place of a running task. A retry is another run: it needs a place of its own."""
+    given = request.get(HEADER)
+    if not isinstance(given, Mapping) or (given["id"], given["retries"]) != (request.id, request.retries):
+        return None
+    return cast("int | None", given["at"])
 
 
 class QuotaTask(Task):
@@ -208,8 +200,8 @@ class QuotaTask(Task):
                 chosen = self._microseconds(eta) if eta else began + round((countdown or 0) * SECOND)
                 at = max(chosen, began + self._wait_of(decision))
                 self._check_expiry(at, options.get("expires", self.expires))
-                place = Place(None if decision.enforced else at)
-                headers = {**(headers or {}), **place.header(task_id, options.get("retries", 0))}
+                place = None if decision.enforced else at
+                headers = {**(headers or {}), **_place(place, task_id, options.get("retries", 0))}
                 countdown, eta = None, (self._eta(at) if at > began else None)
         return self.apply_async(args, kwargs, task_id=task_id, countdown=countdown, eta=eta, headers=headers, **options)
 
@@ -226,37 +218,30 @@ class QuotaTask(Task):
 
     def _wait_for_turn(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Return if the task may start; else publish it again and raise `Ignore`, which ends this run."""
-        limits, place = self.limits(), Place.of(self.request)
+        limits, place = self.limits(), _place_of(self.request)
         subject, cost = self._asks(args, kwargs)
-        if place.at is None and limits.spacing is not None:
+        if place is None and limits.spacing is not None:
             decision = take_place(limits.spacing, subject, cost)
             if decision.enforced:
-                self._ask_later(decision, place)
-            place = Place(now() + self._wait_of(decision))
-        if place.at is not None and (left := place.at - now()) > 0:
+                self._publish_again(self._next_try(decision, None), None)
+            place = now() + self._wait_of(decision)
+        if place is not None and (left := place - now()) > 0:
             if left > NAP:
-                self._publish_again(place.at, place)
+                self._publish_again(place, place)
             sleep(left / SECOND)
         ask = peek if cost == 0 else check  # a free task takes nothing, and a block stops it too
         decision = ask(limits.start, subject, cost)
-        if decision.enforced and not decision.degraded and 0 < self._wait_of(decision) <= NAP:
-            sleep(self._wait_of(decision) / SECOND)
-            decision = ask(limits.start, subject, cost)
         if decision.enforced:
-            wait = 0 if decision.degraded or limits.again is None else take_place(limits.again, subject, cost).delay
-            self._ask_later(decision, place, round(wait * SECOND))
+            at = self._next_try(decision, place)
+            if limits.again is not None:
+                at += round(take_place(limits.again, subject, cost).delay * SECOND)
+            self._publish_again(at, at)
 
-    def _ask_later(self, decision: Decision, place: Place, spacing: int | None = None) -> NoReturn:
-        """Publish the task again after a refusal.
-
-        `spacing`: microseconds to add to the earliest moment, which is the task's place then; None if it has no place.
-        """
+    def _next_try(self, decision: Decision, place: int | None) -> int:
+        """Return when a refused task may ask again. While Redis does not answer, it is published again at once."""
         if decision.degraded:
-            wait = 2 ** min(place.outages, MAX_DOUBLINGS) * uniform(0.5, 1)  # noqa: S311 — no secret
-            place = Place(place.at, place.outages + 1)
-            self._publish_again(now() + round(wait * SECOND), place)
-        at = now() + self._wait_of(decision) + (spacing or 0)
-        self._publish_again(at, Place(None if spacing is None else at))
+            self._publish_again(now() + round(uniform(*OUTAGE_WAIT) * SECOND), place)  # noqa: S311 — no secret
+        return now() + self._wait_of(decision)
 
     def _wait_of(self, decision: Decision) -> int:
         """Return the microseconds that a task must wait after a decision. Raises `TaskRefused` if no wait helps."""
@@ -265,7 +250,7 @@ class QuotaTask(Task):
             raise TaskRefused(f"Task {self.name} never starts. {decision.explain()}")
         return round(wait * SECOND)
 
-    def _publish_again(self, at: int, place: Place) -> NoReturn:
+    def _publish_again(self, at: int, place: int | None) -> NoReturn:
         """Publish the task as it came, with its place and another eta, and end this run."""
         request = self.request
         self._check_expiry(at, request.expires)
@@ -273,7 +258,7 @@ class QuotaTask(Task):
         again = self.signature_from_request(
             request,
             eta=self._eta(at),
-            headers={**(request.headers or {}), **kept, **place.header(request.id, request.retries)},
+            headers={**(request.headers or {}), **kept, **_place(place, request.id, request.retries)},
             retry=True,
             retry_policy=PUBLISH_RETRY,
         )

@@ -90,27 +90,43 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield made
 
 
-# --- the queue --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "arguments", "starts"),
+    [
+        # A short wait is spent in the worker.
+        ({"quota": "250/s"}, (1, 2), [(1, 0.0), (2, 0.004)]),
+        ({"quota": "10/m", "key": lambda task, args, kwargs: f"org:{args[0]}"}, (1, 2, 1), [(1, 0), (2, 0), (1, 6.06)]),
+        ({"quota": "10/m", "cost": 5}, (5, 5), [(5, 0.0), (5, 30.3)]),
+        ({"quota": "10/m", "cost": lambda task, args, kwargs: args[0]}, (5, 5), [(5, 0.0), (5, 30.3)]),
+        # A free task starts at once.
+        ({"quota": "1/m", "cost": lambda task, args, kwargs: args[0]}, (0, 0, 1), [(0, 0.0), (0, 0.0), (1, 0.0)]),
+    ],
+)
+def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
+    site: Site, options: dict[str, Any], arguments: tuple[int, ...], starts: list[tuple[int, float]]
+) -> None:
+    site.run(site.task(**options), *arguments)
+    assert list(zip(site.calls, site.starts, strict=True)) == starts
+    assert site.clock.naps == ([0.00404] if options["quota"] == "250/s" else [])
 
 
-def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
+def test_tasks_that_come_at_once_start_one_after_the_other(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "django_quota")
     starts = site.run(site.task(quota="100/m"), *range(40))
     assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 39
     assert site.calls == list(range(40))
     assert len(site.worker.runs) == 40 + 39, "each is published at most once more"
+    assert caplog.messages[0].endswith(" waits 1 second for its turn.")
 
 
-def test_a_short_wait_is_spent_in_the_worker(site: Site) -> None:
-    assert site.run(site.task(quota="250/s"), 1, 2) == [0.0, 0.004]
-    assert len(site.worker.runs) == 2
-    assert site.clock.naps == [0.00404]
-
-
-def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(site: Site) -> None:
+@pytest.mark.parametrize(("options", "subject"), [({}, "global"), ({"key": "org:7"}, "org:7")])
+def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(
+    site: Site, options: Any, subject: str
+) -> None:
     heard: list[Decision] = []
     observe(heard.append)
     try:
-        site.run(site.task(quota="10/m"), *range(4))
+        site.run(site.task(quota="10/m", **options), *range(4))
         site.task(name="none", quota="0/m").apply_async()
         site.worker.run_all()
     finally:
@@ -118,47 +134,7 @@ def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(sit
     counts = {rule.part: (rule.allowed, rule.refused) for rule in running_totals().rules}
     assert counts == {"export": (4, 0), "none": (0, 1)}
     assert [decision.rule for decision in heard] == ["export"] * 4 + ["none"]
-
-
-@pytest.mark.parametrize(("options", "subject"), [({}, "global"), ({"key": "org:7"}, "org:7")])
-def test_all_calls_share_the_limit_unless_a_key_names_a_subject(site: Site, options: Any, subject: str) -> None:
-    site.run(site.task(quota="10/m", **options), 1)
-    assert peek(Rule.make("export", "10/m"), subject).remaining == 9
-
-
-def test_each_subject_has_a_queue_of_its_own(site: Site) -> None:
-    task = site.task(quota="10/m", key=lambda task, args, kwargs: f"org:{args[0]}")
-    site.run(task, 1, 2, 1, 2)
-    assert list(zip(site.calls, site.starts, strict=True)) == [(1, 0.0), (2, 0.0), (1, 6.06), (2, 6.06)]
-
-
-@pytest.mark.parametrize("cost", [5, lambda task, args, kwargs: args[0]])
-def test_a_cost_takes_as_much_of_the_limit_and_as_long_in_the_queue(site: Site, cost: Any) -> None:
-    assert site.run(site.task(quota="10/m", cost=cost), 5, 5) == [0.0, 30.3]
-
-
-def test_a_task_that_its_cost_function_lets_go_free_starts_at_once(site: Site) -> None:
-    assert site.run(site.task(quota="1/m", cost=lambda task, args, kwargs: args[0]), 0, 0, 1) == [0.0] * 3
-
-
-def test_a_bound_task_sees_its_own_request(site: Site) -> None:
-    seen = []
-
-    @site.app.task(shared=False, base=QuotaTask, quota="10/m", bind=True, name="bound")
-    def work(self: Any, number: int) -> None:
-        seen.append((self.request.id, self.request.args, self.request.retries))
-
-    results = [work.delay(number) for number in (1, 2)]
-    site.worker.run_all()
-    assert seen == [(result.id, [number], 0) for number, result in enumerate(results, 1)]
-
-
-def test_the_wait_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "django_quota")
-    task = site.task(quota="10/m")
-    _, second = task.delay(1), task.delay(2)
-    site.worker.run_all()
-    assert f"Task export[{second.id}] waits 7 seconds for its turn." in caplog.messages
+    assert peek(Rule.make("export", "10/m"), subject).used == 4
 
 
 # --- the message ------------------------------------------------------------------------------------------------------
@@ -397,47 +373,35 @@ def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site,
     task = site.task(quota_rule="exports", key=lambda task, args, kwargs: "org:7")
     assert check("exports", "org:7", 2)
     starts = site.run(task, 1, 2)
-    assert starts[0] == 0.0
-    assert starts[1] >= DAY
+    assert (starts[0], starts[1] >= DAY) == (0.0, True)
 
 
 def rule(*rates: str | None, **options: Any) -> Rule:
     return Rule.make("export", *rates, **options)
 
 
+MEMORY = {"STORE": "memory"}
+
+
 @pytest.mark.parametrize(
-    ("quota", "starts"),
+    ("quota", "settings_now", "starts"),
     [
-        (rule("10/m", algorithm="token_bucket", burst=2), [0.0, 0.0, 6.0]),
+        (rule("10/m", algorithm="token_bucket", burst=2), MEMORY, [0.0, 0.0, 6.0]),
         # Waiting is no refusal that leads to a ban.
-        (rule("10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"}), [0.0, 6.0, 12.06]),
-        (rule("1/m", shadow=True), [0.0, 0.0, 0.0]),
-        (rule(None), [0.0, 0.0, 0.0]),
+        (rule("10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"}), MEMORY, [0.0, 6.0, 12.06]),
+        (rule("10/m", algorithm="leaky_bucket", burst=2), MEMORY, [0.0, 6.06, 12.12]),
+        (rule("1/m", shadow=True), MEMORY, [0.0, 0.0, 0.0]),
+        (rule(None), MEMORY, [0.0, 0.0, 0.0]),
+        (rule("1/m"), {"ENABLED": False}, [0.0, 0.0, 0.0]),
+        (rule("1/m"), {}, [0.0, 0.0, 0.0]),  # they lead to no server
+        (rule("1/m", on_unavailable="local"), {}, [0.0, 60.6, 121.2]),
     ],
 )
-def test_a_rule_says_when_its_tasks_start(site: Site, quota: Rule, starts: list[float]) -> None:
-    assert site.run(site.task(quota=quota), 1, 2, 3) == starts
-
-
-@pytest.mark.parametrize(
-    ("settings_now", "options", "starts"),
-    [
-        ({"ENABLED": False}, {}, [0.0, 0.0]),
-        ({}, {}, [0.0, 0.0]),  # they lead to no server
-        ({}, {"on_unavailable": "local"}, [0.0, 60.6]),
-    ],
-)
-def test_without_limits_or_redis_tasks_run_at_once_or_as_their_rule_says(
-    site: Site, settings: Any, settings_now: dict[str, Any], options: dict[str, Any], starts: list[float]
+def test_a_rule_says_when_its_tasks_start(
+    site: Site, settings: Any, quota: Rule, settings_now: dict[str, Any], starts: list[float]
 ) -> None:
     settings.QUOTA = settings_now
-    assert site.run(site.task(quota=rule("1/m", **options)), 1, 2) == starts
-
-
-def test_a_leaky_bucket_has_the_room_that_its_rule_says(site: Site) -> None:
-    site.run(site.task(quota=rule("10/m", algorithm="leaky_bucket", burst=2)), *range(6))
-    assert sorted(site.calls) == list(range(6))
-    assert site.most_in(6) == 1
+    assert site.run(site.task(quota=quota), 1, 2, 3) == starts
 
 
 def test_waiting_does_not_use_up_the_limit(site: Site) -> None:
@@ -461,19 +425,15 @@ def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> N
     task.delay(1)
     result = task.apply_async((2,), expires=5, link_error=told.s())
     site.worker.run_all()
-    assert site.calls == [1]
-    assert site.state(result) == "FAILURE"
-    error = site.error(result)
-    assert isinstance(error, TaskWouldExpire)
-    assert "would wait 7 seconds for its turn, and expires in " in str(error)
-    assert [type(each) for each in failed] == [TaskWouldExpire]
+    assert (site.calls, site.state(result)) == ([1], "FAILURE")
+    assert "would wait 7 seconds for its turn, and expires in " in str(site.error(result))
+    assert [type(each) for each in (site.error(result), *failed)] == [TaskWouldExpire] * 2
 
 
 @pytest.mark.parametrize(("quota", "cost"), [("0/m", 1), ("10/m", 11), ("10/d", 11)])
 def test_a_task_that_no_time_helps_fails(site: Site, quota: str, cost: int) -> None:
     result = site.task(quota=quota, cost=cost).delay(1)
     site.worker.run_all()
-    assert site.state(result) == "FAILURE"
     assert isinstance(site.error(result), TaskRefused)
     assert "never starts" in str(site.error(result))
 
@@ -515,16 +475,13 @@ def test_a_countdown_or_an_eta_of_the_caller_stays_the_least(site: Site) -> None
 
 
 def test_a_publisher_is_told_that_a_task_would_expire_or_never_start(site: Site) -> None:
-    task = site.task(quota="10/m", key=lambda task, args, kwargs: args[0])
-    task.quota_apply_async(("org:1",))
+    task = site.task(quota="10/m", key="org:1")
+    task.quota_apply_async()
     with pytest.raises(TaskWouldExpire, match="would wait 7 seconds for its turn, and expires in 5 seconds"):
-        task.quota_apply_async(("org:1",), expires=5)
+        task.quota_apply_async(expires=5)
     with pytest.raises(TaskRefused, match=r"never starts\. .*admits nothing \(0 per minute\)"):
         site.task(quota="0/m", name="never").quota_apply_async()
     assert site.worker.run_all() == 1
-
-
-# --- eager ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
@@ -537,9 +494,6 @@ def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
     assert peek(Rule.make("export", "1/m"), "global").remaining == 1
 
 
-# --- while Redis does not answer --------------------------------------------------------------------------------------
-
-
 def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, settings: Any) -> None:
     task = site.task(quota=Rule.make("export", "10/m", on_unavailable="deny"))
     settings.QUOTA = {}
@@ -548,16 +502,15 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     while site.clock.passed < 600 * SECOND:
         assert site.worker.step()
     assert site.calls == []
-    etas = sorted(run.headers["eta"] for run in site.worker.runs if run.headers["eta"])
-    moments = [datetime.fromisoformat(eta).timestamp() for eta in etas]
-    assert len(moments) < 2 * 30
-    assert max(later - earlier for earlier, later in pairwise(moments)) <= 64
+    assert len(site.worker.runs) <= 2 * 61
     settings.QUOTA = {"STORE": "memory"}
+    began = site.clock.passed
     site.worker.run_all()
     assert sorted(site.calls) == [1, 2]
+    assert site.moments[0] - began <= 20 * SECOND
 
 
-# --- wrong options ----------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -578,46 +531,18 @@ def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: d
 def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(
     site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.QUOTA = {
-        "STORE": "memory",
-        "RULES": {"exports": "10/m", "by-tier": {"rate": {"anonymous": "1/m", "authenticated": "2/m"}}},
-    }
+    by_tier = {"rate": {"anonymous": "1/m", "authenticated": "2/m"}}
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m", "by-tier": by_tier}}
     for name in ("exports", "exprots", "by-tier"):
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
-    found = {each.msg: each.hint for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"}
+    found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
+    assert {each.msg.split("'")[1]: each.hint for each in found} == {
+        "exprots": "Did you mean 'exports'?", "by-tier": "Use a rule with a rate.",
+    }  # fmt: skip
     result = site.app.tasks["exprots"].delay(1)
     site.worker.run_all()
     assert "There is no rule 'exprots'" in str(site.error(result))
-    assert found == {
-        "Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots' in QUOTA[\"RULES\"].": (
-            "Did you mean 'exports'?"
-        ),
-        "Task 'by-tier' has quota_rule='by-tier'. Rule 'by-tier' needs a request, so no task can use it.": (
-            "Use a rule with a rate."
-        ),
-    }
-
-
-def test_options_of_a_base_class_are_inherited(site: Site) -> None:
-    class PerOrganization(QuotaTask):
-        abstract = True
-        quota = "10/m"
-
-        def key(self, args: Any, kwargs: Any) -> str:
-            return f"org:{args[0]}"
-
-    @site.app.task(shared=False, base=PerOrganization, name="based")
-    def work(org: int) -> None:
-        site.moments.append(site.clock.passed)
-
-    for org in (1, 1, 2):
-        work.delay(org)
-    site.worker.run_all()
-    assert sorted(site.starts) == [0.0, 0.0, 6.06]
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_tasks_that_the_page_shows_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,7 +555,7 @@ def test_the_tasks_that_the_page_shows_are_limited(site: Site, monkeypatch: pyte
     assert site.worker.run_all() == 2
     names["start_exports"]([7, 8])
     assert site.worker.run_all() == 2
-    assert [site.error(result) for result in results] == ["7.csv", results[1].id]
+    assert [site.error(result) for result in results] == ["7.csv", results[1].id]  # a bound task knows itself
     assert names["export"].name == "shop.export"
     assert peek(Rule.make("shop.export", "100/m", "10000/d"), "org:7").remaining == 98
     assert peek(names["slow"], "org:7").remaining == 4
