@@ -13,12 +13,10 @@ from contextlib import nullcontext
 from functools import partial
 from html import unescape
 from io import StringIO
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-import redis
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.contrib import admin
@@ -50,13 +48,12 @@ from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.operating.lookup import parse_subject_input
 from django_quota.requests.subjects import login_subject, normalized
-from django_quota.testing import RedisServer, freeze
+from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
+from tests.support.outages import no_answer
 from tests.support.pages import marked, run_page
-from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches, named, programs
 
 OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
@@ -129,19 +126,8 @@ def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
     return attempt if request.param == "sync" else async_to_sync(aattempt)
 
 
-@pytest.fixture(params=["memory", *programs(), thorough("topology", "cluster")], ids=named)
-def store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
-    """The memory store, the Redis store on each version, and on a Cluster: emptied."""
-    if isinstance(request.param, str):
-        request.getfixturevalue({"memory": "memory_store"}.get(request.param, request.param))
-        return
-    with redis.Redis.from_url(started(request.param).url) as client:
-        client.flushall()
-    settings.CACHES = caches(started(request.param))
-
-
-@pytest.mark.usefixtures("store", "ann")
-class TestEveryStore:
+@pytest.mark.usefixtures("memory_store", "ann")
+class TestGuesses:
     def test_the_sixth_guess_is_refused_before_a_password_is_hashed(
         self, guess: Callable[..., str], hasher: type[CountingHasher]
     ) -> None:
@@ -213,24 +199,24 @@ class TestEveryStore:
                 assert attempt(PASSWORD, address="203.0.113.9") == expected
             assert attempt(PASSWORD, name="bob") == "wrong"
 
-    def test_unlock_forgets_the_failed_logins_from_an_address_or_from_all(self) -> None:
-        with freeze(START):
-            for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
-                for _ in range(5):
-                    attempt(address=address)
-                attempt(name="annabel", address=address)
-                assert attempt(PASSWORD, address=address) == "refused"
-            assert unlock("ann", "2001:DB8::7") == 2  # the pair with its network, and the name alone
-            assert attempt(PASSWORD, address="2001:db8::1") == "in"
-            assert attempt(PASSWORD, address="203.0.113.9") == "refused"
-            assert unlock(" ANN") == 2  # the pairs with the two other addresses
-            for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
-                assert attempt(PASSWORD, address=address) == "in"
-                assert [attempt(name="annabel", address=address) for _ in range(5)][-1] == "refused"
-            assert unlock("ann") == 0
 
+@pytest.mark.usefixtures("either_store", "ann")
+def test_unlock_forgets_the_failed_logins_from_an_address_or_from_all() -> None:
+    with freeze(START):
+        for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
+            for _ in range(5):
+                attempt(address=address)
+            attempt(name="annabel", address=address)
+            assert attempt(PASSWORD, address=address) == "refused"
+        assert unlock("ann", "2001:DB8::7") == 2  # the pair with its network, and the name alone
+        assert attempt(PASSWORD, address="2001:db8::1") == "in"
+        assert attempt(PASSWORD, address="203.0.113.9") == "refused"
+        assert unlock(" ANN") == 2  # the pairs with the two other addresses
+        for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
+            assert attempt(PASSWORD, address=address) == "in"
+            assert [attempt(name="annabel", address=address) for _ in range(5)][-1] == "refused"
+        assert unlock("ann") == 0
 
-# --- beside a request -------------------------------------------------------------------------------------------------
 
 memory = pytest.mark.usefixtures("memory_store", "ann")
 
@@ -245,25 +231,18 @@ def test_without_a_request_only_the_limits_by_name_apply() -> None:
 
 
 @memory
-def test_the_test_client_logs_in_by_password_and_by_force(ann: User) -> None:
-    client = Client()
-    assert client.login(username="ann", password=PASSWORD)
-    assert client.session["_auth_user_backend"] == MODEL
-    assert not client.login(username="ann", password="guess")
-    client = Client()
-    client.force_login(ann)
-    assert client.session["_auth_user_backend"] == MODEL
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-@memory
 def test_names_that_forms_treat_as_equal_share_one_count() -> None:
     with freeze(START):
         for name in ("ann", " ANN ", "Ann\n", "\uff41nn", "ANN\u3000"):
             assert attempt(name=name) == "wrong"
         assert attempt(PASSWORD) == "refused"
+
+
+@given(st.text(min_size=1, max_size=50))
+def test_names_that_the_login_form_makes_equal_are_one_subject(name: str) -> None:
+    read = UsernameField(max_length=2_000).to_python(name)
+    if normalized(name):
+        assert login_subject(str(read)) == login_subject(name)
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
@@ -291,45 +270,32 @@ class ByEither(BaseBackend):
         return None
 
 
-@given(st.text(min_size=1, max_size=50))
-def test_names_that_the_login_form_makes_equal_are_one_subject(name: str) -> None:
-    read = UsernameField(max_length=2_000).to_python(name)
-    if normalized(name):
-        assert login_subject(str(read)) == login_subject(name)
-
-
 # --- several backends -------------------------------------------------------------------------------------------------
 
 
 @memory
 class TestSeveralBackends:
-    def test_the_user_and_the_session_name_the_backend_that_accepted(self, settings: Any, rf: RequestFactory) -> None:
+    def test_the_user_and_the_session_name_the_backend_that_accepted(self, ann: User, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
-        by_name = authenticate(visit(), username="ann", password=PASSWORD)
         by_phone = authenticate(visit(), phone="+49 1", password=PASSWORD)
-        assert by_name is not None
         assert by_phone is not None
-        assert (by_name.backend, by_phone.backend) == (MODEL, f"{HERE}.ByPhone")
+        assert by_phone.backend == f"{HERE}.ByPhone"
         client = Client()
         assert client.login(phone="+49 1", password=PASSWORD)
         assert client.session["_auth_user_backend"] == f"{HERE}.ByPhone"
+        assert client.login(username="ann", password=PASSWORD)
+        assert client.session["_auth_user_backend"] == MODEL
+        settings.AUTHENTICATION_BACKENDS = [MODEL]  # ours is removed again
+        request = visit()
+        request.session = client.session
+        assert get_user(request).get_username() == "ann"
 
     def test_a_second_one_of_ours_asks_and_counts_nothing(self, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, OURS, MODEL]
         with freeze(START):
-            assert [attempt("guess") for _ in range(5)] == ["wrong"] * 5
-            assert attempt("guess") != "wrong"
-            assert attempt(PASSWORD, name="bob") == "wrong"
+            assert [attempt("guess") for _ in range(6)] == ["wrong"] * 5 + ["refused"]
         with freeze(START + 86_400 * SECOND):
             assert attempt(PASSWORD) == "in"
-
-    def test_a_session_outlives_the_removal_of_our_backend(self, settings: Any) -> None:
-        client = Client()
-        assert client.login(username="ann", password=PASSWORD)
-        settings.AUTHENTICATION_BACKENDS = [MODEL]
-        request = visit()
-        request.session = client.session
-        assert get_user(request).get_username() == "ann"
 
     def test_a_backend_that_ends_the_search_ends_it(self, settings: Any, hasher: type[CountingHasher]) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Refuses", MODEL]
@@ -368,13 +334,13 @@ class TestSeveralBackends:
 
     @pytest.mark.parametrize("usual", [None, "shop.backends.Usual"])
     def test_other_users_keep_the_attribute_of_their_class(self, usual: str | None, monkeypatch: Any) -> None:
+        monkeypatch.delattr(User, "backend", raising=False)  # as in a process that has just started
         if usual:
             monkeypatch.setattr(User, "backend", usual, raising=False)
         user = authenticate(visit(), username="ann", password=PASSWORD)
         assert user is not None
         assert user.backend == MODEL
-        assert getattr(User, "backend", None) == usual
-        assert User().backend == (usual or MODEL)
+        assert (getattr(User, "backend", None), User().backend) == (usual, usual or MODEL)
 
     @pytest.mark.parametrize(
         ("others", "session"), [([MODEL], MODEL), ([f"{HERE}.ByPhone", MODEL], None)], ids=["one other", "two"]
@@ -597,13 +563,9 @@ def test_the_view_of_the_page_unlocks_after_a_password_reset_by_mail(ann: User, 
 BAN = {"after": "3/h", "for": ["10m", "1h", "1d"]}
 
 
-def rules_of(given: object) -> list[tuple[str, list[str], object]]:
-    return [(rule.name, [str(rate) for rate in rule.rates], rule.key) for rule in login_rules(given)]
-
-
 def test_limits_with_the_same_key_are_one_rule() -> None:
     given = {"5/10m": ["ip", "username"], "20/d": ("username", "ip"), "30/h; 200/d": "ip", "100/h": ["username"]}
-    assert rules_of(given) == [
+    assert [(rule.name, [str(rate) for rate in rule.rates], rule.key) for rule in login_rules(given)] == [
         ("login-username-ip", ["5/10m", "20/d"], ("login:username", "ip")),
         ("login-ip", ["30/h", "200/d"], "ip"),
         ("login-username", ["100/h"], "login:username"),
@@ -614,19 +576,14 @@ def test_limits_with_the_same_key_are_one_rule() -> None:
     ("given", "says"),
     [
         ("5/10m", r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \['),
-        (None, r'QUOTA\["LOGIN"\] is None'),
         ({}, r'QUOTA\["LOGIN"\] has no limit. Use, for example'),
-        ({"shadow": True}, r'QUOTA\["LOGIN"\] has no limit.'),
         ({"5/10m": "user"}, r'QUOTA\["LOGIN"\]\[\'5/10m\'\] is \'user\'. Use \'username\', \'ip\' or'),
-        ({"5/10m": None}, r"is None. Use 'username'"),
         ({"5/10m": []}, r"is \[\]. Use 'username'"),
         ({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use"),
-        ({"5/10m": [["ip"]]}, r"Use 'username'"),
         ({"5/10x": "ip"}, r'QUOTA\["LOGIN"\]: \'5/10x\' is not a rate'),
         ({10: "ip"}, r'QUOTA\["LOGIN"\] has 10, which is not a rate. Use, for example'),
         ({"5/10m": "ip", "on_unavailble": "deny"}, r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?"),
         ({"5/10m": "ip", "on_unavailable": "no"}, r"on_unavailable='no' is not 'allow', 'deny' or 'local'"),
-        ({"5/10m": "ip", "shadow": 1}, r"shadow=1 is not True or False"),
         ({"5/10m": "ip", "ban": "20/m"}, r'QUOTA\["LOGIN"\]: ban=\'20/m\' is not'),
         ({"5/h": "ip", "exempt": "staff"}, r"has exempt='staff', but nobody is logged in yet. Name networks"),
         ({"50/h": "username", "ban": BAN}, r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"'),
@@ -652,24 +609,18 @@ def test_a_shadow_and_limits_that_are_turned_off_refuse_nobody(quota_: dict[str,
         assert attempt(PASSWORD) == "in"
 
 
-@pytest.mark.usefixtures("ann")
+@memory
 @pytest.mark.parametrize("says", ["allow", "deny", "local"])
-def test_on_unavailable_decides_while_redis_is_away(
-    says: str, settings: Any, tmp_path: Path, hasher: type[CountingHasher]
-) -> None:
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": ["username", "ip"], "on_unavailable": says}}
-    came = [attempt() for _ in range(3)]
-    assert came == {"allow": ["wrong"] * 3, "deny": ["refused"] * 3, "local": ["wrong", "wrong", "refused"]}[says]
-    assert len(hasher.hashed) == came.count("wrong")
-    assert attempt(PASSWORD) == ("in" if says == "allow" else "refused")
-
-
-def test_a_denial_without_redis_is_a_503(ann: User, settings: Any, tmp_path: Path) -> None:
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+def test_on_unavailable_decides_while_redis_is_away(says: str, settings: Any, hasher: type[CountingHasher]) -> None:
     settings.ROOT_URLCONF = HERE
-    assert send(Client(), "/accounts/login/").status_code == 503
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": ["username", "ip"], "on_unavailable": says}}
+    with no_answer():
+        came = [attempt() for _ in range(3)]
+        assert came == {"allow": ["wrong"] * 3, "deny": ["refused"] * 3, "local": ["wrong", "wrong", "refused"]}[says]
+        assert len(hasher.hashed) == came.count("wrong")
+        assert attempt(PASSWORD) == ("in" if says == "allow" else "refused")
+        status = send(Client(REMOTE_ADDR="203.0.113.9"), "/accounts/login/").status_code
+    assert status == {"allow": 200, "deny": 503, "local": 429}[says]
 
 
 # --- system checks ----------------------------------------------------------------------------------------------------
@@ -684,17 +635,14 @@ MIDDLEWARE = "django_quota.middleware.QuotaMiddleware"
         ([OURS, MODEL], None, []),
         ([OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, []),
         ([MODEL], None, []),
-        ([MODEL, OURS], None, ["E017"]),
         ([f"{HERE}.ByPhone", OURS, MODEL], None, ["E017"]),
         ([OURS], None, ["E018"]),
         ([AXES, OURS, MODEL], None, ["W020"]),
-        ([OURS, AXES, MODEL], None, ["W020"]),
         ([OURS, AXES], None, ["E018", "W020"]),
         ([MODEL], {"5/10m": "ip"}, ["W022"]),
         ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
         ([OURS, MODEL], {"20/10m": ["username", "ip"], "20/h": "username"}, ["W019"]),
-        ([f"{HERE}.Stricter", MODEL], None, []),
-        ([OURS, "nowhere.Backend", MODEL], None, []),
+        ([f"{HERE}.Stricter", "nowhere.Backend", MODEL], None, []),
     ],
 )
 def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: list[str], settings: Any) -> None:
@@ -703,12 +651,9 @@ def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: l
     messages = run_checks(tags=["django_quota"])
     assert [str(each.id).removeprefix("django_quota.") for each in messages] == found
     assert all(each.hint for each in messages)
-
-
-def test_the_checks_miss_the_middleware(settings: Any) -> None:
-    settings.AUTHENTICATION_BACKENDS = [OURS, MODEL]
     settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if path != MIDDLEWARE]
-    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W023"]
+    without = {each.id for each in run_checks(tags=["django_quota"])}
+    assert ("django_quota.W023" in without) == (backends[0] != MODEL or len(backends) > 1)
 
 
 class Stricter(LoginQuotaBackend):
@@ -746,75 +691,47 @@ def run(*words: str) -> str:
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
-class TestCommands:
-    def test_quota_reset_unlocks_a_user_name_at_every_address(self) -> None:
-        with freeze(START):
-            for address in ("203.0.113.9", "203.0.113.10"):
-                for _ in range(6):
-                    attempt(address=address)
-            subject = login_subject("ann")
-            lines = [
-                f"login-username for {subject}",
-                f"login-username-ip for {subject}+ip:203.0.113.10",
-                f"login-username-ip for {subject}+ip:203.0.113.9",
-            ]
-            shown = run("quota_reset", "login:username= Ann", "--dry-run")
-            assert shown.splitlines() == [f"Would reset {line}" for line in lines]
-            assert attempt(PASSWORD) == "refused"
-            assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
-            assert attempt(PASSWORD) == attempt(PASSWORD, address="203.0.113.10") == "in"
-            assert run("quota_reset", "login:username=ann") == f"Nothing was counted for {subject}.\n"
-
-    def test_quota_status_shows_a_name_and_a_name_at_an_address(self) -> None:
-        with freeze(START):
-            for _ in range(5):
-                attempt()
-            by_name = json.loads(run("quota_status", "login:username=ann", "--json"))
-            there = json.loads(run("quota_status", "login:username=ann+ip:203.0.113.9", "--json"))
-            elsewhere = json.loads(run("quota_status", "203.0.113.9", "--json"))
-        used = [
-            {limit["rule"]: limit["used"] for limit in found["limits"] if limit["used"]}
-            for found in (by_name, there, elsewhere)
+def test_the_commands_show_and_reset_the_failed_logins_of_a_name_at_every_address() -> None:
+    subject = login_subject("ann")
+    with freeze(START):
+        for address in ("203.0.113.9", "203.0.113.10"):
+            for _ in range(6):
+                attempt(address=address)
+        asked = ("login:username=ann", "login:username=ann+ip:203.0.113.9", "203.0.113.9")
+        found = [json.loads(run("quota_status", text, "--json"))["limits"] for text in asked]
+        used = [{limit["rule"]: limit["used"] for limit in limits if limit["used"]} for limits in found]
+        assert used == [{"login-username": 10}, {"login-username-ip": 5}, {"login-ip": 5}]
+        for text in ("203.0.113.9", "login:username=ann"):
+            assert f"{subject}+ip:203.0.113.9 is refused by login-username-ip" in run("quota_status", text)
+        lines = [
+            f"login-username for {subject}",
+            f"login-username-ip for {subject}+ip:203.0.113.10",
+            f"login-username-ip for {subject}+ip:203.0.113.9",
         ]
-        assert used == [{"login-username": 5}, {"login-username-ip": 5}, {"login-ip": 5}]
-        with freeze(START):
-            attempt()
-            whole = f"{login_subject('ann')}+ip:203.0.113.9"
-            for text in ("203.0.113.9", "login:username=ann"):
-                assert f"  together  {whole} is refused by login-username-ip\n" in run("quota_status", text)
+        shown = run("quota_reset", "login:username= Ann", "--dry-run")
+        assert shown.splitlines() == [f"Would reset {line}" for line in lines]
+        assert attempt(PASSWORD) == "refused"
+        assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
+        assert attempt(PASSWORD) == attempt(PASSWORD, address="203.0.113.10") == "in"
 
 
 @pytest.mark.usefixtures("database", "memory_store")
-def test_the_admin_finds_the_failed_logins_of_a_user_and_unlocks_them(settings: Any, ann: User) -> None:
-    with freeze(START):
-        client = superuser()
-        for _ in range(6):
-            attempt()
-        page = client.get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
-        (url,) = re.findall(r'href="([^"]+)">Failed logins<', page)
-        shown = client.get(unescape(url)).content.decode()
-        assert login_subject("ann") in shown
-        assert "login-username" in shown
-        found = client.post("/admin/django_quota/subject/", {"find": "login:username=ANN"})
-        assert found.headers["Location"] == unescape(url)
-        words = {"subject": login_subject("ann"), "on": '["*"]', "confirmed": "yes"}
-        client.post("/admin/django_quota/subject/action/reset/", words)
-        assert attempt(PASSWORD) == "in"
-
-
-@pytest.mark.usefixtures("database", "either_store")
-def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: User) -> None:
+def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: User, settings: Any) -> None:
     subject = f"{login_subject('ann')}+ip:203.0.113.9"
     with freeze(START):
         client, url = superuser(), "/admin/django_quota/subject/"
-        before = client.post(url, {"find": "ann"}, follow=True).content.decode()
         for _ in range(6):
             attempt()
-        found = [client.post(url, {"find": text}, follow=True).content.decode() for text in TYPED]
+        typed = ("ann", "login:username=ANN", "203.0.113.9")
+        found = [client.post(url, {"find": text}, follow=True).content.decode() for text in typed]
         page = client.get(url, {"subject": subject}).content.decode()
         hidden = operator("view_subject").get(url, {"subject": subject}).content.decode()
+        of_user = client.get(url, {"subject": f"user:{ann.pk}"}).content.decode()
+        (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', of_user)
+        assert "login-username" in client.get(unescape(by_name)).content.decode()
         client.post(f"{url}action/reset/", {"subject": subject, "on": '["*"]', "confirmed": "yes"})
         after = client.post(url, {"find": "203.0.113.9"}, follow=True).content.decode()
+        assert attempt(PASSWORD) == "in"
     for shown in [re.sub(" class=[^>]*", "", shown) for shown in found]:
         assert f"?subject={quote(subject, safe='')}" in unescape(shown)
         assert "Failed logins of ann at 203.0.113.9</a>: <strong>refused by login-username-ip until" in shown
@@ -822,20 +739,9 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
     assert "Failed logins of a user name at 203.0.113.9</h2>" in hidden
     assert "refused by login-username-ip until" not in after
     assert "not refused now" in after
-    assert "not refused now" not in before
-    assert not any("No limit on this page refuses the next hit." in shown for shown in (before, *found, after))
-
-
-TYPED = ("ann", "login:username=ANN", "203.0.113.9")
-"""What an operator types who looks for Ann's lock-out."""
-
-
-@pytest.mark.usefixtures("database", "memory_store")
-def test_the_admin_names_no_failed_logins_where_none_are_limited(settings: Any, ann: User) -> None:
     settings.AUTHENTICATION_BACKENDS = [MODEL]
-    page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
-    assert "Failed logins" not in page
-    assert "login-username" not in page
+    of_user = client.get(url, {"subject": f"user:{ann.pk}"}).content.decode()
+    assert "Failed logins" not in of_user
 
 
 @pytest.mark.parametrize("text", ["login:user=ann", "login:username=", "login:username=  "])
