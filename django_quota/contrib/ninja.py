@@ -116,7 +116,7 @@ def auth(request: HttpRequest) -> Any:
     found: Any = getattr(request, "auth", None)
     if found is None or isinstance(found, Subject) or hasattr(found, "is_authenticated"):
         return found
-    kind = type(found)
+    kind: Any = type(found)
     if getattr(found, "pk", None) is not None:
         return f"{kind.__name__}.{found.pk}"
     if kind.__str__ is object.__str__:
