@@ -32,11 +32,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 
-TOO_MANY_MESSAGES = 4429
-"""The close code after a refused message: 429 in the range of codes that applications may choose."""
-
-UNAVAILABLE = 4503
-"""The close code after a message that was refused because the store did not answer (`on_unavailable="deny"`)."""
+CLOSE_CODES = {HTTPStatus.TOO_MANY_REQUESTS: 4429, HTTPStatus.SERVICE_UNAVAILABLE: 4503}
+"""The close code after a refused message: its status in the range of codes that applications may choose."""
 
 
 def as_json(decision: Decision) -> str:
@@ -108,35 +105,32 @@ class QuotaSocket:
             raise ConfigurationError(
                 "QuotaSocket limits by user, but the connection has no user.", "Put it inside AuthMiddlewareStack(...)."
             )
-        holding, refused = await self._enter(request)
+        holding: AbstractAsyncContextManager[Any] = nullcontext()
+        refused: HttpResponse | None = None
+        if self._connect is not None:
+            decision = await adecide(request, [self._connect])
+            refused = await arefusal(request, decision) if decision.enforced else None
+        if self._slot is not None and refused is None:
+            holding, refused = await self._slot.aenter(request)
         if refused is not None:
             await _refuse(scope, send, refused)
             return
-        receive = _after(opening, receive)
-        if self._receive is not None:
-            socket = _Socket(receive, send, partial(self._refused, request), self._notice, self._closes)
-            receive, send = socket.receive, socket.send
+        socket = _Socket(opening, receive, send, partial(self._refused, request), self._notice, self._closes)
         async with holding:
-            await self._application(scope, receive, send)
-
-    async def _enter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
-        """Return what the socket holds while it is open, and the response if the handshake is refused."""
-        if self._connect is not None:
-            decision = await adecide(request, [self._connect])
-            if decision.enforced:
-                return nullcontext(), await arefusal(request, decision)
-        return (nullcontext(), None) if self._slot is None else await self._slot.aenter(request)
+            await self._application(scope, socket.receive, socket.send)
 
     async def _refused(self, request: HttpRequest) -> Decision | None:
         """Count a message; return the decision if it is refused."""
-        decision = await acheck(cast("str | Rule", self._receive), request)
-        return decision if decision.enforced else None
+        decision = None if self._receive is None else await acheck(self._receive, request)
+        return decision if decision is not None and decision.enforced else None
 
 
 @dataclass
 class _Socket:
     """An open socket whose messages are counted, as the application sees it."""
 
+    opening: Event | None
+    """The first event, which was read ahead."""
     events: Receive
     sends: Send
     refused: Callable[[], Awaitable[Decision | None]]
@@ -147,7 +141,7 @@ class _Socket:
     async def receive(self) -> Event:
         """Return the next event that is not refused."""
         while True:
-            event = await self.events()
+            event, self.opening = self.opening or await self.events(), None
             decision = (await self.refused()) if event["type"] == "websocket.receive" else None
             if decision is None:
                 return event
@@ -155,8 +149,7 @@ class _Socket:
                 body = self.notice(decision)
                 await self.send({"type": "websocket.send", "text" if isinstance(body, str) else "bytes": body})
             if self.closes:
-                is_unavailable = refusal_details(decision).status == HTTPStatus.SERVICE_UNAVAILABLE
-                code = UNAVAILABLE if is_unavailable else TOO_MANY_MESSAGES
+                code = CLOSE_CODES[refusal_details(decision).status]
                 await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})
                 self.is_closed = True
                 return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
@@ -176,16 +169,6 @@ def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
             f"Rule {rule.name!r} has settle= or count_when=, but a socket has no response to ask them about."
         )
     return given if is_name else rule
-
-
-def _after(opening: Event, receive: Receive) -> Receive:
-    """Return a channel that first repeats an event that was read ahead, and then gives those of `receive`."""
-    ahead = [opening]
-
-    async def receive_all() -> Event:
-        return ahead.pop() if ahead else await receive()
-
-    return receive_all
 
 
 def _request_of(scope: Scope) -> HttpRequest:

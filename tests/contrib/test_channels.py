@@ -84,18 +84,15 @@ class Client:
         await self.task
 
 
-def ran(work: Any) -> Any:
-    """Run what a function returns, in a loop in which it may open sockets."""
-
-    async def run() -> Any:
-        return await work()
-
-    return asyncio.run(run())
-
-
 async def answers(*clients: Client) -> list[str]:
     """Return whether each handshake is accepted or closed."""
     return [(await client.next())["type"].partition(".")[2] for client in clients]
+
+
+async def opened(application: Any, *args: Any, **scope: Any) -> Client:
+    client = Client(application, *args, **scope)
+    assert (await client.next())["type"] == "websocket.accept"
+    return client
 
 
 # --- handshakes -------------------------------------------------------------------------------------------------------
@@ -103,18 +100,14 @@ async def answers(*clients: Client) -> list[str]:
 
 @pytest.mark.parametrize("extensions", [HTTP_RESPONSE, {}, None])
 def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
-    application = QuotaSocket(echo, connect="1/m", key="ip")
-
     async def work() -> list[dict[str, Any]]:
-        assert (await Client(application).next())["type"] == "websocket.accept"
+        application = QuotaSocket(echo, connect="1/m", key="ip")
+        await opened(application)
         refused = Client(application, extensions=extensions)
-        events = [await refused.next()]
-        if extensions:
-            events.append(await refused.next())
         await refused.task
-        return events
+        return [refused.got.get_nowait() for _ in range(refused.got.qsize())]
 
-    events = ran(work)
+    events = asyncio.run(work())
     if not extensions:
         assert events == [{"type": "websocket.close", "code": 1008}]
         return
@@ -127,28 +120,29 @@ def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
     assert json.loads(body["body"])["status"] == 429
 
 
-def test_each_user_has_handshakes_of_its_own_and_visitors_go_by_address() -> None:
-    socket = partial(Client, QuotaSocket(echo, connect="1/m"))
+def test_handshakes_count_by_user_by_address_or_by_the_key_of_a_rule(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
     ann, bob = User(pk=1), User(pk=2)
     who: list[dict[str, Any]] = [{"user": ann}, {"user": ann}, {"user": bob}, {}, {}, {"address": "192.0.2.2"}]
-    came = ran(lambda: answers(*(socket(**each) for each in who)))
-    assert came == ["accept", "close", "accept", "accept", "close", "accept"]
-
-
-def test_a_rule_of_the_settings_goes_by_its_name_and_its_own_key(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
-    socket = partial(Client, QuotaSocket(echo, connect="sockets", key="ip"))
     phone: dict[str, Any] = {"headers": [(b"x-device", b"phone")]}
-    assert ran(lambda: answers(socket(**phone), socket(**phone), socket())) == ["accept", "close", "accept"]
+
+    async def work() -> tuple[list[str], list[str]]:
+        by_user, by_device = QuotaSocket(echo, connect="1/m"), QuotaSocket(echo, connect="sockets", key="ip")
+        came = await answers(*(Client(by_user, **each) for each in who))
+        return came, await answers(*(Client(by_device, **each) for each in (phone, phone, {})))
+
+    assert asyncio.run(work()) == (
+        ["accept", "close", "accept", "accept", "close", "accept"],
+        ["accept", "close", "accept"],
+    )
 
 
 def test_a_handshake_whose_query_is_no_text_is_a_bad_request() -> None:
-    application = QuotaSocket(echo, connect="1/m", key="ip")
-
     async def work() -> dict[str, Any]:
+        application = QuotaSocket(echo, connect="1/m", key="ip")
         return await Client(application, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
 
-    assert ran(work)["status"] == 400
+    assert asyncio.run(work())["status"] == 400
 
 
 def test_other_connections_pass() -> None:
@@ -174,96 +168,57 @@ def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_message_gets_a_notice_and_the_close_code_4429() -> None:
-    application = QuotaSocket(echo, receive="2/m")
-
+@pytest.mark.parametrize(("status", "code"), [(429, 4429), (503, 4503)])
+def test_a_refused_message_gets_a_notice_and_closes_the_socket(status: int, code: int) -> None:
     async def work() -> list[dict[str, Any]]:
-        client = Client(application)
-        await client.next()
-        events = [await client.says("one"), await client.says("two"), await client.says("three"), await client.next()]
+        client = await opened(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
+        events = [await client.says("one"), await client.says("two")]
+        with no_answer() if status == 503 else nullcontext():
+            events += [await client.says("three"), await client.next()]
         await client.task
         assert client.got.empty(), "what the application sends after the close goes nowhere"
         return events
 
     with freeze(NOON):
-        one, two, notice, close = ran(work)
+        one, two, notice, close = asyncio.run(work())
     assert [one["text"], two["text"]] == ["one", "two"]
     said = json.loads(notice["text"])
-    assert said == {
-        "type": "quota.refused",
-        "status": 429,
-        "detail": "The limit is 2 per minute. Please try again in 60 seconds.",
-        "retry_after": 60,
-    }
-    assert (close["type"], close["code"]) == ("websocket.close", 4429)
-    assert ECHO_ENDED == [4429]
-
-
-def test_a_message_that_is_refused_without_the_store_closes_with_4503() -> None:
-    async def work() -> list[dict[str, Any]]:
-        client = Client(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
-        await client.next()
-        with no_answer():
-            events = [await client.says("one"), await client.next()]
-        await client.task
-        return events
-
-    notice, close = ran(work)
-    assert json.loads(notice["text"])["status"] == 503
-    assert (close["type"], close["code"]) == ("websocket.close", 4503)
-    assert ECHO_ENDED == [4503]
+    assert (said["type"], said["status"]) == ("quota.refused", status)
+    if status == 429:
+        assert said["detail"] == "The limit is 2 per minute. Please try again in 60 seconds."
+        assert said["retry_after"] == 60
+    assert (close["type"], close["code"], ECHO_ENDED) == ("websocket.close", code, [code])
 
 
 def test_messages_count_over_all_sockets_of_a_subject() -> None:
-    application = QuotaSocket(echo, receive="2/m")
-
     async def work() -> list[str]:
-        first, second, other = Client(application, User(pk=1)), Client(application, User(pk=1)), Client(application)
-        for client in (first, second, other):
-            await client.next()
+        application = QuotaSocket(echo, receive="2/m")
+        first, second, other = [await opened(application, user) for user in (User(pk=1), User(pk=1), None)]
         events = [await first.says("a"), await second.says("b"), await first.says("c"), await other.says("d")]
         return [event["text"] for event in events]
 
-    one, two, notice, other = ran(work)
+    one, two, notice, other = asyncio.run(work())
     assert [one, two, other] == ["a", "b", "d"]
     assert "quota.refused" in notice
 
 
 def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> None:
     rule = Rule.make("chat", "1/m", key="ip")
-    application = QuotaSocket(echo, receive=rule, close=False)
 
     async def work() -> list[str]:
-        client = Client(application)
-        await client.next()
+        client = await opened(QuotaSocket(echo, receive=rule, close=False))
         texts = [(await client.says(text))["text"] for text in ("one", "two")]
         await client.leaves()
         return texts
 
-    one, notice = ran(work)
-    assert one == "one"
-    assert json.loads(notice)["type"] == "quota.refused"
-    assert ECHO_ENDED == [1001]
+    one, notice = asyncio.run(work())
+    assert (one, json.loads(notice)["type"], ECHO_ENDED) == ("one", "quota.refused", [1001])
     assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
-
-
-def test_a_message_that_nobody_can_count_is_refused_with_the_close_code_4503(settings: Any) -> None:
-    application = QuotaSocket(echo, receive=Rule.make("chat", "9/m", key="ip", on_unavailable="deny"), notice=None)
-    settings.QUOTA = {}  # the settings of the tests lead to no server
-
-    async def work() -> dict[str, Any]:
-        client = Client(application)
-        await client.next()
-        return await client.says()
-
-    assert ran(work)["code"] == 4503
 
 
 def test_a_notice_may_be_bytes_or_nothing() -> None:
     async def work(notice: Any) -> dict[str, Any]:
-        client = Client(QuotaSocket(echo, receive="0/m", notice=notice))
-        await client.next()
-        return await client.says()
+        return await (await opened(QuotaSocket(echo, receive="0/m", notice=notice))).says()
 
     assert asyncio.run(work(lambda decision: b"\x00"))["bytes"] == b"\x00"
     assert asyncio.run(work(None))["type"] == "websocket.close"
@@ -273,15 +228,14 @@ def test_a_notice_may_be_bytes_or_nothing() -> None:
 
 
 def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
-    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
-
     async def work() -> list[str]:
+        socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
         first = socket()
         came = await answers(first, socket(), socket(address="::1"))
         await first.leaves()
         return came + await answers(socket())
 
-    assert ran(work) == ["accept", "close", "accept", "accept"]
+    assert asyncio.run(work()) == ["accept", "close", "accept", "accept"]
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled", "is never reached"])
@@ -304,7 +258,7 @@ def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
             await client.task
         assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
 
-    ran(work)
+    asyncio.run(work())
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -347,7 +301,7 @@ def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: 
         return events + [await client.says() for _ in range(21)]
 
     with freeze(NOON):
-        events = ran(work)
+        events = asyncio.run(work())
     assert events[0]["type"] == "websocket.accept"
     shown = [json.loads(text) for language, text in blocks("docs/channels.md") if language == "json"]
     assert shown == [json.loads(events[-1]["text"])]

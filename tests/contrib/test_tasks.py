@@ -78,58 +78,48 @@ def waits(*results: Any) -> list[float]:
     return [((result.task.run_after or NOON) - NOON).total_seconds() for result in results]
 
 
-def test_tasks_run_one_after_the_other(export: Any) -> None:
-    limit = TaskQuota("10/m")
-    assert waits(*(limit.enqueue(export, 7) for _ in range(12))) == [6.0 * number for number in range(12)]
+def by_org(task: Any, args: Any, kwargs: Any) -> str:
+    return f"org:{args[0]}"
 
 
-def test_the_arguments_and_the_options_of_the_task_stay(export: Any) -> None:
+BANS = {"rate": "10/m", "ban": {"after": "1/m", "for": "1h"}}
+
+
+@pytest.mark.parametrize(
+    ("limit", "orgs", "expected"),
+    [
+        (TaskQuota("10/m"), [7] * 12, [6.0 * number for number in range(12)]),
+        (TaskQuota("10/m", key=by_org, cost=lambda task, args, kwargs: args[0]), [1, 2, 1, 2], [0.0, 0.0, 6.0, 12.0]),
+        (TaskQuota(Rule.make("exports", "10/m", "1440/d")), [7, 7, 7], [0.0, 60.0, 120.0]),
+        (TaskQuota("exports", key="org:7"), [7, 7], [0.0, 6.0]),
+        (TaskQuota(Rule.make("exports", "1/m", shadow=True)), [7, 7], [0.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_tasks_run_one_after_the_other(
+    export: Any, kind: str, limit: TaskQuota, orgs: list[int], expected: list[float], settings: Any
+) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": BANS}}
+    enqueue = limit.enqueue if kind == "sync" else async_to_sync(limit.aenqueue)
+    assert waits(*(enqueue(export, org) for org in orgs)) == expected
+
+
+def test_the_arguments_the_options_and_a_later_moment_of_the_task_stay(export: Any) -> None:
     limit = TaskQuota("10/m")
     limit.enqueue(export, 1)
     result = limit.enqueue(export.using(priority=5), 7, file_format="pdf")
     assert (result.args, result.kwargs, result.task.priority) == ([7], {"file_format": "pdf"}, 5)
-
-
-def test_async_code_enqueues_alike(export: Any) -> None:
-    limit = TaskQuota("10/m")
-    assert waits(*(async_to_sync(limit.aenqueue)(export, 7) for _ in range(2))) == [0.0, 6.0]
-
-
-def test_each_subject_waits_by_itself_and_a_cost_for_longer(export: Any) -> None:
-    limit = TaskQuota("10/m", key=lambda task, args, kwargs: f"org:{args[0]}", cost=lambda task, args, kwargs: args[0])
-    assert waits(*(limit.enqueue(export, org) for org in (1, 2, 1, 2))) == [0.0, 0.0, 6.0, 12.0]
-
-
-def test_several_rates_space_by_the_slowest(export: Any) -> None:
-    limit = TaskQuota(Rule.make("exports", "10/m", "1440/d"))
-    assert waits(*(limit.enqueue(export, 7) for _ in range(3))) == [0.0, 60.0, 120.0]
-
-
-def test_a_later_moment_of_the_task_stays(export: Any) -> None:
-    limit = TaskQuota("10/m")
     later = export.using(run_after=NOON + timedelta(hours=1))
     soon = export.using(run_after=NOON + timedelta(seconds=1))  # it waits for its place
-    assert waits(*(limit.enqueue(task, 7) for task in (later, later, soon))) == [3600.0, 3600.0, 12.0]
-
-
-def test_a_rule_of_the_settings(export: Any, settings: Any) -> None:
-    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": {"rate": "10/m", "ban": {"after": "1/m", "for": "1h"}}}}
-    limit = TaskQuota("exports", key="org:7")
-    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 6.0]
-
-
-def test_a_shadow_rule_lets_no_task_wait(export: Any) -> None:
-    limit = TaskQuota(Rule.make("exports", "1/m", shadow=True))
-    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
+    assert waits(*(limit.enqueue(task, 7) for task in (later, soon))) == [3600.0, 18.0]
 
 
 def test_without_room_nothing_is_enqueued(export: Any) -> None:
     limit = TaskQuota(Rule.make("exports", "10/m", algorithm="leaky_bucket", burst=2))
     assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 6.0]
-    with pytest.raises(QuotaExceeded):
-        limit.enqueue(export, 7)
-    with pytest.raises(QuotaExceeded):
-        TaskQuota("0/m").enqueue(export, 7)
+    for refusing in (limit, TaskQuota("0/m")):
+        with pytest.raises(QuotaExceeded):
+            refusing.enqueue(export, 7)
     assert len(export.get_backend().results) == 2
 
 
