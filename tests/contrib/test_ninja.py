@@ -55,7 +55,7 @@ def above(request: HttpRequest, number: int = 0) -> dict[str, int]:
 
 @limits("2/m", name="below")
 @api.get("/below", auth=Token())
-def below(request: HttpRequest) -> str:
+def below(request: HttpRequest, number: int = 0) -> str:
     return "ok"
 
 
@@ -65,42 +65,30 @@ async def in_the_loop(request: HttpRequest, number: int = 0) -> dict[str, int]:
     return {"number": number}
 
 
-@api.get("/stacked")
-@limits("5/m", key="ip", name="wide")
-@limits("2/m", "9/h", key="global", name="narrow")
-def stacked(request: HttpRequest) -> str:
+def ok(request: HttpRequest) -> str:
     return "ok"
 
 
-@api.get("/accounts", auth=AccountKey())
-@limits("1/m", name="accounts")
-def accounts(request: HttpRequest) -> str:
-    return "ok"
+def named(name: str) -> Any:
+    """Return a new operation of this name."""
+
+    def operation(request: HttpRequest) -> str:
+        return "ok"
+
+    operation.__name__ = operation.__qualname__ = name
+    return operation
 
 
-@api.get("/users", auth=django_auth)
-@limits("1/m", name="users")
-def users(request: HttpRequest) -> str:
-    return "ok"
-
-
+api.get("/stacked")(limits("5/m", key="ip", name="wide")(limits("2/m", "9/h", key="global", name="narrow")(named("s"))))
+api.get("/accounts", auth=AccountKey())(limits("1/m", name="accounts")(named("accounts")))
+api.get("/users", auth=django_auth)(limits("1/m", name="users")(named("users")))
+api.get("/planned", auth=Token())(limits(rule="search")(named("planned")))
+api.get("/limits", auth=Token())(limits_view)
 router = Router()
-
-
-@router.get("/mounted")
-@limits(rule="search")
-def mounted(request: HttpRequest) -> str:
-    return "ok"
-
-
+router.get("/mounted")(limits(rule="search")(named("mounted")))
 api.add_router("/one", router)
 own.add_router("/two", router)
-
-
-@own.get("/refused")
-@limits("1/m", key="ip", name="refused")
-def refused(request: HttpRequest) -> str:
-    return "ok"
+own.get("/refused")(limits("1/m", key="ip", name="refused")(named("refused")))
 
 
 @own.get("/inside")
@@ -119,24 +107,11 @@ install(own)
 throttled = NinjaAPI(urls_namespace="quota-tests-throttles")
 
 
-@throttled.get("/both", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"), contrib.AuthRateThrottle("9/h")])
-def both(request: HttpRequest) -> str:
-    return "ok"
-
-
-@throttled.get("/again", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"), contrib.AuthRateThrottle("3/m")])
-def again(request: HttpRequest) -> str:
-    return "ok"
-
-
-@throttled.get("/anonymous", throttle=contrib.AnonRateThrottle("1/m"))
-def anonymous(request: HttpRequest) -> str:
-    return "ok"
-
-
-@throttled.get("/visitors", throttle=contrib.UserRateThrottle("1/m"))
-def visitors(request: HttpRequest) -> str:
-    return "ok"
+by_auth, of_two, of_three = (contrib.AuthRateThrottle(rate) for rate in ("2/m", "9/h", "3/m"))
+throttled.get("/both", auth=Token(), throttle=[by_auth, of_two])(named("both"))
+throttled.get("/again", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"), of_three])(named("again"))
+throttled.get("/anonymous", throttle=contrib.AnonRateThrottle("1/m"))(named("anonymous"))
+throttled.get("/visitors", throttle=contrib.UserRateThrottle("1/m"))(named("visitors"))
 
 
 class ByTenant(contrib.SimpleRateThrottle):
@@ -153,9 +128,7 @@ class ByTenant(contrib.SimpleRateThrottle):
 failures: list[ByTenant] = []
 
 
-@throttled.get("/tenants", throttle=ByTenant("1/m"))
-def tenants(request: HttpRequest) -> str:
-    return "ok"
+throttled.get("/tenants", throttle=ByTenant("1/m"))(named("tenants"))
 
 
 def unwrapped(run: Any) -> Any:
@@ -197,15 +170,6 @@ async def decorated_async(request: HttpRequest) -> str:
 
 api.add_router("/decorated", decorated)
 own.add_router("/decorated-too", decorated)
-
-
-@api.get("/planned", auth=Token())
-@limits(rule="search")
-def planned(request: HttpRequest) -> str:
-    return "ok"
-
-
-api.get("/limits", auth=Token())(limits_view)
 
 
 PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
@@ -276,7 +240,7 @@ def test_an_operation_is_limited_by_who_has_authenticated(url: str) -> None:
     assert replies[2].json()["detail"].startswith("The limit is 2 per minute. Please try again in ")
 
 
-@pytest.mark.parametrize("url", ["/api/above", "/api/async"])
+@pytest.mark.parametrize("url", ["/api/below", "/api/async"])
 def test_an_invalid_request_counts_and_one_without_authentication_does_not(url: str) -> None:
     asked = [(url, "wrong"), (url, None), (f"{url}?number=x", "ann"), (url, "ann"), (f"{url}?number=x", "ann")]
     assert [get(*each).status_code for each in asked] == [401, 401, 422, 200, 429]
@@ -298,29 +262,19 @@ def test_several_limits_of_an_operation_are_one_call(monkeypatch: pytest.MonkeyP
     assert replies[0]["RateLimit-Policy"] == '"wide";q=5;w=60, "narrow-m";q=2;w=60, "narrow-h";q=9;w=3600'
 
 
-def test_the_key_auth_takes_an_object_by_its_primary_key() -> None:
+@pytest.mark.django_db
+def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(client: Client) -> None:
     statuses = [get("/api/accounts", **{"X-Account": pk}).status_code for pk in ("1", "1", "2")]
     assert statuses == [200, 429, 200]
-
-
-@pytest.mark.django_db
-def test_the_key_auth_takes_the_user_of_a_session(client: Client) -> None:
     client.force_login(User.objects.create_user("ann"))
     assert [client.get("/api/users").status_code for _ in range(2)] == [200, 429]
     assert check("1/m", User.objects.get(), name="users").remaining == 0
-
-
-def test_the_key_auth_takes_a_user_or_a_digest_of_a_token() -> None:
-    def found(auth: object) -> Any:
-        request: Any = HttpRequest()
-        request.auth = auth
-        return contrib.auth(request)
-
-    assert found(User(pk=7)) == User(pk=7)
-    assert found(None) is None
-    assert "secret" not in found("secret-token")
+    request: Any = HttpRequest()
+    request.auth = "secret-token"
+    assert "secret" not in contrib.auth(request)
+    request.auth = object()
     with pytest.raises(RuleError, match="identifies nobody"):
-        found(object())
+        contrib.auth(request)
 
 
 def test_a_router_that_is_mounted_twice_has_one_rule_of_the_settings_at_both_places() -> None:
