@@ -519,33 +519,16 @@ def subject_of(throttle: Any, **given: Any) -> str:
     return str(request.quota.outcomes[0].subject)
 
 
-class TestOneCall:
-    @pytest.mark.parametrize(
-        ("classes", "trips"),
-        [
-            ([Anonymous, Burst, Sustained], 1),
-            ([QuotaThrottle, Burst, Sustained, ScopedRateThrottle], 1),
-            ([Burst, QuotaThrottle], 1),
-            ([Burst, Guarded], 2),
-        ],
-    )
-    def test_the_throttles_of_a_view_decide_together(
-        self, classes: Any, trips: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        view = view_of(*classes, quota_rules=["search", "address"])
-        called(view, "9")  # makes the limiter
-        calls = calls_of(monkeypatch)
-        assert codes(view) == [200]
-        assert len(calls) == trips
+def test_rules_that_wait_and_those_of_the_view_are_one_call(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_rules(settings, each={"rate": "9/m", "key": "user", "match": "/search/"})
+    ask("search", "1")
+    calls = calls_of(monkeypatch)
+    reply = ask("search", "1")
+    assert len(calls) == 1
+    assert reply.headers["RateLimit-Policy"] == '"each";q=9;w=60, "search";q=2;w=60'
 
-    def test_rules_that_wait_go_along(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        with_rules(settings, each={"rate": "9/m", "key": "user", "match": "/search/"})
-        ask("search", "1")
-        calls = calls_of(monkeypatch)
-        reply = ask("search", "1")
-        assert len(calls) == 1
-        assert reply.headers["RateLimit-Policy"] == '"each";q=9;w=60, "search";q=2;w=60'
 
+class TestTheFrameworksThrottles:
     def test_an_exception_of_a_throttle_for_one_user_holds(self) -> None:
         Guarded.asked = 0
         view = view_of(Sustained, Guarded, QuotaThrottle)
@@ -560,13 +543,17 @@ class TestOneCall:
 
         assert codes(view_of(Sustained, Burst, get=get), times=2) == [200, 429]
 
+    def test_a_request_that_one_refuses_counts_in_the_others(self) -> None:
+        *_, last = called(view_of(QuotaThrottle, Burst, Sustained, quota_rules=["search"]), times=4)
+        assert last.status_code == 429
+        assert ['"search";r=0' in last.headers["RateLimit"], '"burst";r=0' in last.headers["RateLimit"]] == [True] * 2
+        assert '"sustained";r=5' in last.headers["RateLimit"]
 
-class TestTheFrameworksThrottles:
-    def test_a_request_that_one_refuses_counts_in_the_others_and_one_that_a_rule_refuses_in_none(self) -> None:
-        *_, last = called(view_of(Burst, Sustained), times=5)
-        assert (last.status_code, last.headers["RateLimit"].endswith('"sustained";r=4;t=86400')) == (429, True)
-        *_, last = called(view_of(Sustained, QuotaThrottle, quota_rules=["search"]), "2", times=4)
-        assert (last.status_code, '"sustained";r=7;' in last.headers["RateLimit"]) == (429, True)
+    def test_a_scope_counts_once_beside_the_throttle_for_scopes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"once": "2/m"})
+        both: list[Any] = [QuotaThrottle, ScopedRateThrottle]
+        for token, classes in (("1", both), ("2", both[::-1]), ("3", both[:1])):
+            assert codes(view_of(*classes, throttle_scope="once"), token, 3) == [200, 200, 429]
 
     def test_subjects_are_users_and_addresses(self) -> None:
         assert subject_of(Burst, headers={"Authorization": "Token 1"}) == "user:1"

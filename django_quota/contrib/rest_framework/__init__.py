@@ -1,4 +1,4 @@
-"""Throttles for Django REST framework: all limits of a request in one call to the store.
+"""Throttles for Django REST framework.
 
 With `DEFAULT_THROTTLE_CLASSES = ["django_quota.contrib.rest_framework.QuotaThrottle"]`, a view that says `quota_rules =
 ["search"]` is limited by that configured rule. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and

@@ -1,4 +1,4 @@
-"""The throttles. The first throttle that a view asks decides for all its throttles; the others read that answer.
+"""The throttles. The first one that a view asks also decides the rules that wait for the view.
 
 Django REST framework imports this module while it defines its views, so nothing here imports those views.
 """
@@ -6,13 +6,13 @@ Django REST framework imports this module while it defines its views, so nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
@@ -76,96 +76,31 @@ def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
     return decorator
 
 
-class _Answer(NamedTuple):
-    """What one call to the store decided for all throttles of a view."""
-
-    decision: Decision
-    entries: list[Entry]
-    """The rules and pairs that it decided, without those that a throttle has asked for already."""
-
-
-_ANSWER = "_django_quota_answer"
-"""The attribute of the framework's request with the answer to all throttles."""
-
-
-class _TogetherMixin:
-    """A throttle that decides in one call with the others of its view. If one of them refuses, all do."""
+class _QuotaMixin:
+    """A throttle that asks the store for its own limits, and the first one of a view for those that wait for it."""
 
     _decision: Decision | None = None
 
-    def entries(self, request: Any, view: Any) -> list[Entry]:
-        """Return what limits a request: rules, and pairs of a rule and a subject."""
-        raise NotImplementedError
-
-    def _is_allowed(self, entries: list[Entry], request: Any, view: Any) -> bool:
-        self._decision = self._decide(entries, request, view)
-        return not self._decision.enforced
-
-    def _decide(self, entries: list[Entry], request: Any, view: Any) -> Decision:
-        """Return the decision on these entries. The first throttle also asks for the entries of the others."""
-        known: _Answer | None = request.__dict__.get(_ANSWER)
-        if known is not None and all(entry in known.entries for entry in entries):
-            for entry in entries:  # a throttle that asks again counts again
-                known.entries.remove(entry)
-            return known.decision
-        # An own rule takes precedence over one that waits, since it may have another cost.
-        asked = {_identity(entry): entry for entry in (*take_waiting_rules(request), *entries)}
-        others = list(self._entries_of_others(request, view)) if known is None else []
-        others = [entry for entry in others if asked.setdefault(_identity(entry), entry) == entry]
-        decision = self._ask(request, list(asked.values()))
-        no_slot = None if decision.enforced else take_waiting_slots(request)
-        if no_slot is not None:
-            decision = decision.combined_with(no_slot)
-        if known is None:
-            request.__dict__[_ANSWER] = _Answer(decision, others)
-            _prepare(view)
-            _hold_slot(view, request)
-        return decision
-
-    def _entries_of_others(self, request: Any, view: Any) -> Iterator[Entry]:
-        """Return the entries of the other throttles of a view.
-
-        A throttle with an `allow_request` of its own may not ask at all, so it decides by itself.
-        """
-        for other in getattr(view, "get_throttles", list)():
-            if type(other) is not type(self) and _always_asks(type(other)):
-                yield from other.entries(request, view)
-
-    def _ask(self, request: Any, entries: list[Entry]) -> Decision:
+    def _is_allowed(self, entries: Sequence[Entry], request: Any, view: Any) -> bool:
+        own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
+        waiting = [rule for rule in take_waiting_rules(request) if rule.name not in own]
         if hasattr(request, "_request"):
             set_body_parser(request, lambda: request.data)
         try:
-            decision = decide(request, entries)
+            decision = decide(request, [*waiting, *entries])
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
-        decision = _enforced(decision, [entry for entry in entries if isinstance(entry, tuple)])
         apply_decision(request, decision)
-        return decision
+        no_slot = None if decision.enforced else take_waiting_slots(request)
+        self._decision = decision if no_slot is None else decision.combined_with(no_slot)
+        _prepare(view, request)
+        return not self._decision.enforced
 
     def wait(self) -> float | None:
         """Return the seconds until the same request is allowed; None if waiting does not help."""
         if self._decision is None:
             return cast("float | None", cast("Any", super()).wait())
         return self._decision.retry_after
-
-
-def _identity(entry: Entry) -> object:
-    """Return what two entries of one call must not share unless they are equal; then the second decides by itself."""
-    return (entry[0].name, entry[1]) if isinstance(entry, tuple) else entry.name
-
-
-def _enforced(decision: Decision, pairs: Sequence[Pair]) -> Decision:
-    """Return a decision in which refusals of these pairs refuse the request."""
-    if decision.allowed or not pairs:
-        return decision
-    if not decision.outcomes:
-        return decision.__replace__(enforced=True)
-    known = {(rule.name, subject) for rule, subject in pairs}
-    outcomes = [
-        outcome._replace(enforced=True) if (outcome.rule, outcome.subject) in known else outcome
-        for outcome in decision.outcomes
-    ]
-    return Decision.of(tuple(outcomes), degraded=decision.degraded)
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
@@ -204,7 +139,7 @@ def _own_method(view_class: type) -> str | None:
 
 def is_throttle(throttle: object) -> bool:
     """Say whether a throttle is one of these."""
-    return isinstance(throttle, _TogetherMixin)
+    return isinstance(throttle, _QuotaMixin)
 
 
 def _always_asks(throttle: Any) -> bool:
@@ -212,12 +147,17 @@ def _always_asks(throttle: Any) -> bool:
     return getattr(throttle, "allow_request", None) in (QuotaThrottle.allow_request, SimpleRateThrottle.allow_request)
 
 
-def _prepare(view: Any) -> None:
-    """Let a view raise `QuotaThrottled`, settle what it took, and write the headers on its response."""
-    for name, function in _METHODS:
-        method = getattr(view, name, None)
-        if method is not None:
-            setattr(view, name, partial(function, method))
+def _prepare(view: Any, request: Any) -> None:
+    """Let a view raise `QuotaThrottled`, hold its slot, settle what it took, and write the headers on its response."""
+    if hasattr(view, "finalize_response") and view.__dict__.get(_PREPARED) is not request:
+        view.__dict__[_PREPARED] = request
+        for name, function in _METHODS:
+            setattr(view, name, partial(function, getattr(view, name)))
+        _hold_slot(view, request)
+
+
+_PREPARED = "_django_quota_prepared"
+"""The attribute of a view with the request that it is prepared for."""
 
 
 def _hold_slot(view: Any, request: Any) -> None:
@@ -300,7 +240,7 @@ def _settle(request: Any, response: HttpResponseBase) -> None:
 # --- configured rules -------------------------------------------------------------------------------------------------
 
 
-class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
+class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
     """Limits a view by the rules in its `quota_rules`, by its `throttle_scope`, and by the rules that wait for it.
 
     `quota_rules` lists names of configured rules and `Rule` objects. `throttle_scope` is such a name too; if there
@@ -313,17 +253,16 @@ class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is allowed."""
-        return self._is_allowed(self.entries(request, view), request, view)
+        return self._is_allowed(self._entries(request, view), request, view)
 
-    def entries(self, request: Any, view: Any) -> list[Entry]:
-        """Return the rules of a view."""
+    def _entries(self, request: Any, view: Any) -> list[Entry]:
         scope = getattr(view, "throttle_scope", None)
         names = [*rules_of_view(view, request.method)]
         if scope and scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
         rules: list[Entry] = [_at_cost(named_rule(rule, view), cost) for rule in names]
-        if not scope or scope in names:
+        if not scope or scope in names or any(isinstance(each, ScopedRateThrottle) for each in view.get_throttles()):
             return rules
         return [*rules, *ScopedRateThrottle().entries(request, view)]
 
@@ -367,12 +306,11 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
 # --- the throttles of the framework -----------------------------------------------------------------------------------
 
 
-class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
+class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
     """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
 
-    Each throttle of a view counts by itself, as the framework's do: it counts a request that another throttle refuses,
-    unless the rules of a `QuotaThrottle` refuse it. Rates are read as the framework reads them, by the first letter of
-    the unit: "10/month" is ten a minute.
+    Each throttle of a view counts by itself, as the framework's do: it counts a request that another one refuses.
+    Rates are read as the framework reads them, by the first letter of the unit: "10/month" is ten a minute.
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:
@@ -393,7 +331,7 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
 
     @property
     def rule(self) -> Rule:
-        """The rule of the rate. It decides alone (`block=False`); the throttle refuses."""
+        """The rule of the rate."""
         name = f"rest_framework.{self.scope}" if self.scope else dotted_path(type(self))
         return _rule_of(name, self.num_requests, self.duration)
 
@@ -424,7 +362,7 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
 def _rule_of(name: str, count: int, seconds: float) -> Rule:
     whole = math.ceil(seconds)
     unit = {1: "s", 60: "m", 3_600: "h", 86_400: "d"}.get(whole, f"{whole}s")
-    return Rule.make(name, f"{count}/{unit}", key="user", block=False)
+    return Rule.make(name, f"{count}/{unit}", key="user")
 
 
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
