@@ -24,25 +24,7 @@ from ninja.errors import Throttled
 from ninja.operation import Operation, PathView
 from ninja.utils import contribute_operation_callback
 
-from django_quota import Decision, Rule, Subject, check
-from django_quota.adapters import (
-    adecide,
-    apply_decision,
-    asettle,
-    checks_views,
-    client_ip,
-    decide,
-    digest,
-    dotted_path,
-    endpoints,
-    finds_rules,
-    has_middleware,
-    refusal_details,
-    rule_of,
-    settle,
-    subject_of,
-    write_headers,
-)
+from django_quota import Decision, Rule, Subject, adapters, check
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.types import RuleOptions
@@ -63,7 +45,7 @@ class OperationRefused(QuotaExceeded, Throttled):
         self.status_code: int
         self.message: str
         self.wait: int | None
-        self.status_code, self.message, self.wait = refusal_details(decision)
+        self.status_code, self.message, self.wait = adapters.refusal_details(decision)
 
 
 def limits(
@@ -108,7 +90,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     """Return the path of a function; another `@limits` on it gets a number, since its rates are counted separately."""
     count = getattr(function, _COUNT, 0) + 1
     setattr(function, _COUNT, count)
-    return dotted_path(function) if count == 1 else f"{dotted_path(function)}#{count}"
+    return adapters.dotted_path(function) if count == 1 else f"{adapters.dotted_path(function)}#{count}"
 
 
 def auth(request: HttpRequest) -> Any:
@@ -124,7 +106,7 @@ def auth(request: HttpRequest) -> Any:
             f"The authentication returned {kind.__name__}, which identifies nobody.",
             "Return a text, a user or an object with a `pk`, or use a function of the request as key=.",
         )
-    return digest(str(found))
+    return adapters.digest(str(found))
 
 
 def install(api: NinjaAPI) -> None:
@@ -142,17 +124,17 @@ def install(api: NinjaAPI) -> None:
 
 
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
-    status, message, wait = refusal_details(decision)
+    status, message, wait = adapters.refusal_details(decision)
     body = {"detail": message, **({} if wait is None else {"retry_after": wait})}
     return _with_headers(api.create_response(request, body, status=status), decision)
 
 
 def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
-    wait = refusal_details(decision).wait
+    wait = adapters.refusal_details(decision).wait
     if wait is not None:
         response.headers["Retry-After"] = str(wait)
     response.headers["Cache-Control"] = "no-store"
-    return write_headers(response, decision)
+    return adapters.write_headers(response, decision)
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -189,10 +171,10 @@ def _check_before(operation: Any, rules: list[str | Rule]) -> None:
     checks = operation._run_checks  # noqa: SLF001
 
     async def acheck_limits(request: HttpRequest) -> HttpResponse | None:
-        return await checks(request) or _refusal(operation, request, await adecide(request, rules))
+        return await checks(request) or _refusal(operation, request, await adapters.adecide(request, rules))
 
     def check_limits(request: HttpRequest) -> HttpResponse | None:
-        return checks(request) or _refusal(operation, request, decide(request, rules))
+        return checks(request) or _refusal(operation, request, adapters.decide(request, rules))
 
     operation._run_checks = acheck_limits if iscoroutinefunction(checks) else check_limits  # noqa: SLF001
 
@@ -205,9 +187,9 @@ def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         try:
             response = run(request, **values)
         except Exception as error:
-            settle(request, error)
+            adapters.settle(request, error)
             raise
-        settle(request, response)
+        adapters.settle(request, response)
         return _finished(request, response)
 
     @wraps(run)
@@ -215,9 +197,9 @@ def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         try:
             response = await run(request, **values)
         except (Exception, CancelledError) as error:
-            await asettle(request, error)
+            await adapters.asettle(request, error)
             raise
-        await asettle(request, response)
+        await adapters.asettle(request, response)
         return _finished(request, response)
 
     return asettled_run if is_async else settled_run
@@ -225,7 +207,7 @@ def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
 
 def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Return the answer of the API's exception handlers if the operation is refused."""
-    combined = apply_decision(request, decision)
+    combined = adapters.apply_decision(request, decision)
     if not decision.enforced:
         return None
     return _with_headers(operation.api.on_exception(request, OperationRefused(combined)), combined)
@@ -233,17 +215,17 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
 
 def _finished(request: HttpRequest, response: Any) -> Any:
     decision = getattr(request, "quota", None)
-    return write_headers(response, decision, request) if isinstance(decision, Decision) else response
+    return adapters.write_headers(response, decision, request) if isinstance(decision, Decision) else response
 
 
-@finds_rules
+@adapters.finds_rules
 def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all operations behind the URLs, without the names of configured rules."""
     for operation in _operations_behind(patterns):
         yield from (rule for rule in getattr(operation, _RULES, ()) if isinstance(rule, Rule))
 
 
-@checks_views
+@adapters.checks_views
 def check_operations(patterns: Iterable[Any]) -> list[CheckMessage]:
     """Find `@limits(rule="...")` without its rule, an API without `install`, and throttles that know no proxies."""
     found: dict[str, CheckMessage] = {}
@@ -258,11 +240,11 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
     rules, api = getattr(operation, _RULES, ()), operation.api
     for rule in rules:
         try:
-            rule_of(rule)
+            adapters.rule_of(rule)
         except RuleError as error:
-            place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
+            place, hint = adapters.dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
             yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
-    if rules and not has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
+    if rules and not adapters.has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
         yield CheckWarning(
             f"The API {api.title} ({api.urls_namespace}) does not answer what the limiter raises: a QuotaExceeded or "
             "StoreUnavailable in an operation becomes a 500.",
@@ -280,7 +262,7 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
 
 
 def _operations_behind(patterns: Iterable[Any]) -> Iterator[Any]:
-    for endpoint in endpoints(patterns):
+    for endpoint in adapters.endpoints(patterns):
         cells = [cell.cell_contents for cell in getattr(endpoint.callback, "__closure__", None) or ()]
         for view in cells:
             yield from view.operations if isinstance(view, PathView) else ()
@@ -305,11 +287,11 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         key = self.get_cache_key(request)
         if key is None or self.num_requests is None:
             return True
-        subject = f"throttle:{digest(key)}"  # the class makes the key itself: it may hold a secret
-        name = f"ninja.{self.scope or dotted_path(type(self))}.{self.num_requests}-{self.duration}"
+        subject = f"throttle:{adapters.digest(key)}"  # the class makes the key itself: it may hold a secret
+        name = f"ninja.{self.scope or adapters.dotted_path(type(self))}.{self.num_requests}-{self.duration}"
         decision = check(f"{self.num_requests}/{self.duration}s", subject, name=name)
         _last.set(decision)
-        apply_decision(request, decision)
+        adapters.apply_decision(request, decision)
         return self.throttle_failure() if decision.enforced else self.throttle_success()
 
     def throttle_success(self) -> bool:
@@ -323,10 +305,10 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     def get_ident(self, request: HttpRequest) -> str:
         """Return the address of the client, that of IPv6 as its network."""
         if ninja_settings.NUM_PROXIES is None:
-            return client_ip(request)
+            return adapters.client_ip(request)
         ident = str(super().get_ident(request))
         with suppress(RuleError):  # a proxy may write something else than an address
-            return subject_of(f"ip:{ident}").removeprefix("ip:")
+            return adapters.subject_of(f"ip:{ident}").removeprefix("ip:")
         return ident
 
 

@@ -89,7 +89,7 @@ class TestChecks:
         for _ in range(5):
             check("3/m", "user:secret", name="search", cache_refusals=9)
             asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
-        several = [("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")]
+        several: list[Any] = [("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")]
         for _ in range(2):
             check_all(several)
         with slot("export", 1):  # a slot is no check, and neither is a look at a limit

@@ -71,17 +71,9 @@ class Limit(NamedTuple):
         return callable(self.rate) or (isinstance(self.rate, str) and "." in self.rate)
 
 
-def is_ratelimited(
-    request: Any,
-    group: str | None = None,
-    fn: Callable[..., Any] | None = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
-    increment: bool = False,
-) -> bool:
+def is_ratelimited(request: Any, *args: Any, **kwargs: Any) -> bool:
     """Return whether a request is limited; see `get_usage`."""
-    usage = get_usage(request, group, fn, key, rate, method, increment)
+    usage = get_usage(request, *args, **kwargs)
     return usage is not None and usage["should_limit"]
 
 

@@ -18,23 +18,7 @@ from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
 from rest_framework import exceptions, throttling
 
-from django_quota import Decision, Rule
-from django_quota.adapters import (
-    RequestSlot,
-    apply_decision,
-    decide,
-    decides_later,
-    digest,
-    dotted_path,
-    has_middleware,
-    refusal_details,
-    set_body_parser,
-    settle,
-    subject_of,
-    take_waiting_rules,
-    take_waiting_slots,
-    write_headers,
-)
+from django_quota import Decision, Rule, adapters
 from django_quota.conf import current
 from django_quota.exceptions import QuotaExceeded, RuleError
 
@@ -55,7 +39,7 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
         self.decision = decision
         exceptions.Throttled.__init__(self, wait)
-        details = refusal_details(decision)
+        details = adapters.refusal_details(decision)
         if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.status_code = int(details.status)
             self.wait = details.wait
@@ -83,15 +67,15 @@ class _QuotaMixin:
 
     def _is_allowed(self, entries: Sequence[Entry], request: Any, view: Any) -> bool:
         own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
-        waiting = [rule for rule in take_waiting_rules(request) if rule.name not in own]
+        waiting = [rule for rule in adapters.take_waiting_rules(request) if rule.name not in own]
         if hasattr(request, "_request"):
-            set_body_parser(request, lambda: request.data)
+            adapters.set_body_parser(request, lambda: request.data)
         try:
-            decision = decide(request, [*waiting, *entries])
+            decision = adapters.decide(request, [*waiting, *entries])
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
-        apply_decision(request, decision)
-        no_slot = None if decision.enforced else take_waiting_slots(request)
+        adapters.apply_decision(request, decision)
+        no_slot = None if decision.enforced else adapters.take_waiting_slots(request)
         self._decision = decision if no_slot is None else decision.combined_with(no_slot)
         _prepare(view, request)
         return not self._decision.enforced
@@ -106,7 +90,7 @@ class _QuotaMixin:
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
-@decides_later
+@adapters.decides_later
 def asks_a_throttle(view: Any) -> bool:
     """Say whether a view surely asks one of these throttles, so that it decides the rules that need the user."""
     return carries_a_throttle(view) and own_method(view) is None
@@ -172,15 +156,15 @@ def _hold_slot(view: Any, request: Any) -> None:
         setattr(view, name, slot.around(handler, lambda decision: view.throttled(request, decision.retry_after)))
 
 
-def read_slot(view_class: type, given: Any, action: str | None = "") -> RequestSlot:
+def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters.RequestSlot:
     """Return the slot of `quota_slots`. Raises `RuleError` if it is wrong.
 
     `action`: the name of the action if it has `quota_slots` of its own.
     """
-    path = dotted_path(view_class)
+    path = adapters.dotted_path(view_class)
     options = dict(given) if isinstance(given, Mapping) else {"at_once": given}
     try:
-        return RequestSlot.read(options.pop("name", f"{path}.{action}" if action else path), options)
+        return adapters.RequestSlot.read(options.pop("name", f"{path}.{action}" if action else path), options)
     except RuleError as error:
         raise RuleError(f"quota_slots of {path}: {error.problem}", error.hint) from None
 
@@ -205,8 +189,8 @@ def _finalize(
     response = method(request, response, *args, **kwargs)
     if request.quota.enforced:
         response.headers.setdefault("Cache-Control", "no-store")
-    if not has_middleware(request):
-        write_headers(response, request.quota, request)
+    if not adapters.has_middleware(request):
+        adapters.write_headers(response, request.quota, request)
         if getattr(response, "is_rendered", True):
             _settle(request, response)
         else:  # `settle` may look at the content
@@ -219,7 +203,7 @@ def _handle(method: Callable[..., Any], error: Exception) -> Any:
     try:
         return method(error)
     except Exception as uncaught:
-        settle(cast("Any", method).__self__.request, uncaught)
+        adapters.settle(cast("Any", method).__self__.request, uncaught)
         raise
 
 
@@ -233,8 +217,8 @@ _METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
 
 def _settle(request: Any, response: HttpResponseBase) -> None:
     """Settle what the request took by rules that look at the response."""
-    settle(request, response)
-    write_headers(response, request.quota, request)
+    adapters.settle(request, response)
+    adapters.write_headers(response, request.quota, request)
 
 
 # --- configured rules -------------------------------------------------------------------------------------------------
@@ -299,7 +283,7 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
     try:
         return current().rule(rule)
     except RuleError as error:
-        place = dotted_path(view if isinstance(view, type) else type(view))
+        place = adapters.dotted_path(view if isinstance(view, type) else type(view))
         raise RuleError(f"quota_rules of {place}: {error.problem}", error.hint) from None
 
 
@@ -332,7 +316,7 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
     @property
     def rule(self) -> Rule:
         """The rule of the rate."""
-        name = f"rest_framework.{self.scope}" if self.scope else dotted_path(type(self))
+        name = f"rest_framework.{self.scope}" if self.scope else adapters.dotted_path(type(self))
         return _rule_of(name, self.num_requests, self.duration)
 
     def throttle_success(self) -> bool:
@@ -344,12 +328,12 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
         user = request.user
         pk = getattr(user, "pk", None)
         if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
-            return subject_of(user)
+            return adapters.subject_of(user)
         ident = self.get_ident(request)
         if self.key == self._key_of(ident):
             with suppress(ValueError):
-                return subject_of(f"ip:{ip_address(str(ident))}")
-        return f"throttle:{digest(str(self.key))}"  # the class makes the key itself: it may hold a secret
+                return adapters.subject_of(f"ip:{ip_address(str(ident))}")
+        return f"throttle:{adapters.digest(str(self.key))}"  # the class makes the key itself: it may hold a secret
 
     def _key_of(self, ident: object) -> str | None:
         """Return the cache key that the framework makes; None if the format is not its own."""

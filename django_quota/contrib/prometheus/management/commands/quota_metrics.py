@@ -27,15 +27,12 @@ class Command(QuotaCommand):
             metavar="ADDRESS:PORT",
             help=f"serve them until you stop it (default: {DEFAULT_ADDRESS}); nobody is asked for a token there",
         )
-        parser.add_argument("--json", action="store_true", help="print them as one JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Print or serve them. Raises `CommandError`."""
         shared_store()
         if options["serve"] is not None:
             self._serve(options["serve"])
-        elif options["json"]:
-            self.print_json(_as_json())
         else:
             self.stdout.write(generate_latest(registry).decode(), ending="")
 
@@ -54,12 +51,3 @@ class Command(QuotaCommand):
             server.shutdown()
             server.server_close()
             thread.join()
-
-
-def _as_json() -> list[dict[str, Any]]:
-    """Return each sample: its name, labels and value."""
-    return [
-        {"name": sample.name, "labels": sample.labels, "value": sample.value}
-        for metric in registry.collect()
-        for sample in metric.samples
-    ]
