@@ -19,8 +19,8 @@ from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from django_quota.stores.redis.settings import WhichRedis
     from django_quota.stores.redis.store import RedisStore
-    from django_quota.stores.redis.which import WhichRedis
 
 _limiter: Limiter | None = None
 _forced: Store | None = None

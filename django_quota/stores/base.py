@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import Operation
 
 if TYPE_CHECKING:
@@ -69,6 +70,17 @@ class Store(Runner, Protocol):
     def close(self) -> None:
         """Close threads and connections of this process. You may use the store again."""
         ...
+
+
+def tried(run: Callable[[Operation, int | None], Any], operations: Sequence[Operation], now: int | None) -> list[Any]:
+    """Run operations one after the other; see `Runner.try_all`."""
+    replies: list[Any] = []
+    for operation in operations:
+        try:
+            replies.append(run(operation, now))
+        except StoreUnavailable as error:
+            replies.append(error)
+    return replies
 
 
 def all_well(replies: list[Any]) -> list[Any]:

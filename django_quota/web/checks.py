@@ -31,7 +31,7 @@ from django_quota.stores.database.store import is_testing, vendor_of
 from django_quota.web.rule_checks import check_rules
 
 if TYPE_CHECKING:
-    from django_quota.stores.redis.which import WhichRedis
+    from django_quota.stores.redis.settings import WhichRedis
 
 
 @register("django_quota")
@@ -256,16 +256,13 @@ def _check_database() -> Iterator[CheckMessage]:
 
 def _check_redis() -> Iterator[CheckMessage]:
     """Check the Redis of the settings and its options."""
-    # A site without Redis needs none of its packages.
-    from django_quota.stores.redis.config_checks import option_problem  # noqa: PLC0415
-
     if _value("cache") is None:
         return
     try:
         which = which_redis()
     except ConfigurationError:
         return  # `_check_values` has reported it
-    problem = which.problem() or option_problem(which)
+    problem = which.problem()
     if problem is None:
         yield from _check_timeouts(which)
     else:
@@ -276,8 +273,13 @@ def _check_redis() -> Iterator[CheckMessage]:
 
 
 def _check_timeouts(which: WhichRedis) -> Iterator[CheckMessage]:
-    from django_quota.stores.redis.config import ANSWER_TIMEOUT, PLAIN_TIMEOUT  # noqa: PLC0415
-    from django_quota.stores.redis.config_checks import long_timeouts, timeouts_not_set  # noqa: PLC0415
+    # A site without Redis needs none of its packages.
+    from django_quota.stores.redis.settings import (  # noqa: PLC0415
+        ANSWER_TIMEOUT,
+        PLAIN_TIMEOUT,
+        long_timeouts,
+        timeouts_not_set,
+    )
 
     missing = timeouts_not_set(which)
     if missing:
@@ -290,7 +292,7 @@ def _check_timeouts(which: WhichRedis) -> Iterator[CheckMessage]:
         )
     for place, seconds in long_timeouts(which):
         yield CheckWarning(
-            f"{place} of {which.name} is {seconds:g}. When Redis hangs, every thread that asks it "
+            f"{place} is {seconds:g}. When Redis hangs, every thread that asks it "
             f"waits {seconds:g} s, and later one thread at a time until Redis answers.",
             hint=f"Use, for example, {ANSWER_TIMEOUT:g}. For a cache that needs longer, name the Redis of the limits "
             'apart from it, in QUOTA["REDIS"] or another QUOTA["CACHE"].',

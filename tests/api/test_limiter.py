@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -227,16 +226,6 @@ def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
     check("0/m", SUBJECT, name="shade", shadow=True)
     asyncio.run(acheck("0/m", SUBJECT, name="shade", shadow=True))
     assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * 2
-
-
-@pytest.mark.parametrize("setting", ["CACHES", "QUOTA"])
-def test_no_sweeper_of_the_old_settings_goes_on_when_they_change(setting: str, settings: Any, tmp_path: Path) -> None:
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-    before = set(threading.enumerate())
-    assert check("1/m", SUBJECT, on_unavailable="local").degraded
-    (sweeper,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "django-quota-sweeper"]
-    setattr(settings, setting, dict(getattr(settings, setting)))
-    assert not sweeper.is_alive()
 
 
 # --- what a review found ----------------------------------------------------------------------------------------------

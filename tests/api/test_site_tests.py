@@ -26,7 +26,6 @@ from redis.exceptions import ResponseError
 from django_quota import check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.limiting.overrides import overrides
-from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.errors import translate_error
 from django_quota.testing import QuotaKit, freeze, plugin, quota_kit
 from django_quota.testing.kit import isolated
@@ -366,20 +365,6 @@ def test_the_fixture_goes_as_the_moved_clock_goes() -> None:
         assert check("1/m", "user:1")
         frozen.move_to(NOON - timedelta(days=1))
         assert kit.now == NOON - timedelta(days=1)
-
-
-def test_the_sweeper_keeps_what_counts_at_the_time_that_was_set(at: Mover) -> None:
-    """It runs in a thread, where freezegun shows the true time."""
-    seconds = [0]
-    store = MemoryStore(clock=lambda: seconds[0])
-    try:
-        with at(NOON.replace(year=2001)), patch("django_quota.testing.kit.MemoryStore", lambda: store), isolated():
-            check("1/m", "user:1")
-        assert store.sweep() == 0
-        seconds[0] = 120
-        assert store.sweep() > 0
-    finally:
-        store.close()
 
 
 @pytest.mark.django_db

@@ -65,11 +65,6 @@ class Stores(Machine):
     def the_clock_steps_back(self, gap: int) -> None:
         self.now -= gap
 
-    @rule(gap=GAPS)
-    def the_memory_store_sweeps(self, gap: int) -> None:
-        self.now += gap
-        self.places.memory.sweep(self.now - 2 * SECOND)  # no further than the clock may step back
-
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     @rule(

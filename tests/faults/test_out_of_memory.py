@@ -61,7 +61,7 @@ def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
     settings.CACHES = caches(its_own)
     rules = rules_of(chance)
-    store, model, now = current_store(), MemoryStore(sweep_interval=3_600), START
+    store, model, now = current_store(), MemoryStore(), START
     taken: list[Plan] = []
     with redis.Redis.from_url(its_own.url) as client:
         client.flushall()

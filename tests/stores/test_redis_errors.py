@@ -15,8 +15,8 @@ from django_quota.core.errors import StoreCommandDenied
 from django_quota.engine.decide import Decide
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.breaker import CLOSED, Breaker
-from django_quota.stores.redis.config import ANSWER_TIMEOUT, with_timeouts
 from django_quota.stores.redis.errors import AllInUseError, translate_error
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT, with_timeouts
 from django_quota.testing import RedisServer
 from tests.support.stores import redis_store
 

@@ -20,7 +20,7 @@ from django_quota.limiting.workers import Workers
 from django_quota.requests import addresses
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis.config import ANSWER_TIMEOUT
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock

@@ -27,7 +27,7 @@ class Places:
 
     def __init__(self, raw: redis.Redis) -> None:
         self.raw = raw
-        self.memory = MemoryStore(sweep_interval=3_600)
+        self.memory = MemoryStore()
         self.states = DictStates()
         self.database = DatabaseStore("default")
         empty_database(self.database)

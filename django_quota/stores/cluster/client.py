@@ -18,7 +18,13 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
-from django_quota.stores.redis.config import address_of
+from django_quota.stores.redis.urls import DEFAULT_PORT, Address, read_server
+
+
+def address_of(url: str) -> Address:
+    """Return the server in a URL."""
+    options = read_server(url)
+    return Address(options["host"], options.get("port", DEFAULT_PORT))
 
 
 class DjangoRedisCluster(RedisCluster):

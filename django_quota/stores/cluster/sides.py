@@ -9,105 +9,72 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import redis.asyncio as aioredis
-from redis import ConnectionPool, Redis
+from redis import Redis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ClusterError
 from redis.retry import Retry
 
-from django_quota.core.errors import ConfigurationError
 from django_quota.stores.redis import connections
-from django_quota.stores.redis.config import PLAIN_TIMEOUT, with_timeouts
-from django_quota.stores.redis.config_checks import option_problem
-from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.redis.connections import Command
+from django_quota.stores.redis.errors import AllInUseError
+from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
+from django_quota.stores.redis.sources import pool_of_server
+from django_quota.stores.redis.urls import Address
 
-_OURS = ("parser_class", "connection_class", "queue_class", "retry", "retry_on_error", "retry_on_timeout", "timeout")
-"""Options that no client gets: the clients of a Cluster have their own, and repeat no command."""
+_OURS = (
+    "host", "port", "db", "startup_nodes", "parser_class", "connection_class", "queue_class",
+    "retry", "retry_on_error", "retry_on_timeout", "timeout", "max_connections", "address_remap",
+)  # fmt: skip
+"""Options that no connection gets: the clients of a Cluster have their own, and repeat no command."""
 
 
 class ClusterSettings:
     """How a Cluster is reached. Raises `ConfigurationError` if its settings are wrong."""
 
     def __init__(self, which: WhichRedis) -> None:
-        problem = which.problem() or option_problem(which)
-        if problem is not None:
-            raise ConfigurationError(problem.message, problem.hint)
-        cluster = which.cluster()
-        given = dict(cluster.options)
-        self.addresses = cluster.addresses
-        self.connections = int(given.pop("max_connections", None) or connections.ASYNC_CONNECTIONS)
-        """How many calls to one server may be under way."""
-        self._timeout: float | None = given.get("timeout")
-        self.url = cluster.url
-        address_remap = given.pop("address_remap", None)
+        which.raise_problem()
+        self.addresses, given = which.cluster()
+        self.connections = int(given.get("max_connections") or connections.ASYNC_CONNECTIONS)
+        """How many calls of an event loop may be under way. Threads wait for one call each."""
+        self.patience = given.get("timeout") or connections.CONNECTION_TIMEOUT
+        """Seconds that a call waits for others to end."""
         self._given = {name: value for name, value in given.items() if name not in _OURS}
         self.options: dict[str, Any] = {
             **with_timeouts(self._given),
             "decode_responses": False,
             "protocol": 2,  # with 3 a server may send notices, which change time-outs
-            "max_connections": 2**31,  # a side lets no more calls through than the settings say
-            "address_remap": address_remap,
+            "max_connections": 2**31,  # redis-py would not wait for one
+            "address_remap": given.get("address_remap"),
             "require_full_coverage": False,  # covered slots go on working
             "reinitialize_steps": 0,  # a slot that has moved says nothing about the others
         }
 
-    @property
-    def patience(self) -> float:
-        """Seconds that a call waits for others to end."""
-        return self._timeout or connections.CONNECTION_TIMEOUT
-
     def plain_client(self, server: str) -> Redis:
         """Return a client for plain commands on one server, `"<host>:<port>"`."""
         host, _, port = server.rpartition(":")
-        pool: Any = ConnectionPool.from_url(self.url, **with_timeouts(self._given, PLAIN_TIMEOUT))
-        pool.connection_kwargs.update(host=host, port=int(port))
-        return Redis(connection_pool=pool)
+        options = with_timeouts(self._given, PLAIN_TIMEOUT)
+        return Redis(connection_pool=pool_of_server(Address(host, int(port)), options))
 
 
-class Side(ABC):
-    """A client, and the calls that may be under way to each server."""
-
-    semaphore: Any
+class SyncSide:
+    """The client of all threads."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.client: Any = None
         """None until it has read the slot table, and after it reached no server: then it asks those of the settings."""
-        self._permits: dict[str, Any] = {}
-
-    def permits(self, server: str) -> Any:
-        """Return the semaphore of the calls to a server."""
-        return self._permits.get(server) or self._permits.setdefault(server, self.semaphore(self.settings.connections))
-
-    @abstractmethod
-    def connect(self) -> Any:
-        """Make the client."""
-
-    @abstractmethod
-    def read_slots(self) -> Any:
-        """Read the slot table again."""
-
-    @abstractmethod
-    def acquire(self, permits: Any) -> Any:
-        """Wait until one more call may be under way; say whether it may."""
-
-
-class SyncSide(Side):
-    """The client of all threads."""
-
-    semaphore = threading.Semaphore
 
     def connect(self) -> None:
-        """Make the client; see `Side`."""
+        """Make the client."""
         make_node, make = cast("Any", ClusterNode), cast("Any", _SyncCluster)  # redis-py leaves them untyped
-        nodes, retry = [make_node(*address) for address in self.settings.addresses], Retry(NoBackoff(), 0)
-        client = make(url=self.settings.url, startup_nodes=nodes, retry=retry, **self.settings.options)
+        nodes = [make_node(*address) for address in self.settings.addresses]
+        client = make(startup_nodes=nodes, retry=Retry(NoBackoff(), 0), **self.settings.options)
         client.nodes_manager.initialize = _alone(client.nodes_manager.initialize)
         self.client = client
 
@@ -115,26 +82,26 @@ class SyncSide(Side):
         """Read the slot table again."""
         self.client.nodes_manager.initialize()
 
-    def acquire(self, permits: Any) -> bool:
-        """Wait for a permit; see `Side`."""
-        return bool(permits.acquire(timeout=self.settings.patience))
+    def execute(self, client: Any, node: Any, command: Command) -> Any:
+        """Send a command to a server."""
+        return client.execute_command(*command, target_nodes=node)
 
 
-class AsyncSide(Side):
-    """The client of an event loop."""
-
-    semaphore = asyncio.Semaphore
+class AsyncSide:
+    """The client of an event loop; see `SyncSide`."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        super().__init__(settings)
+        self.settings = settings
+        self.client: Any = None
         self._making: Any = None
+        self._permits = asyncio.Semaphore(settings.connections)
+        """One for each call that may be under way: redis-py would connect once more for each."""
 
     async def connect(self) -> None:
-        """Make the client; see `Side`."""
+        """Make the client."""
         if self._making is None:
-            make: Any = _AsyncCluster.from_url
-            nodes, retry = self.settings.addresses, AsyncRetry(NoBackoff(), 0)
-            self._making = make(self.settings.url, startup_nodes=nodes, retry=retry, **self.settings.options)
+            make, retry = cast("Any", _AsyncCluster), AsyncRetry(NoBackoff(), 0)
+            self._making = make(startup_nodes=self.settings.addresses, retry=retry, **self.settings.options)
             self._making.commands_parser = _NoCommands()
         client = self._making
         await client.initialize()
@@ -145,19 +112,26 @@ class AsyncSide(Side):
         self.client._initialize = True  # noqa: SLF001 — redis-py has no other way to say so
         await self.client.initialize()
 
-    async def acquire(self, permits: Any) -> bool:
-        """Wait for a permit; see `Side`."""
+    async def execute(self, client: Any, node: Any, command: Command) -> Any:
+        """Send a command to a server."""
         try:
             async with asyncio.timeout(self.settings.patience):
-                return bool(await permits.acquire())
+                await self._permits.acquire()
         except TimeoutError:
-            return False
+            raise AllInUseError(f"all {self.settings.connections} connections are in use") from None
+        try:
+            return await client.execute_command(*command, target_nodes=node)
+        finally:
+            self._permits.release()
 
     async def aclose(self) -> None:
         """Close the connections; the next call makes new ones."""
         client, self.client = self.client, None
         if client is not None:
             await client.aclose()
+
+
+Side: TypeAlias = SyncSide | AsyncSide
 
 
 # --- what redis-py does otherwise -------------------------------------------------------------------------------------

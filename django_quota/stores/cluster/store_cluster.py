@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import Redis, RedisError
 from redis.crc import key_slot
-from redis.exceptions import MovedError, NoScriptError, RedisClusterException, SlotNotCoveredError
+from redis.exceptions import NoScriptError, RedisClusterException, SlotNotCoveredError
 
 from django_quota.core.errors import QuotaError
 from django_quota.core.flow import Flow, run_async, run_sync
@@ -24,9 +24,9 @@ from django_quota.stores.base import all_well
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide
 from django_quota.stores.redis.connections import PoolsByLoop, cancellable
-from django_quota.stores.redis.errors import AllInUseError, translate_cluster_error, translated
+from django_quota.stores.redis.errors import answered, translate_cluster_error, translated
+from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.redis.store import RedisStore, Server
-from django_quota.stores.redis.which import WhichRedis
 
 SYSTEM_TAG = "{!}"
 """The hash tag that puts the keys without a subject into one slot."""
@@ -95,7 +95,7 @@ class ClusterStore(RedisStore):
     def _asking(self, name: str) -> Iterator[None]:
         """Ask a server if its breaker allows that, and tell the breaker the result. Raises our errors only."""
         breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
-        with translated(translate_cluster_error), Call(breaker, name):
+        with translated(translate_cluster_error), Call(breaker, answered, name):
             yield
 
     # --- operations ---------------------------------------------------------------------------------------------------
@@ -127,21 +127,15 @@ class ClusterStore(RedisStore):
 
     def _one(self, side: Side, operation: Operation, now: int | None) -> Flow[Any]:
         client, node = yield from self._place(side, slot_of(operation.keys[0]))
-        permits = side.permits(node.name)
-        if not (yield partial(side.acquire, permits)):
-            raise translate_cluster_error(AllInUseError(f"all {side.settings.connections} connections are in use"))
-        try:
-            with self._asking(node.name):
-                try:
-                    reply = yield partial(client.execute_command, *operation.command(now), target_nodes=node)
-                except NoScriptError:
-                    reply = yield partial(client.execute_command, *operation.in_full(now), target_nodes=node)
-                except RedisClusterException:
-                    side.client = None if side.client is client else side.client  # it reached no server
-                    raise
-                return operation.read_reply(reply)
-        finally:
-            permits.release()
+        with self._asking(node.name):
+            try:
+                reply = yield partial(side.execute, client, node, operation.command(now))
+            except NoScriptError:
+                reply = yield partial(side.execute, client, node, operation.in_full(now))
+            except RedisClusterException:
+                side.client = None if side.client is client else side.client  # it reached no server
+                raise
+            return operation.read_reply(reply)
 
     def _place(self, side: Side, slot: int) -> Flow[tuple[Any, Any]]:
         """Return the client, and its node that has a slot."""
@@ -187,28 +181,6 @@ class ClusterStore(RedisStore):
         tags = chain([SYSTEM_TAG], (f"{{!{number}}}" for number in range(MAX_TAGS)))
         tag = next((tag for tag in tags if self.server_of(tag) == server), "")
         return tag and key.replace(SYSTEM_TAG, tag, 1)
-
-    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
-        """Return the reply to a command on each key; see `RedisStore.of_each`."""
-        found: dict[str, Any] = {}
-        for server, its_keys in self.by_server(keys).items():
-            client, node = self._place_now(its_keys[0])
-            with self._asking(server), client.get_redis_connection(node).pipeline(transaction=False) as pipeline:
-                for key in its_keys:
-                    pipeline.execute_command(*command, key)
-                try:
-                    found.update(zip(its_keys, pipeline.execute(), strict=True))
-                except MovedError:
-                    client.nodes_manager.initialize()  # for the next call
-                    raise
-        return [found[key] for key in keys]
-
-    def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
-        """Return keys by the server that has them."""
-        found: dict[Server, list[str]] = {}
-        for key in keys:
-            found.setdefault(self.server_of(key), []).append(key)
-        return found
 
     def close(self) -> None:
         """Close connections; an event loop closes its own."""

@@ -6,11 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Protocol
+from zlib import crc32
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.forks import register_fork_aware
+from django_quota.stores.database.errors import answered
 
 WAIT = 1.0
 """Seconds that a thread waits for a connection, or for another thread that decides the same subject."""
@@ -44,22 +46,16 @@ class Connection(Protocol):
         """End the transaction; nothing of it stays."""
         ...
 
+    def is_ready(self) -> bool:
+        """Say whether the server has left it open."""
+        ...
+
     def close(self) -> None:
         """Close it."""
         ...
 
 
-class Lent(NamedTuple):
-    """A connection on loan."""
-
-    connection: Connection
-    target: Hashable
-    """Where it leads."""
-    is_new: bool = True
-    """Whether nobody has used it yet; the server may have closed one that was idle."""
-
-
-_inherited: list[Lent] = []
+_inherited: list[tuple[Hashable, Connection]] = []
 """The parent's connections in a forked process. They are kept: closing one would end the parent's session."""
 
 
@@ -81,7 +77,7 @@ class Pool:
         self._keeps = keeps
         self._target = target
         self._make = make
-        self._idle: deque[Lent] = deque()
+        self._idle: deque[tuple[Hashable, Connection]] = deque()
         self._is_closed = False
         self.after_fork()
         register_fork_aware(self)
@@ -92,52 +88,66 @@ class Pool:
         self._idle = deque()
         self._room = threading.BoundedSemaphore(self._size)
 
-    def take(self) -> Lent:
-        """Return a connection. Raises `StoreUnavailable` if none comes free in time."""
+    @contextmanager
+    def lent(self) -> Iterator[Connection]:
+        """Lend a connection. If the block fails, its transaction is rolled back.
+
+        Raises `StoreUnavailable` if none comes free in time.
+        """
         if not self._room.acquire(timeout=WAIT):
             raise StoreUnavailable(
                 f"all {self._size} connections of this process are in use, and none came free in {WAIT:.0f} s"
             )
         try:
             self._is_closed, target = False, self._target()
-            while self._idle:
-                lent = self._idle.pop()
-                if lent.target == target:
-                    return lent
-                close_quietly(lent.connection)
-            return Lent(self._make(), target)
-        except BaseException:
+            connection = self._ready(target) or self._make()
+            is_usable = False
+            try:
+                yield connection
+                is_usable = True
+            except BaseException as error:
+                is_usable = answered(error) is not False and _is_rolled_back(connection)
+                raise
+            finally:
+                if is_usable and self._keeps() and not self._is_closed:
+                    self._idle.append((target, connection))
+                else:
+                    close_quietly(connection)
+        finally:
             self._room.release()
-            raise
 
-    def renew(self, lent: Lent) -> Lent:
-        """Return a new connection for one that the server has closed. The idle ones are as old."""
-        close_quietly(lent.connection)
-        self._close_idle()
-        return Lent(self._make(), lent.target)
-
-    def give_back(self, lent: Lent, *, is_usable: bool) -> None:
-        """Take a connection back."""
-        if is_usable and self._keeps() and not self._is_closed:
-            self._idle.append(lent._replace(is_new=False))
-        else:
-            close_quietly(lent.connection)
-        self._room.release()
+    def _ready(self, target: Hashable) -> Connection | None:
+        """Return an idle connection to this target that the server has not closed."""
+        while self._idle:
+            leads_to, connection = self._idle.pop()
+            if leads_to == target and connection.is_ready():
+                return connection
+            close_quietly(connection)
+        return None
 
     def close(self) -> None:
         """Close all idle connections now, and those in use when they are given back."""
         self._is_closed = True
-        self._close_idle()
-
-    def _close_idle(self) -> None:
         while self._idle:
-            close_quietly(self._idle.pop().connection)
+            close_quietly(self._idle.pop()[1])
 
 
 def close_quietly(connection: Connection) -> None:
     """Close a connection that may be broken."""
     with suppress(Exception):  # nothing is lost with it
         connection.close()
+
+
+def _is_rolled_back(connection: Connection) -> bool:
+    try:
+        connection.rollback()
+    except Exception:  # noqa: BLE001 — then it is closed, which rolls back as well
+        return False
+    return True
+
+
+LOCKS = 1_024
+"""Locks of a process for all subjects. Two subjects may share one."""
 
 
 class Subjects:
@@ -152,40 +162,16 @@ class Subjects:
         register_fork_aware(self)
 
     def after_fork(self) -> None:
-        """Start without locks in a forked process."""
-        self._changing = threading.Lock()
-        self._locks: dict[str, list[Any]] = {}
-        """The lock of each subject that is being decided, and how many threads hold it or wait for it."""
+        """Start with free locks in a forked process."""
+        self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     @contextmanager
     def held(self, subjects: Iterable[str]) -> Iterator[None]:
         """Hold subjects for the block. Raises `StoreUnavailable` if another thread keeps one for too long."""
         deadline = time.monotonic() + WAIT
-        held: list[str] = []
-        try:
-            for subject in sorted(subjects):  # all threads take them in one order, so no two wait for each other
-                self._take(subject, deadline)
-                held.append(subject)
+        with ExitStack() as held:
+            for number in sorted({crc32(subject.encode()) % LOCKS for subject in subjects}):  # all in one order
+                if not self._locks[number].acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    raise StoreUnavailable(f"other threads have decided the same subject for {WAIT:.0f} s")
+                held.callback(self._locks[number].release)
             yield
-        finally:
-            for subject in held:
-                self._release(subject)
-
-    def _take(self, subject: str, deadline: float) -> None:
-        with self._changing:
-            found = self._locks.setdefault(subject, [threading.Lock(), 0])
-            found[1] += 1
-        if not found[0].acquire(timeout=max(0.0, deadline - time.monotonic())):
-            self._leave(subject)
-            raise StoreUnavailable(f"other threads have decided the same subject for {WAIT:.0f} s")
-
-    def _release(self, subject: str) -> None:
-        self._locks[subject][0].release()
-        self._leave(subject)
-
-    def _leave(self, subject: str) -> None:
-        with self._changing:
-            found = self._locks[subject]
-            found[1] -= 1
-            if not found[1]:
-                del self._locks[subject]

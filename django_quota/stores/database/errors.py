@@ -64,6 +64,11 @@ def is_of_driver(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("psycopg", "psycopg2")
 
 
+def answered(error: BaseException) -> bool | None:
+    """Say whether the database has answered; None if an error comes from elsewhere."""
+    return not failure_of(error).is_silence if is_of_driver(error) else None
+
+
 def failure_of(error: BaseException) -> Failure:
     """Return what an error of a driver tells. Raise its error `from None`: it may show the password."""
     cause = error.__cause__ if isinstance(error, DjangoDatabaseError) and error.__cause__ else error

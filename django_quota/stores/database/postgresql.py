@@ -100,6 +100,12 @@ class PostgresConnection:
         """End the transaction; nothing of it stays."""
         self._send("ROLLBACK")
 
+    def is_ready(self) -> bool:
+        """Say whether the server has left it open: it says so before it closes an idle one."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._raw.fileno(), selectors.EVENT_READ)
+            return not selector.select(0)
+
     def close(self) -> None:
         """Close it."""
         self._raw.close()  # Django's own `close` refuses to in an event loop

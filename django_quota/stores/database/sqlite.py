@@ -101,6 +101,10 @@ class SqliteConnection:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
+    def is_ready(self) -> bool:
+        """Say that it is open: there is no server."""
+        return True
+
     def close(self) -> None:
         """Close it."""
         self._connection.close()

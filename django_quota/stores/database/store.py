@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from django.core import mail
 from django.db import connections
 
-from django_quota.core.errors import ConfigurationError, QuotaError, StoreUnavailable, did_you_mean
+from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.events import AppendEvents
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
-from django_quota.stores.breaker import Breaker
+from django_quota.stores.base import tried
+from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.database import sql
-from django_quota.stores.database.connections import Connection, Lent, Pool, Subjects
-from django_quota.stores.database.errors import AnswerTimeoutError, failure_of, is_of_driver
+from django_quota.stores.database.connections import Connection, Pool, Subjects
+from django_quota.stores.database.errors import answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
 
 T = TypeVar("T")
@@ -91,62 +91,65 @@ class DatabaseStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
-        return self._perform(operation, now)
+        (first,) = next(scatter(operation, _one_slot))
+        keys = [] if isinstance(first, AppendEvents) else list(dict.fromkeys(first.keys))
+        subjects = {sql.subject_of(key) for key in keys}
 
-    def _perform(self, operation: Operation, now: int | None) -> Any:
-        for attempt in range(ATTEMPTS):
-            try:
-                return self._transact(operation, now)
-            except _ConflictError as error:
-                if attempt == ATTEMPTS - 1:
-                    raise error.ours from None
-        raise AssertionError("unreachable")
+        def look(connection: Connection) -> tuple[Any, None]:
+            found = connection.read(sql.select(keys, connection.now))
+            return _replied(operation, *_states(keys, found, now)), None
+
+        def decide(connection: Connection) -> tuple[Any, Sequence[str]]:
+            found = connection.begin(subjects, sql.select(keys, connection.now))
+            states, moment = _states(keys, found, now)
+            reply = _replied(operation, states, moment)
+            return reply, _statements(states, moment, connection.batch)
+
+        if first.is_reading:
+            return self._transact(look)
+        with self._subjects.held(subjects):
+            return self._transact(decide)
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation in a thread; see `Runner.run`."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "django-quota-database")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._perform, operation, now)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.run, operation, now)
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations, each in a transaction of its own; see `Runner.try_all`."""
-        replies: list[Any] = []
-        for operation in operations:
-            try:
-                replies.append(self.run(operation, now))
-            except StoreUnavailable as error:
-                replies.append(error)
-        return replies
+        return tried(self.run, operations, now)
 
-    def _transact(self, operation: Operation, now: int | None) -> Any:
-        scattering = scatter(operation, _one_slot)
-        (first,) = next(scattering)
-        keys = [] if isinstance(first, AppendEvents) else list(dict.fromkeys(first.keys))
-        subjects = {sql.subject_of(key) for key in keys}
-        if first.is_reading:
-            with self._lent() as lent:
-                found = lent.first(lambda connection: connection.read(sql.select(keys, connection.now)))
-            return _replied(scattering, first, *_states(keys, found, now))
-        with self._subjects.held(subjects), self._lent() as lent:
-            found = lent.first(lambda connection: connection.begin(subjects, sql.select(keys, connection.now)))
-            states, moment = _states(keys, found, now)
-            reply = _replied(scattering, first, states, moment)
-            lent.connection.commit(_statements(states, moment, lent.connection.batch))
-        return reply
+    def _transact(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]]) -> T:
+        """Begin a transaction and commit it, if there are statements; return the other thing that `begin` returns.
+
+        It is repeated if the database has ended it for another one, and never after a commit without an answer. Raises
+        our errors in place of the driver's.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                with Call(self.breaker, answered), self.pool.lent() as connection:
+                    reply, statements = begin(connection)
+                    if statements is not None:
+                        connection.commit(statements)
+                    return reply
+            except Exception as error:
+                if not is_of_driver(error):
+                    raise
+                failure = failure_of(error)
+            if not failure.is_conflict:
+                break
+        raise failure.error
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
 
     def read(self, query: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
         """Return what a query finds, which may depend on the kind of database."""
-        with self._lent() as lent:
-            return lent.first(lambda connection: connection.read(query(connection)))
+        return self._transact(lambda connection: (connection.read(query(connection)), None))
 
     def write(self, statement: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
         """Do a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
-        with self._lent() as lent:
-            rows = lent.first(lambda connection: connection.begin((), statement(connection)))
-            lent.connection.commit(())
-        return rows
+        return self._transact(lambda connection: (connection.begin((), statement(connection)), ()))
 
     def names(self, matching: str) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
@@ -163,35 +166,6 @@ class DatabaseStore:
         """Keep what is counted: all processes share it."""
 
     # --- connections --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _lent(self) -> Iterator[_Loan]:
-        """Lend a connection. An error of the driver leaves the block as ours, and the transaction is rolled back."""
-        probe = self.breaker.acquire()
-        if probe is None:
-            raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
-        loan: _Loan | None = None
-        try:
-            loan = _Loan(self.pool)
-            yield loan
-        except BaseException as error:
-            is_usable = loan is not None and not is_of_driver(error)
-            if is_of_driver(error):
-                failure = failure_of(error)
-                if failure.is_silence:
-                    self.breaker.failed(probe)
-                else:
-                    self.breaker.succeeded()
-                    is_usable = loan is not None
-            else:
-                self.breaker.release(probe)
-            if loan is not None:
-                loan.end(is_usable=is_usable and _is_rolled_back(loan.connection))
-            if not is_of_driver(error):
-                raise
-            raise _ConflictError(failure.error) if failure.is_conflict else failure.error from None
-        loan.end(is_usable=True)
-        self.breaker.succeeded()
 
     @property
     def pool(self) -> Pool:
@@ -223,53 +197,9 @@ class DatabaseStore:
             self._pool.close()
 
 
-class _ConflictError(Exception):
-    """The database has ended a transaction for another one; it may be repeated."""
-
-    def __init__(self, ours: QuotaError) -> None:
-        self.ours = ours
-        super().__init__(ours)
-
-
-class _Loan:
-    """A connection that is lent for one transaction."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._lent: Lent = pool.take()
-
-    @property
-    def connection(self) -> Connection:
-        """The connection."""
-        return self._lent.connection
-
-    def first(self, act: Callable[[Connection], T]) -> T:
-        """Do the first thing on the connection. If the server has closed it while it was idle, a new one does it."""
-        try:
-            return act(self.connection)
-        except BaseException as error:
-            is_slow = isinstance(error, AnswerTimeoutError)  # nobody waits twice for that
-            if self._lent.is_new or is_slow or not is_of_driver(error) or not failure_of(error).is_silence:
-                raise
-        self._lent = self._pool.renew(self._lent)
-        return act(self.connection)
-
-    def end(self, *, is_usable: bool) -> None:
-        """Give it back."""
-        self._pool.give_back(self._lent, is_usable=is_usable)
-
-
 def is_testing() -> bool:
     """Say whether a test runner is at work: at its end, PostgreSQL drops no database that a connection leads to."""
     return hasattr(mail, "outbox")
-
-
-def _is_rolled_back(connection: Connection) -> bool:
-    try:
-        connection.rollback()
-    except Exception:  # noqa: BLE001 — then it is closed, which rolls back as well
-        return False
-    return True
 
 
 def _server_of(alias: str) -> Hashable:
@@ -287,17 +217,14 @@ def _states(keys: Sequence[str], found: Sequence[Sequence[Any]], now: int | None
     return RowStates(keys, rows), clock if now is None else now
 
 
-def _replied(scattering: Any, operation: Operation, states: RowStates, moment: int) -> Any:
-    """Run the operations of a scatter over these states, and return the reply of the whole."""
-    operations: Sequence[Operation] = [operation]
+def _replied(operation: Operation, states: RowStates, moment: int) -> Any:
+    """Run an operation over these states, part by part, and return the reply."""
+    scattering = scatter(operation, _one_slot)
+    parts = next(scattering)
     try:
         while True:
-            replies = []
-            for each in operations:
-                if isinstance(each, AppendEvents):
-                    states.logged.append(each)
-                replies.append(each.run(states, moment))
-            operations = scattering.send(replies)
+            states.logged += [part for part in parts if isinstance(part, AppendEvents)]
+            parts = scattering.send([part.run(states, moment) for part in parts])
     except StopIteration as done:
         return done.value
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any, cast
 
 from django.conf import settings
@@ -11,23 +13,29 @@ from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 
 from django_quota.core.errors import did_you_mean
-from django_quota.stores.redis.config import locations
-from django_quota.stores.redis.config_checks import NAME_A_REDIS, NO_REDIS, cannot_serve, locations_problem
-from django_quota.stores.redis.which import RedisProblem, WhichRedis
+from django_quota.stores.redis.settings import RedisProblem, WhichRedis
+from django_quota.stores.redis.urls import QUOTE_HINT, read_server, url_problem
+
+NAME_A_REDIS = (
+    'Name the Redis itself, for example QUOTA = {"REDIS": "redis://127.0.0.1:6379/0"}; or name in QUOTA["CACHE"] an '
+    'alias whose BACKEND is "django_redis.cache.RedisCache" or "django.core.cache.backends.redis.RedisCache".'
+)
+_WITHOUT_REDIS = (
+    'Without Redis, use QUOTA = {"STORE": "memory"}, which suits tests and single processes, or "database".'
+)
 
 
 def redis_of_alias(alias: str) -> WhichRedis:
     """Return the Redis of an alias. Whether it can serve, its `problem()` says."""
-    place = f'CACHES["{alias}"]'
     if alias not in settings.CACHES:
         words = f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.'
         hint = f'Add it, or name the Redis itself in QUOTA["REDIS"].{did_you_mean(alias, settings.CACHES)}'
-        return _NoRedis(place, RedisProblem("E003", words, hint))
+        return _NoRedis(alias, RedisProblem("E003", words, hint))
     path = str(settings.CACHES[alias].get("BACKEND", ""))
     try:
         backend = import_string(path)
     except ImportError as error:
-        return _NoRedis(place, cannot_serve(f"{place} cannot be imported: {error}.", NAME_A_REDIS))
+        return _NoRedis(alias, cannot_serve(f'CACHES["{alias}"] cannot be imported: {error}.', NAME_A_REDIS))
     if isinstance(backend, type) and issubclass(backend, RedisCache):
         return _DjangoAlias(alias)
     django_redis: Any = sys.modules.get("django_redis.cache")  # its backends have imported it
@@ -35,38 +43,70 @@ def redis_of_alias(alias: str) -> WhichRedis:
         from django_quota.stores.redis.django_redis_alias import DjangoRedisAlias  # noqa: PLC0415 — not all sites have it
 
         return DjangoRedisAlias(alias)
-    problem = cannot_serve(f"{place} is {path}, which cannot run scripts in Redis.", NO_REDIS)
-    return _NoRedis(place, problem._replace(is_another_cache=True))
+    words = f'CACHES["{alias}"] is {path}, which cannot run scripts in Redis.'
+    problem = cannot_serve(words, f"{NAME_A_REDIS} {_WITHOUT_REDIS}")
+    return _NoRedis(alias, problem._replace(is_another_cache=True))
 
 
-class _NoRedis(WhichRedis):
-    """An alias that is no Redis."""
-
-    def __init__(self, name: str, problem: RedisProblem) -> None:
-        self.name = name
-        self._problem = problem
-
-    def problem(self) -> RedisProblem:
-        return self._problem
+def cannot_serve(message: str, hint: str) -> RedisProblem:
+    """Return what is wrong with an alias, apart from its options."""
+    return RedisProblem("E004", message, hint)
 
 
-class _DjangoAlias(WhichRedis):
-    """An alias of Django's own `RedisCache`."""
+class Alias(WhichRedis):
+    """An alias of `CACHES`."""
 
-    options_hint = "Use options of redis.ConnectionPool, and paths that lead to classes."
+    separators = ","
+    """Between the URLs of a LOCATION."""
 
     def __init__(self, alias: str) -> None:
         self.name = f'CACHES["{alias}"]'
         self.options_name = f"The OPTIONS of {self.name}"
         self._alias = alias
 
-    def problem(self) -> RedisProblem | None:
-        location = settings.CACHES[self._alias].get("LOCATION") or ""
-        return locations_problem(f"The LOCATION of {self.name}", location, locations(location, ",;"))
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of its LOCATION, at least one. Limits use the first."""
+        location: Any = settings.CACHES[self._alias].get("LOCATION") or ""
+        given: Iterable[Any] = re.split(f"[{self.separators}]", location) if isinstance(location, str) else location
+        return [str(url).strip() for url in given] or [""]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its OPTIONS."""
+        return dict(cast("dict[str, Any]", settings.CACHES[self._alias].get("OPTIONS") or {}))
+
+    def place_problem(self) -> RedisProblem | None:
+        """Check all URLs, though writes go to the first: a comma in a password makes two URLs of one."""
+        for url in self.urls:
+            try:
+                read_server(url)
+            except ValueError:
+                hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
+                return cannot_serve(url_problem(f"The LOCATION of {self.name}", url), hint)
+        return None
+
+
+class _NoRedis(Alias):
+    """An alias that is no Redis."""
+
+    def __init__(self, alias: str, problem: RedisProblem) -> None:
+        super().__init__(alias)
+        self._problem = problem
+
+    def place_problem(self) -> RedisProblem:
+        return self._problem
+
+
+class _DjangoAlias(Alias):
+    """An alias of Django's own `RedisCache`."""
+
+    options_hint = "Use options of redis.ConnectionPool, and paths that lead to classes."
+    separators = ",;"
 
     def new_pool(self) -> Any:
         cache: Any = caches.create_connection(self._alias)
         return cache._cache.get_client(write=True).connection_pool  # noqa: SLF001 — only its client knows the options
 
-    def pool_option(self, name: str) -> Any:
-        return cast("dict[str, Any]", settings.CACHES[self._alias].get("OPTIONS") or {}).get(name)
+    def option(self, name: str) -> Any:
+        return self.options.get(name)

@@ -19,10 +19,10 @@ from redis import RedisError
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_quota.stores.redis.config import TIMEOUTS
-from django_quota.stores.redis.errors import AllInUseError, ConnectFailedError, is_cut, leaves_a_reply
-from django_quota.stores.redis.sources import Source, async_source, pool_of, sync_source
-from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.breaker import Breaker, Call
+from django_quota.stores.redis.errors import AllInUseError, ConnectFailedError, answered, is_cut, leaves_a_reply
+from django_quota.stores.redis.settings import TIMEOUTS, WhichRedis
+from django_quota.stores.redis.sources import Source, async_source, sync_source
 
 T = TypeVar("T")
 
@@ -62,65 +62,53 @@ def _connecting() -> Iterator[None]:
 
 
 _NOT_ALONE = "it sent more than answers when it was connected"
-_HELD = "Redis did not answer the calls that held the connections"
 
 
 # --- sync -------------------------------------------------------------------------------------------------------------
 
 
-def sync_pool(which: WhichRedis) -> SyncPool:
-    """Return a new pool for a Redis. Raises `ConfigurationError` if its settings are wrong."""
-    pool = pool_of(which)
-    patience = which.pool_option("timeout") or CONNECTION_TIMEOUT
-    return SyncPool(sync_source(pool), min(pool.max_connections, SYNC_CONNECTIONS), patience)
+def sync_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> SyncPool:
+    """Return our connections for a pool of redis-py."""
+    patience = which.option("timeout") or CONNECTION_TIMEOUT
+    return SyncPool(sync_source(pool), min(pool.max_connections, SYNC_CONNECTIONS), patience, breaker)
 
 
 class SyncPool:
     """The connections of all threads. A call that finds none free waits, `patience` seconds at most."""
 
-    def __init__(self, source: Source, max_connections: int, patience: float) -> None:
+    def __init__(self, source: Source, max_connections: int, patience: float, breaker: Breaker) -> None:
         self._source = source
         self._max_connections = max_connections
         self._patience = patience
+        self._breaker = breaker
         self._idle: deque[Any] = deque()
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
             self._permits.put(None)
 
-    def execute(self, command: Command, is_refused: Callable[[], bool] = bool) -> Any:
-        """Send a command once, and return its reply. Raises redis-py's errors, also for error replies.
-
-        `is_refused`: says whether the breaker has opened while the call waited for a connection.
-        """
-        try:
-            self._permits.get_nowait()
-        except Empty:
-            self._wait(is_refused)
-        try:
-            connection = self._connected()
-            try:
-                connection.send_packed_command((pack(command),))
-                reply = connection.read_response()
-            except BaseException as error:
-                if leaves_a_reply(error):  # the next call must not read it
-                    connection.disconnect()
-                else:
-                    self._idle.append(connection)
-                raise
-            self._idle.append(connection)
-            return reply
-        finally:
-            self._permits.put(None)
-
-    def _wait(self, is_refused: Callable[[], bool]) -> None:
+    def execute(self, command: Command) -> Any:
+        """Send a command once, and return its reply. Raises redis-py's errors, also for error replies."""
         try:
             self._permits.get(timeout=self._patience)
         except Empty:
             raise AllInUseError(f"all {self._max_connections} connections are in use") from None
-        if is_refused():
+        try:
+            with Call(self._breaker, answered):  # it may have opened while the call waited
+                connection = self._connected()
+                try:
+                    connection.send_packed_command((pack(command),))
+                    reply = connection.read_response()
+                except BaseException as error:
+                    if leaves_a_reply(error):  # the next call must not read it
+                        connection.disconnect()
+                    else:
+                        self._idle.append(connection)
+                    raise
+                self._idle.append(connection)
+                return reply
+        finally:
             self._permits.put(None)
-            raise AllInUseError(_HELD)
 
     def _connected(self) -> Any:
         while True:
@@ -156,6 +144,8 @@ class SyncPool:
         with suppress(IndexError):
             while True:
                 self._idle.pop().disconnect()
+        for sentinel in self._source.sentinel_clients:
+            sentinel.close()
 
 
 # --- async ------------------------------------------------------------------------------------------------------------
@@ -173,20 +163,19 @@ _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_rea
 """The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
 
 
-def async_pool(which: WhichRedis) -> AsyncPool:
-    """Return a new pool for an event loop; see `sync_pool`."""
-    pool = pool_of(which)
-    most = min(pool.max_connections, which.pool_option("max_connections") or ASYNC_CONNECTIONS)
-    return AsyncPool(async_source(pool), most, which.pool_option("timeout") or CONNECTION_TIMEOUT)
+def async_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> AsyncPool:
+    """Return new connections for an event loop; see `sync_pool`."""
+    most = min(pool.max_connections, which.option("max_connections") or ASYNC_CONNECTIONS)
+    return AsyncPool(async_source(pool), most, which.option("timeout") or CONNECTION_TIMEOUT, breaker)
 
 
 class AsyncPool:
     """The connections of an event loop. A call that finds none free waits, `patience` seconds at most."""
 
-    def __init__(self, source: Source, max_connections: int, patience: float) -> None:
+    def __init__(self, source: Source, max_connections: int, patience: float, breaker: Breaker) -> None:
         self._source = source
         self._patience = patience
-        self._sentinels = source.sentinels.sentinel_manager.sentinels if source.sentinels else ()
+        self._breaker = breaker
         self._idle: list[Any] = []
         self._busy: dict[Any, float] = {}
         """The connections that wait for a reply, each with its deadline (seconds of the loop), in rising order."""
@@ -194,32 +183,36 @@ class AsyncPool:
         self.permits = asyncio.Semaphore(max_connections)
         """One for each connection that a call may use."""
 
-    async def execute(self, command: Command, is_refused: Callable[[], bool] = bool) -> Any:
+    async def execute(self, command: Command) -> Any:
         """Send a command once, and return its reply; see `SyncPool.execute`."""
         if self.permits.locked():
-            await self._wait(is_refused)
+            await self._wait()
         else:
             await self.permits.acquire()
         try:
-            connection = await self._connected()
-            self._watch(connection)
-            try:
-                await connection.send_packed_command((pack(command),))
-                reply = await connection.read_response()
-            except BaseException as error:
-                is_late = self._busy.pop(connection, None) is None
-                if leaves_a_reply(error):
-                    await connection.disconnect(nowait=True)
-                else:
-                    self._idle.append(connection)
-                if is_late and isinstance(error, Exception):
-                    raise RedisTimeoutError("Timeout reading from socket") from None
-                raise
-            self._busy.pop(connection, None)
-            self._idle.append(connection)
-            return reply
+            with Call(self._breaker, answered):
+                return await self._ask(command)
         finally:
             self.permits.release()
+
+    async def _ask(self, command: Command) -> Any:
+        connection = await self._connected()
+        self._watch(connection)
+        try:
+            await connection.send_packed_command((pack(command),))
+            reply = await connection.read_response()
+        except BaseException as error:
+            is_late = self._busy.pop(connection, None) is None
+            if leaves_a_reply(error):
+                await connection.disconnect(nowait=True)
+            else:
+                self._idle.append(connection)
+            if is_late and isinstance(error, Exception):
+                raise RedisTimeoutError("Timeout reading from socket") from None
+            raise
+        self._busy.pop(connection, None)
+        self._idle.append(connection)
+        return reply
 
     def _watch(self, connection: Any) -> None:
         """Cut a connection unless the reply comes in time.
@@ -244,7 +237,7 @@ class AsyncPool:
         if self._is_watching:
             loop.call_at(now + GRACE if late else next(iter(self._busy.values())), self._check, loop, late)
 
-    async def _wait(self, is_refused: Callable[[], bool]) -> None:
+    async def _wait(self) -> None:
         try:
             async with asyncio.timeout(self._patience):
                 await self.permits.acquire()
@@ -252,9 +245,6 @@ class AsyncPool:
             if self.permits.locked():
                 raise AllInUseError(f"all connections of the event loop were in use for {self._patience:g} s") from None
             await self.permits.acquire()  # one came free while something blocked the event loop
-        if is_refused():
-            self.permits.release()
-            raise AllInUseError(_HELD)
 
     async def _connected(self) -> Any:
         while self._idle:
@@ -270,7 +260,7 @@ class AsyncPool:
         """
         loop = asyncio.get_running_loop()
         longest = max(self._source.options[name] for name in TIMEOUTS) + LATE
-        deadline = loop.time() + longest * (1 + len(self._sentinels))
+        deadline = loop.time() + longest * (1 + len(self._source.sentinel_clients))
         try:
             return await self._connect_once()
         except _TIMED_OUT:
@@ -307,7 +297,7 @@ class AsyncPool:
         """Close the idle connections."""
         while self._idle:
             await self._idle.pop().disconnect()
-        for client in self._sentinels:
+        for client in self._source.sentinel_clients:
             await client.aclose(close_connection_pool=True)
 
 

@@ -21,6 +21,7 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -86,14 +87,19 @@ def is_cut(error: BaseException) -> bool:
     return is_ours and any(words in str(error).lower() for words in _CUT)
 
 
-def tells_nothing(error: BaseException) -> bool:
-    """Say whether an error tells nothing about the server: a cut connection tells nothing about the next one."""
-    return is_passthrough(error) or isinstance(error, AllInUseError) or is_cut(error)
+def answered(error: BaseException) -> bool | None:
+    """Say whether the server has answered; None if an error tells nothing: a cut connection says nothing of the next.
 
-
-def is_answer(error: BaseException) -> bool:
-    """Say whether the server has answered: that a slot moves, or any error reply but that a Cluster is down."""
+    An answer is also that a slot moves, and any error reply but that a Cluster is down.
+    """
+    if is_passthrough(error) or isinstance(error, AllInUseError) or is_cut(error):
+        return None
     return isinstance(error, (ResponseError, ClusterError)) and not isinstance(error, ClusterDownError)
+
+
+def answered_plain(error: BaseException) -> bool | None:
+    """Say the same of a block that runs code of the caller, too."""
+    return answered(error) if isinstance(error, (RedisError, OSError)) else None
 
 
 # --- our errors -------------------------------------------------------------------------------------------------------
@@ -199,21 +205,13 @@ def _kind_of(error: BaseException) -> type[StoreUnavailable]:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, InvalidResponse):
-        text = _not_redis(error)
+        text = "what answers there does not speak the protocol of Redis"  # its words may repeat our password
     elif isinstance(error, _MASTER_NOT_FOUND):
         text = _no_primary(str(error))
     else:
         text = str(error).rpartition("of pipeline caused error: ")[2]  # without the command, which redis-py repeats
     text = "".join(sign if sign.isprintable() else " " for sign in without_secrets(text))
     return f"{type(error).__name__}: {text if len(text) <= MAX_REASON_LENGTH else f'{text[:MAX_REASON_LENGTH]}...'}"
-
-
-def _not_redis(error: InvalidResponse) -> str:
-    """Describe a server that is no Redis, without its words: they may repeat our password."""
-    http = re.search(r"HTTP/\d(\.\d)?", str(error))
-    guess = "perhaps HTTP" if 'got "H"' in str(error) else ""  # hiredis tells the first letter only
-    instead = http[0] if http else guess
-    return f"what answers there does not speak the protocol of Redis{f', but {instead}' if instead else ''}"
 
 
 def _no_primary(text: str) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from redis import Redis, RedisError
+from redis import Redis
 
 from django_quota.core.forks import register_fork_aware
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.redis.connections import Command, PoolsByLoop, SyncPool, async_pool, sync_pool
-from django_quota.stores.redis.sources import plain_client, pool_of
-from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.redis.errors import answered_plain
+from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
+from django_quota.stores.redis.sources import pool_of
 
 
 class ServerClient:
@@ -21,37 +21,43 @@ class ServerClient:
 
     def __init__(self, which: WhichRedis) -> None:
         self.breaker = Breaker()
-        self.async_pools = PoolsByLoop(partial(async_pool, which))
+        self.async_pools = PoolsByLoop(lambda: async_pool(pool_of(which), which, self.breaker))
         self._which = which
         self.after_fork()
         register_fork_aware(self)
 
     def after_fork(self) -> None:
         """Start without connections: a forked worker must not write to the sockets of its parent."""
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, tuple[SyncPool, Redis]] = {}
+
+    def _connections(self) -> tuple[SyncPool, Redis]:
+        """Return the connections of all threads, and a client for plain commands, which may take longer."""
+        found = self._made.get("")
+        if found is None:
+            pool = pool_of(self._which)
+            ours = sync_pool(pool, self._which, self.breaker)
+            pool.connection_kwargs.update(with_timeouts(pool.connection_kwargs, PLAIN_TIMEOUT))
+            found = self._made.setdefault("", (ours, Redis(connection_pool=pool)))
+        return found
 
     @property
     def pool(self) -> SyncPool:
         """The connections of all threads."""
-        found: SyncPool = self._made.get("pool") or self._made.setdefault("pool", sync_pool(self._which))
-        return found
+        return self._connections()[0]
 
     def execute(self, command: Command) -> Any:
         """Send a command once, and return its reply. Raises redis-py's error for an error reply, too."""
-        with Call(self.breaker) as call:
-            return self.pool.execute(command, call.is_refused)
+        return self.pool.execute(command)
 
     async def aexecute(self, command: Command) -> Any:
         """Send a command; see `execute`."""
-        pool = await self.async_pools.get()
-        with Call(self.breaker) as call:
-            return await pool.execute(command, call.is_refused)
+        return await (await self.async_pools.get()).execute(command)
 
     @contextmanager
     def commands(self) -> Iterator[Redis]:
         """Lend a client for plain commands on this server alone."""
-        with Call(self.breaker, only=(RedisError, OSError)) as call:
-            client = self._made.get("plain") or self._made.setdefault("plain", plain_client(pool_of(self._which)))
+        with Call(self.breaker, answered_plain) as call:
+            client = self._connections()[1]
             if call.is_probe:  # calls within the block would be refused until it has ended
                 client.eval("return 1", 0)
                 self.breaker.succeeded()
@@ -59,7 +65,8 @@ class ServerClient:
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
-        made = self._made.pop("pool", None)
+        made = self._made.get("")
         self.after_fork()
         if made is not None:
-            made.close()
+            made[0].close()
+            made[1].connection_pool.disconnect()

@@ -6,21 +6,17 @@ connect as redis-py does: TLS, unix sockets, Sentinel, passwords, and whatever e
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from copy import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import redis.asyncio as aioredis
-from redis import Connection, Redis, SSLConnection, UnixDomainSocketConnection, sentinel
+from redis import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection, sentinel
 from redis.asyncio import sentinel as aiosentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_quota.core.errors import ConfigurationError
-from django_quota.stores.redis.config import ANSWER_TIMEOUT, PLAIN_TIMEOUT, TIMEOUTS, with_timeouts
-from django_quota.stores.redis.config_checks import option_problem
-from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT, TIMEOUTS, WhichRedis, known_options, with_timeouts
+from django_quota.stores.redis.urls import Address
 
 _ASYNC: Mapping[type[Any], type[Any]] = {
     Connection: aioredis.Connection,
@@ -52,6 +48,11 @@ class Source(NamedTuple):
         """Return a new connection, which is not connected yet."""
         return self.connection_class(**self.options)
 
+    @property
+    def sentinel_clients(self) -> Sequence[Any]:
+        """redis-py's clients of the sentinels."""
+        return self.sentinels.sentinel_manager.sentinels if self.sentinels else ()
+
     def leads_elsewhere(self, connection: Any) -> bool:
         """Say whether Sentinel has named another primary. The pool's own answer does not work in a forked worker."""
         pool = self.sentinels
@@ -59,13 +60,19 @@ class Source(NamedTuple):
 
 
 def pool_of(which: WhichRedis) -> Any:
-    """Return redis-py's pool of a Redis. Raises `ConfigurationError` if its settings are wrong."""
-    problem = which.problem() or option_problem(which)
-    if problem is not None:
-        raise ConfigurationError(problem.message, problem.hint)
-    pool = which.pool()
+    """Return a new pool of redis-py. Raises `ConfigurationError` if the settings are wrong.
+
+    It asks each sentinel once, with the time-outs of Redis itself unless the settings say otherwise. By default,
+    redis-py waits several times, for seconds, for a sentinel that hangs.
+    """
+    which.raise_problem()
+    pool = which.new_pool()
     if _has_sentinels(pool):
-        _ask_sentinels_once(pool, which.sentinel_options())
+        given = {**pool.connection_kwargs, **pool.sentinel_manager.sentinel_kwargs}
+        for each in pool.sentinel_manager.sentinels:
+            timeouts = {name: given.get(name) or ANSWER_TIMEOUT for name in TIMEOUTS}
+            each.connection_pool.connection_kwargs.update(timeouts)
+            each.set_retry(Retry(NoBackoff(), 0))
     return pool
 
 
@@ -73,16 +80,19 @@ def _has_sentinels(pool: Any) -> bool:
     return isinstance(pool, sentinel.SentinelConnectionPool)
 
 
-def _ask_sentinels_once(pool: Any, given: Mapping[str, Any] | None) -> None:
-    """Ask each sentinel once, with the time-outs of Redis itself, unless the alias says otherwise.
+def pool_from(options: Mapping[str, Any]) -> ConnectionPool:
+    """Return a pool of connections with these options, to a server or a socket."""
+    options = dict(options)
+    if "unix_socket_path" in options:
+        options.update(path=options.pop("unix_socket_path"), connection_class=UnixDomainSocketConnection)
+    is_encrypted = options.pop("ssl", False)
+    return ConnectionPool(**{"connection_class": SSLConnection if is_encrypted else Connection, **options})
 
-    By default, redis-py waits several times, for seconds, for a sentinel that hangs.
-    """
-    timeouts = pool.connection_kwargs if given is None else given
-    retry = (given or {}).get("retry") or Retry(NoBackoff(), 0)
-    for each in pool.sentinel_manager.sentinels:
-        each.connection_pool.connection_kwargs.update({name: timeouts.get(name) or ANSWER_TIMEOUT for name in TIMEOUTS})
-        each.set_retry(retry)
+
+def pool_of_server(address: Address, options: Mapping[str, Any]) -> ConnectionPool:
+    """Return a pool of connections to one server of a Cluster."""
+    its_own = {name: value for name, value in options.items() if name != "startup_nodes"}
+    return pool_from({**its_own, "host": address.host, "port": int(address.port)})
 
 
 def sync_source(pool: Any) -> Source:
@@ -107,12 +117,7 @@ def async_source(pool: Any) -> Source:
 
 def _async_source(pool: Any) -> Source:
     made = next((_ASYNC[each] for each in pool.connection_class.__mro__ if each in _ASYNC), aioredis.Connection)
-    known = {
-        name
-        for each in made.__mro__
-        if "__init__" in vars(each)
-        for name in inspect.signature(vars(each)["__init__"]).parameters
-    }
+    known = known_options(made)
     options = {
         name: value
         for name, value in _options(pool).items()
@@ -126,13 +131,3 @@ def _options(pool: Any) -> dict[str, Any]:
     options = with_timeouts(pool.connection_kwargs)
     kept = {name: value for name, value in options.items() if not name.startswith(_LEFT_OUT)}
     return {**kept, "decode_responses": False}
-
-
-def plain_client(pool: Any) -> Redis:
-    """Return a client for plain commands over this pool; if it has no time-outs, over a similar pool with some."""
-    options = with_timeouts(pool.connection_kwargs, PLAIN_TIMEOUT)
-    if any(options[name] != pool.connection_kwargs.get(name) for name in TIMEOUTS):
-        pool = copy(pool)
-        pool.connection_kwargs = options
-        pool.reset()
-    return Redis(connection_pool=pool)

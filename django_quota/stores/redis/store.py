@@ -12,9 +12,9 @@ from redis.exceptions import NoScriptError
 
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import all_well
-from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
+from django_quota.stores.redis.errors import translate_error, translated
 from django_quota.stores.redis.server_client import ServerClient
-from django_quota.stores.redis.which import WhichRedis
+from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.scanning import scan
 
 Server = Any
@@ -49,15 +49,11 @@ class RedisStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
-        try:
+        with translated():
             try:
                 reply = self.server.execute(operation.command(now))
             except NoScriptError:
                 reply = self.server.execute(operation.in_full(now))
-        except BaseException as error:
-            if is_passthrough(error):
-                raise
-            raise translate_error(error) from None
         return operation.read_reply(reply)
 
     @contextmanager
@@ -94,18 +90,21 @@ class RedisStore:
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that holds them: one pipeline can serve all keys of one server."""
-        found = list(keys)
-        return {None: found} if found else {}
+        found: dict[Server, list[str]] = {}
+        for key in keys:
+            found.setdefault(self.server_of(key), []).append(key)
+        return found
 
     def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
         """Return the reply to a command on each key, for example `("HKEYS",)`: one round trip for each server."""
-        if not keys:
-            return []
-        with self.commands() as client, client.pipeline(transaction=False) as lent:
-            pipeline: Any = lent  # redis-py leaves it untyped
-            for key in keys:
-                pipeline.execute_command(*command, key)
-            return list(pipeline.execute())
+        found: dict[str, Any] = {}
+        for server, its_keys in self.by_server(keys).items():
+            with self.commands(server) as client, client.pipeline(transaction=False) as lent:
+                pipeline: Any = lent  # redis-py leaves it untyped
+                for key in its_keys:
+                    pipeline.execute_command(*command, key)
+                found.update(zip(its_keys, pipeline.execute(), strict=True))
+        return [found[key] for key in keys]
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one script in one round trip. Each is atomic, all together are not."""
@@ -129,15 +128,11 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
-        try:
+        with translated():
             try:
                 reply = await self.server.aexecute(operation.command(now))
             except NoScriptError:
                 reply = await self.server.aexecute(operation.in_full(now))
-        except BaseException as error:
-            if is_passthrough(error):
-                raise
-            raise translate_error(error) from None
         return operation.read_reply(reply)
 
     def close(self) -> None:
