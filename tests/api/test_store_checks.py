@@ -14,8 +14,7 @@ from django_redis.pool import ConnectionFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import once, quota
-from django_quota.exceptions import ConfigurationError
+from django_quota import quota
 from tests.support.findings import REDIS, TIMEOUTS, findings, ids
 from tests.support.stores import CLUSTER_CLIENT
 
@@ -24,7 +23,6 @@ SENTINEL: dict[str, Any] = {
     "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
     "SENTINELS": [("10.0.0.1", 26379)],
 }
-_OPTIONS_HINT = 'paths that lead to classes, and SENTINELS as [("10.0.0.1", 26379)].'
 NO_TIMES = [-1, 0, -0.0, "0.25", True, False, math.nan, math.inf, [1], 10**400, 1e300, ""]
 
 
@@ -37,76 +35,50 @@ def found_in(location: str = "redis://127.0.0.1:1/0", **options: Any) -> list[Ch
 
 
 @pytest.mark.parametrize("value", NO_TIMES, ids=lambda value: repr(value)[:10])
-@pytest.mark.parametrize("name", ["SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"])
-def test_e013_a_timeout_that_no_socket_can_wait_for(name: str, value: Any) -> None:
-    (found,) = found_in(**{name: value})  # django-redis ignores false values, and refuses those of other types itself
+def test_e013_a_timeout_that_no_socket_can_wait_for(value: Any) -> None:
+    (found,) = found_in(SOCKET_TIMEOUT=value)  # django-redis ignores false values, and refuses those of other types
     assert found.id in ("django_quota.E013", "django_quota.E014" if value else "django_quota.W007")
     for (error,) in (
-        found_in(CONNECTION_POOL_KWARGS={name.lower(): value}),
-        found_in(**SENTINEL, SENTINEL_KWARGS={name.lower(): value}),
+        found_in(CONNECTION_POOL_KWARGS={"socket_connect_timeout": value}),
+        found_in(**SENTINEL, SENTINEL_KWARGS={"socket_timeout": value}),
     ):
         assert error.id == "django_quota.E013"
-        assert error.msg.startswith(name.lower())
         assert repr(value)[:10] in error.msg
         assert error.hint == "Use a number of seconds above 0, for example 0.25."
 
 
-@pytest.mark.parametrize("location", ["redis://127.0.0.1:1/cache", "rediss://:secret@redis/0x?db=2"])
-def test_e004_a_database_that_is_no_number(location: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["redis://:12,wort@h/0", "redis://:12,wort,x@h/0", ["redis://a/0", "redis://:1#wort@h"], "redis://a,b"]
+)
+def test_e004_all_urls_of_a_location_are_checked(location: Any) -> None:
     (found,) = found_in(location)
     assert found.id == "django_quota.E004"
-    assert "which is not a number: redis-py would use 0" in found.msg
-    assert "secret" not in found.msg
-
-
-@pytest.mark.parametrize("location", ["redis://127.0.0.1:1", "redis://127.0.0.1:1/", "redis://127.0.0.1:1/12?db=3"])
-def test_a_database_that_is_a_number_or_left_out_is_fine(location: str) -> None:
-    assert found_in(location) == []
+    assert "wort" not in found.msg
+    assert found_in("redis://a/0, redis://b/0") == []
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("options", "words"),
     [
-        *(({"max_connections": number}, '"max_connections" must be a positive integer') for number in (-1, "5", 2.5)),
-        *((wrong, "") for wrong in (None, [1], "x")),
+        ({"CONNECTION_POOL_KWARGS": {"max_conections": 5}}, "'max_conections'"),
+        ({"CONNECTION_POOL_KWARGS": {"max_connections": -1}}, '"max_connections" must be a positive integer'),
+        ({"CONNECTION_POOL_KWARGS": [1]}, "TypeError"),
+        ({"CONNECTION_POOL_CLASS": "nowhere.Pool"}, "No module named 'nowhere'"),
+        ({**SENTINEL, "SENTINEL_KWARGS": {"pasword": "x"}}, "'pasword'"),
+        ({**SENTINEL, "SENTINELS": ["10.0.0.1:26379"]}, "unpack"),
+        ({"CLIENT_CLASS": CLUSTER_CLIENT, "CONNECTION_POOL_KWARGS": {"hots": "a"}}, "'hots'"),
     ],
 )
-def test_e014_options_of_connections_that_redis_py_refuses(value: Any, words: str) -> None:
-    (found,) = found_in(CONNECTION_POOL_KWARGS=value)
-    assert found.id == "django_quota.E014"
-    assert words in found.msg
-
-
-@pytest.mark.parametrize("value", ["0.25", [1]], ids=repr)
-def test_the_error_of_a_call_with_a_wrong_timeout_is_that_of_the_check(value: Any) -> None:
-    (found,) = found_in(SOCKET_TIMEOUT=value)
-    with override_settings(CACHES=of(SOCKET_TIMEOUT=value)), pytest.raises(ConfigurationError) as caught:
-        once("a", "b")
-    assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "hint"),
-    [
-        ({"CONNECTION_POOL_KWARGS": {"max_conections": 5}}, "'max_conections'", "Did you mean 'max_connections'?"),
-        ({"CONNECTION_POOL_KWARGS": {"nonsense": 5}}, "'nonsense'", "Remove it: redis-py knows no such option."),
-        ({"CONNECTION_POOL_CLASS": "nowhere.Pool"}, "No module named 'nowhere'", _OPTIONS_HINT),
-        ({**SENTINEL, "SENTINEL_KWARGS": {"pasword": "x"}}, "'pasword'", "Did you mean 'password'?"),
-        ({**SENTINEL, "SENTINELS": ["10.0.0.1:26379"]}, "unpack", _OPTIONS_HINT),
-        ({"CLIENT_CLASS": CLUSTER_CLIENT, "CONNECTION_POOL_KWARGS": {"hots": "a"}}, "'hots'", "Did you mean 'host'?"),
-    ],
-)
-def test_e014_no_connection_can_be_made_with_these_options(options: dict[str, Any], words: str, hint: str) -> None:
+def test_e014_no_connection_can_be_made_with_these_options(options: dict[str, Any], words: str) -> None:
     (found,) = found_in(**options)
     assert found.id == "django_quota.E014"
     assert words in found.msg
-    assert str(found.hint).endswith(hint)
+    assert "Give CONNECTION_POOL_KWARGS options of redis.Connection" in str(found.hint)
 
 
-def test_e014_rediss_behind_sentinel_has_a_hint() -> None:
+def test_e014_tls_behind_sentinel_is_an_option_of_the_pool() -> None:
     (found,) = found_in("rediss://:geheim@mymaster/0", **SENTINEL)
     assert found.id == "django_quota.E014"
-    assert "rediss:// behind Sentinel" in str(found.hint)
     assert '"CONNECTION_POOL_KWARGS": {"ssl": True}' in str(found.hint)
     assert "geheim" not in f"{found.msg} {found.hint}"
     assert found_in("redis://:geheim@mymaster/0", **SENTINEL, CONNECTION_POOL_KWARGS={"ssl": True}) == []
@@ -124,11 +96,6 @@ def test_e014_rediss_behind_sentinel_has_a_hint() -> None:
 )  # fmt: skip
 def test_right_options_have_no_findings(options: dict[str, Any]) -> None:
     assert found_in(**options) == []
-
-
-def test_a_cluster_has_its_own_factory_whatever_the_other_aliases_take(settings: Any) -> None:
-    settings.DJANGO_REDIS_CONNECTION_FACTORY = SENTINEL["CONNECTION_FACTORY"]
-    assert found_in(CLIENT_CLASS=CLUSTER_CLIENT) == []
 
 
 def test_a_check_changes_no_pools_and_no_settings() -> None:
@@ -208,9 +175,3 @@ def test_check_deploy_names_the_rules_that_no_view_and_no_match_applies(settings
         assert (note.id, note.level) == ("django_quota.W039", INFO)
         assert "has 'typo', 'code' without \"match\"" in note.msg
         assert run_checks(tags=["django_quota"]) == []
-
-
-def test_check_deploy_reports_wrong_values_once() -> None:
-    with override_settings(QUOTA={"ENABLED": 1, "STORE": "x"}, CACHES=of()):
-        deploying = run_checks(tags=["django_quota"], include_deployment_checks=True)
-    assert [found.id for found in deploying] == ["django_quota.E002"] * 2

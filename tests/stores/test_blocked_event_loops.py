@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
+from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import LATE, AsyncPool
 from django_quota.stores.redis.sources import Source
@@ -38,7 +39,7 @@ def hold_up(seconds: float) -> None:
 
 def pool_to(server: RedisServer, seconds: float) -> AsyncPool:
     options = {"path": server.url.removeprefix("unix://"), "socket_timeout": seconds, "socket_connect_timeout": 60}
-    return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0)
+    return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0, Breaker())
 
 
 async def connected_pool(server: RedisServer, seconds: float, count: int = 1) -> tuple[AsyncPool, list[Any]]:
@@ -50,9 +51,6 @@ async def connected_pool(server: RedisServer, seconds: float, count: int = 1) ->
 
 def its_socket(connection: Any) -> Any:
     return connection._writer.get_extra_info("socket")
-
-
-# --- a reply ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [("PING",), ("LRANGE", "long", 0, -1), ("GET", "long")], ids=lambda words: words[0])
@@ -78,20 +76,6 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_read(
     assert wanted.get(str(command[0]), isinstance(reply, ResponseError))
 
 
-def test_a_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) -> None:
-    del raw
-
-    async def read() -> None:
-        pool, (connection,) = await connected_pool(redis_server, 0.02)
-        with pytest.raises(RedisTimeoutError):
-            await pool.execute(("BLPOP", "nothing", 60))
-        assert not connection.is_connected
-        assert pool._idle == []
-        assert pool.permits._value == 50
-
-    asyncio.run(read())
-
-
 def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) -> None:
     """One timer watches all connections: those that began while it ran, and those after it had nothing to watch."""
     del raw
@@ -108,6 +92,7 @@ def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Red
         calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert not any(connection.is_connected for connection in taken)
+        assert (pool._idle, pool.permits._value) == ([], 50)
         return found
 
     assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 3
@@ -136,13 +121,10 @@ def test_a_task_can_be_cancelled_after_its_time_is_over(
     asyncio.run(read())
 
 
-# --- a connection ----------------------------------------------------------------------------------------------------
-
-
 class Connecting:
     """Makes connections whose first try fails, and may block the loop meanwhile. It is its connections, too."""
 
-    sentinels = None
+    sentinel_clients = ()
     options = {"socket_timeout": -LATE, "socket_connect_timeout": 0.05 - LATE}  # noqa: RUF012 — 0.05 s at most
 
     def __init__(self, error: Exception, blocked: float) -> None:
@@ -169,32 +151,31 @@ class Connecting:
 
     def pool(self) -> AsyncPool:
         source: Any = self
-        return AsyncPool(source, 1, 0.05)
+        return AsyncPool(source, 1, 0.05, Breaker())
 
 
 TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), TimeoutError("late")]
 
 
-@pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
-def test_connecting_is_tried_again_if_the_loop_was_blocked(error: Exception) -> None:
-    made = Connecting(error, blocked=0.06)
-    assert asyncio.run(made.pool()._connected()) is made
-
-
-@pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
-def test_connecting_that_times_out_by_itself_is_not_tried_again(error: Exception) -> None:
-    made = Connecting(error, blocked=0.0)
-    with pytest.raises(type(error)):
-        asyncio.run(made.pool()._connected())
-    assert made.times == 1
-
-
-@pytest.mark.parametrize("error", [RedisConnectionError("cut"), OSError("refused")], ids=repr)
-def test_connecting_that_fails_without_a_timeout_is_not_tried_again(error: Exception) -> None:
-    made = Connecting(error, blocked=0.06)
-    with pytest.raises(type(error)):
-        asyncio.run(made.pool()._connected())
-    assert made.times == 1
+@pytest.mark.parametrize(
+    ("error", "blocked", "times"),
+    [
+        *((error, 0.06, 2) for error in TIMED_OUT),
+        *((error, 0.0, 1) for error in TIMED_OUT),
+        *((error, 0.06, 1) for error in (RedisConnectionError("cut"), OSError("refused"))),
+    ],
+    ids=repr,
+)
+def test_connecting_is_tried_again_only_if_it_timed_out_while_the_loop_was_blocked(
+    error: Exception, blocked: float, times: int
+) -> None:
+    made = Connecting(error, blocked)
+    if times == 2:
+        assert asyncio.run(made.pool()._connected()) is made
+    else:
+        with pytest.raises(type(error)):
+            asyncio.run(made.pool()._connected())
+    assert made.times == times
 
 
 def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() -> None:
@@ -203,7 +184,7 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     async def run() -> None:
         pool = Connecting(RedisConnectionError("cut"), blocked=0.0).pool()
         await pool.permits.acquire()
-        waiting = asyncio.ensure_future(pool._wait(bool))
+        waiting = asyncio.ensure_future(pool._wait())
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.04, pool.permits.release)
         hold_up(0.2)
@@ -211,9 +192,6 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
         assert pool.permits.locked()
 
     asyncio.run(run())
-
-
-# --- whole decisions --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["one", thorough("topology", "sentinel")])

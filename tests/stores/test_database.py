@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from django.db import connection, connections, transaction
 
-from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek, reset
+from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek
 from django_quota.core.errors import (
     StoreDataError,
     StoreOutOfMemory,
@@ -35,7 +35,6 @@ from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
-from django_quota.stores.database.states import Row
 from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
 from tests.support.commands import wait_until
 from tests.support.databases import default_database, running_pgbouncer
@@ -70,19 +69,13 @@ def hit(_: object = None, subject: str = SUBJECT) -> bool:
     return bool(decision)
 
 
-# --- exact ------------------------------------------------------------------------------------------------------------
-
-
-def test_racing_threads_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
-    with ThreadPoolExecutor(32) as threads:
-        assert sum(threads.map(hit, range(32 * 10))) == LIMIT
-
-
-def test_racing_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
+def test_racing_threads_and_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
     async def race() -> int:
-        decisions = await asyncio.gather(*(acheck(f"{LIMIT}/h", SUBJECT) for _ in range(200)))
+        decisions = await asyncio.gather(*(acheck(f"{LIMIT}/h", "user:1", name="hot") for _ in range(100)))
         return sum(map(bool, decisions))
 
+    with ThreadPoolExecutor(32) as threads:
+        assert sum(threads.map(hit, range(200))) == LIMIT
     assert asyncio.run(race()) == LIMIT
 
 
@@ -137,30 +130,17 @@ def test_money_is_moved_and_never_made(store: DatabaseStore) -> None:
     assert min(totals) >= 0
 
 
-# --- whose transaction ------------------------------------------------------------------------------------------------
-
-
-def test_a_request_that_is_rolled_back_has_counted(store: DatabaseStore) -> None:
+def test_a_hit_is_no_part_of_the_request_s_transaction(store: DatabaseStore, django_assert_num_queries: Any) -> None:
     with transaction.atomic():
         QuotaEvent.objects.create(batch=0, at=0, data="[]")  # the request has written, and keeps its lock
-        assert hit()
-        transaction.set_rollback(True)
-    assert not QuotaEvent.objects.exists()
-    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 1
-
-
-def test_a_transaction_of_the_request_holds_no_subject(store: DatabaseStore) -> None:
-    with transaction.atomic():
-        connection.cursor().execute("SELECT 1")
-        assert hit()
-        with ThreadPoolExecutor(1) as thread:
+        with django_assert_num_queries(0):
+            assert hit()
+        with ThreadPoolExecutor(1) as thread:  # it holds no subject
             assert thread.submit(hit).result()
         QuotaEvent.objects.create(batch=0, at=0, data="[]")  # SQLite has counted meanwhile, and takes it all the same
-
-
-def test_no_query_of_the_request_is_ours(store: DatabaseStore, django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(0):
-        hit()
+        transaction.set_rollback(True)
+    assert not QuotaEvent.objects.exists()
+    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT - 2
 
 
 class _Waiting(Operation):
@@ -175,38 +155,6 @@ class _Waiting(Operation):
         assert self.let_go.wait(60)
 
 
-def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseStore) -> None:
-    """More threads wait for the held subject than the process has connections."""
-    held = _Waiting(status_key("quota", SUBJECT))
-    with ThreadPoolExecutor(CONNECTIONS + 4) as threads:
-        holding = threads.submit(on_postgres.run, held)
-        assert held.begun.wait(60)
-        waiting = [threads.submit(hit) for _ in range(CONNECTIONS + 2)]
-        assert all(hit(subject=f"ip:198.51.100.{number}") for number in range(200))
-        assert not any(each.done() for each in waiting)
-        assert peek("5/m", SUBJECT).remaining == 5  # who only looks waits for nobody
-        held.let_go.set()
-        assert all(each.result() for each in waiting)
-        holding.result()
-
-
-@pytest.mark.thorough("scale")
-def test_5000_subjects_wait_for_none_of_5000_that_a_transaction_holds(
-    on_postgres: DatabaseStore, postgres: dict[str, Any]
-) -> None:
-    """It has their locks, and has written their rows. Who waited for one of them would wait until its time is up."""
-    held, free = ([f"user:{name}{number}" for number in range(5_000)] for name in ("held", "free"))
-    keys = [status_key("quota", subject) for subject in held]
-    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres") as other:
-        other.execute("; ".join(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(key))})" for key in keys))
-        other.execute(sql.upsert([Row(key, "1", 10**18) for key in keys]))
-        with ThreadPoolExecutor(CONNECTIONS) as threads:
-            assert all(threads.map(lambda subject: hit(subject=subject), free))
-        assert other.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
-        other.rollback()
-    assert hit(subject=held[0])
-
-
 def test_another_process_that_holds_a_subject_is_waited_for_until_the_time_is_up(
     on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +166,19 @@ def test_another_process_that_holds_a_subject_is_waited_for_until_the_time_is_up
     assert not on_postgres.breaker.has_failed
 
 
-# --- two round trips --------------------------------------------------------------------------------------------------
+def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseStore) -> None:
+    """More threads wait for the held subject than the process has connections."""
+    held = _Waiting(status_key("quota", SUBJECT))
+    with ThreadPoolExecutor(CONNECTIONS + 4) as threads:
+        holding = threads.submit(on_postgres.run, held)
+        assert held.begun.wait(60)
+        waiting = [threads.submit(hit) for _ in range(CONNECTIONS + 2)]
+        assert all(hit(subject=f"ip:198.51.100.{number}") for number in range(10))
+        assert not any(each.done() for each in waiting)
+        assert peek("5/m", SUBJECT).remaining == 5  # who only looks waits for nobody
+        held.let_go.set()
+        assert all(each.result() for each in waiting)
+        holding.result()
 
 
 @pytest.fixture
@@ -236,15 +196,10 @@ def sent(on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 def test_a_decision_is_two_messages_and_a_look_is_one(sent: list[str]) -> None:
-    hit()
+    check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
     assert len(sent) == 2
     peek("5/m", SUBJECT)
     assert len(sent) == 3
-
-
-def test_several_limits_of_several_subjects_are_two_messages_as_well(sent: list[str]) -> None:
-    check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
-    assert len(sent) == 2
 
 
 def test_no_session_remembers_anything(on_postgres: DatabaseStore, sent: list[str]) -> None:
@@ -317,9 +272,6 @@ def test_behind_a_pgbouncer_each_hit_counts_once_and_nothing_stays_in_a_session(
 
 OF_PGBOUNCER = {"application_name", "client_encoding", "DateStyle", "standard_conforming_strings", "TimeZone"}
 """The settings that PgBouncer itself sets in a session, to those of its client."""
-
-
-# --- the database goes wrong ------------------------------------------------------------------------------------------
 
 
 def end_all_sessions(server: dict[str, Any]) -> None:
@@ -441,13 +393,10 @@ def test_tables_that_are_missing_are_a_clear_error(on_postgres: DatabaseStore) -
 def test_another_value_in_a_row_is_an_error_that_names_the_key(store: DatabaseStore) -> None:
     key = "quota:1:{user:1}:c:clicks"
     store.run(Set([key], 5, 10**12))
-    with store._lent() as lent:
-        lent.connection.begin((), sql.select((), lent.connection.now))
-        lent.connection.commit([f"UPDATE {sql.STATES} SET value = 'nonsense'"])
-    with pytest.raises(StoreDataError, match="clicks"):
-        store.run(Get(key))
-    with pytest.raises(StoreDataError, match="clicks"):
-        store.run(Set([key], 6, 10**12))
+    store.write(lambda _: f"UPDATE {sql.STATES} SET value = 'nonsense' RETURNING 1")
+    for operation in (Get(key), Set([key], 6, 10**12)):
+        with pytest.raises(StoreDataError, match="clicks"):
+            store.run(operation)
     assert hit()
 
 
@@ -478,9 +427,6 @@ def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> No
     assert store.run(Get("quota:1:{user:1}:c:a")) == [1, "0"]
 
 
-# --- SQLite -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -497,30 +443,12 @@ def test_sqlite_keeps_states_in_a_file_of_their_own(name: object, file: str, mon
     assert file_of("default") == file
 
 
-def test_a_database_in_memory_keeps_its_states_in_memory(settings: Any, tmp_path: Path) -> None:
-    settings.QUOTA = {"STORE": "database"}
-    with ThreadPoolExecutor(8) as threads:
-        assert sum(threads.map(hit, range(80))) == LIMIT
-    assert not list(Path.cwd().glob("*quota*sqlite*"))
-
-
 def test_the_table_of_a_model_is_the_table_of_the_store() -> None:
     tables = [model._meta.db_table for model in (QuotaState, QuotaEvent, QuotaBan)]
     assert tables == [sql.STATES, sql.EVENTS, sql.BANS]
     assert [field.column for field in QuotaState._meta.fields] == ["id", "key", "value", "expires", "hour"]
     assert [field.column for field in QuotaEvent._meta.fields] == ["id", "log", "batch", "at", "data"]
     assert [field.column for field in QuotaBan._meta.fields] == ["id", "log", "subject", "rule", "until"]
-
-
-# --- the rest of what a store does ------------------------------------------------------------------------------------
-
-
-def test_locks_and_resets(store: DatabaseStore) -> None:
-    with lock("import", subject="user:1"), pytest.raises(QuotaExceeded), lock("import", subject="user:1"):
-        pass
-    assert hit()
-    assert reset(Rule.make("hot", f"{LIMIT}/h"), SUBJECT)
-    assert peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining == LIMIT
 
 
 def test_no_redis_package_is_imported() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +14,9 @@ from django_quota import once
 from django_quota.adapters import digest
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
-from tests.faults.sockets import saying
 from tests.support.clusters import Cluster
 from tests.support.outages import FAILURES, due_breaker, fail, new_breaker
-from tests.support.sentinels import behind, times_called
-from tests.support.steps import Clock
-from tests.support.stores import caches, forget_connections, redis_store
+from tests.support.stores import caches, redis_store
 
 PLAIN_TIMEOUT = 2.0
 """Seconds that the admin and the commands wait where the alias sets none: docs/redis.md."""
@@ -38,26 +33,10 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
         assert client.ping()
         assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
     assert timeouts_of(get_redis_connection("default")) == (None, None)
-
-
-def test_timeouts_of_the_alias_win(redis_server: RedisServer, settings: Any) -> None:
-    settings.CACHES = caches(redis_server)
-    with redis_store().commands() as client:
-        assert client.connection_pool is get_redis_connection("default").connection_pool
     alias = settings.CACHES["default"]
     settings.CACHES = {"default": {**alias, "OPTIONS": {"SOCKET_TIMEOUT": 9}}}
-    forget_connections()
     with redis_store().commands() as client:
         assert timeouts_of(client) == (9, PLAIN_TIMEOUT)
-
-
-def test_plain_commands_behind_sentinel_go_to_the_primary(sentinel_port: int, settings: Any) -> None:
-    settings.CACHES = {"default": {**behind(sentinel_port), "LOCATION": "redis://quotas/3"}}
-    with redis_store().commands() as client:
-        client.set("a", "b")
-        assert client.info("replication")["role"] == "master"
-        assert set(client.info("keyspace")) == {"db3"}
-        assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
 
 
 def test_each_server_of_a_cluster_has_timeouts(cluster: Cluster, settings: Any) -> None:
@@ -70,36 +49,15 @@ def test_each_server_of_a_cluster_has_timeouts(cluster: Cluster, settings: Any) 
     djangos["default"].set("a", 1)
 
 
-@pytest.fixture
-def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[socket.socket]:
-    """A server that takes connections and says nothing; the alias waits for it a little while."""
-    place = tmp_path_factory.mktemp("m") / "s"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(place))
-        listener.listen(64)
-        settings.CACHES = caches(RedisServer(f"unix://{place}", 0, Path()), socket_timeout=0.05)
-        yield listener
-
-
-def test_a_server_that_hangs_opens_the_breaker(mute: socket.socket) -> None:
-    found = redis_store()
-    new_breaker(Clock())
+@pytest.mark.parametrize("place", ["redis_cache", "cluster"])
+def test_an_error_of_the_caller_stays_as_it_is_and_counts_as_no_failure(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(place)
     for _ in range(FAILURES):
-        with pytest.raises(StoreUnavailable), found.commands() as client:
-            client.ping()
-    assert found.server.breaker.is_open
-    times_called(mute)
-    with pytest.raises(StoreUnavailable, match="several times in a row"), found.commands() as client:
-        client.ping()
-    assert times_called(mute) == 0
-
-
-def test_an_error_of_the_caller_does_not_count_as_a_failure(redis_cache: RedisServer) -> None:
-    breaker = due_breaker()
-    for _ in range(FAILURES):
-        with pytest.raises(LookupError), redis_store().commands():
-            raise LookupError
-        assert not breaker.is_open  # the server has answered before the block began
+        with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:
+            int(f"abc{client.time()}")
+    assert not redis_store().is_refusing()
 
 
 def test_an_error_reply_shows_that_the_server_is_there(redis_cache: RedisServer, raw: Any) -> None:
@@ -110,19 +68,6 @@ def test_an_error_reply_shows_that_the_server_is_there(redis_cache: RedisServer,
         client.hgetall("a")
     fail(breaker, FAILURES - 1)
     assert not breaker.is_open
-
-
-@pytest.mark.parametrize("words", [b"%1\r\n:1\r\n:1\r\n", b"?\r\n"])
-def test_a_server_that_is_no_redis_raises_store_unavailable(words: bytes, settings: Any) -> None:
-    with saying(words) as port:
-        settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{port}/0", 0, Path()), socket_timeout=5)
-        with pytest.raises(StoreUnavailable), redis_store().commands() as client:
-            client.info("memory")
-
-
-def test_an_error_of_the_caller_stays_as_it_is(redis_cache: RedisServer) -> None:
-    with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:
-        int(f"abc{client.ping()}")
 
 
 def asks_within(kind: str, value: str = "1") -> None:
