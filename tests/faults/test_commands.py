@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.core.management import CommandError, call_command, get_commands, load_command_class
+from django.core.management import CommandError, call_command, load_command_class
 
 from django_quota import check
 from django_quota.testing import server_programs
@@ -115,12 +114,14 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
 ) -> None:
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url)) as manage:
-        process = manage.start(*words, stderr=stderr)
-        seen = ("xautoclaim", "xreadgroup", "xrange", "xrevrange", "xgroup")
-        wait_until(lambda: any(client["cmd"].startswith(seen) for client in used.client.client_list()))
         with fault_named("refused").inject(used):
+            process = manage.start(*words, stderr=stderr)
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
+        check("1/m", "user:late", name="late", cost=2)
+        assert process.stdout is not None
+        while "late" not in process.stdout.readline():
+            pass
         waits = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
         assert len(waits) == len(set(waits))
         with fault_named("wrong-password").inject(used):
@@ -153,11 +154,6 @@ def test_a_command_ends_quietly_if_its_reader_has_left(
     assert not re.search("Traceback|Exception|BrokenPipe", stderr.read_text())
 
 
-def test_the_faults_meet_every_command() -> None:
-    ours = {name for name, app in get_commands().items() if app == "django_quota"}
-    assert {words[0] for words in COMMANDS.values()} == ours - {"quota_replay", "quota_override"}  # which ask no Redis
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("name", ["events", *(thorough("processes", name) for name in ("status", "reset", "sweep"))])
 def test_a_command_whose_output_does_not_fit_says_so_in_one_line(
@@ -182,70 +178,6 @@ def test_a_command_started_with_stdout_closed_ends_as_usual(word: str, status: i
     assert ended.returncode == status
     assert "Traceback" not in ended.stderr
     assert status != 1 or "CommandError: The quota store is unavailable" in ended.stderr
-
-
-def test_a_broken_pipe_of_call_command_is_raised() -> None:
-    class Broken(io.StringIO):
-        def write(self, words: str) -> int:
-            raise BrokenPipeError(words)
-
-    with pytest.raises(BrokenPipeError):
-        call_command("quota_override", "list", stdout=Broken())
-
-
-@pytest.mark.parametrize(
-    ("words", "prints"),
-    [
-        (COMMANDS["sweep"], False),
-        (COMMANDS["rollup"], False),
-        (OVERRIDE, False),
-        (COMMANDS["status"], True),
-        (COMMANDS["events"], True),
-        (("quota_override", "list"), True),
-    ],
-)
-def test_at_verbosity_0_a_command_prints_only_what_it_was_asked_for(
-    words: tuple[str, ...], prints: bool, used: FaultyServer
-) -> None:
-    printed = io.StringIO()
-    call_command(*words, stdout=printed, stderr=io.StringIO(), verbosity=0)
-    assert bool(printed.getvalue()) == prints
-
-
-def test_an_override_is_saved_while_redis_is_gone(used: FaultyServer) -> None:
-    with fault_named("refused").inject(used):
-        call_command(*OVERRIDE, stdout=io.StringIO())
-        assert check("1/m", "ip:203.0.113.9").degraded
-        call_command(*OVERRIDE[:-1], "blocked", stdout=io.StringIO())
-        assert not check("1/m", "ip:203.0.113.9").degraded
-
-
-@pytest.mark.thorough("processes")
-@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
-def test_a_watcher_started_without_redis_waits_for_it(
-    words: tuple[str, ...], used: FaultyServer, tmp_path: Path
-) -> None:
-    stderr = tmp_path / "said"
-    with managing(tmp_path, caches_at(used.url)) as manage:
-        with fault_named("refused").inject(used):
-            process = manage.start(*words, stderr=stderr)
-            wait_until(lambda: "Trying again until it answers" in stderr.read_text())
-        wait_until(lambda: "answers again" in stderr.read_text())
-        check("1/m", "user:late", name="late", cost=2)
-        if words[1] == "--follow":
-            assert process.stdout is not None
-            while "late" not in process.stdout.readline():
-                pass
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    lines = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
-    assert len(lines) == len(set(lines))
-
-
-@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
-def test_a_watcher_with_a_wrong_password_ends(words: tuple[str, ...], used: FaultyServer) -> None:
-    with fault_named("wrong-password").inject(used):
-        assert "AuthenticationError" in said(*words)
 
 
 def test_a_second_signal_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +23,7 @@ from tests.faults.sockets import SocketServer
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
 from tests.support.outages import due_breaker, fail, new_breaker, new_outages
-from tests.support.processes import in_child
+from tests.support.processes import ended, forks, in_child, processes, started, threads_ran
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -165,38 +165,26 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
     assert not ours.server.breaker.is_open
 
 
-# --- forks ------------------------------------------------------------------------------------------------------------
-
-forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
 @forks
+@threads_ran
 def test_forked_workers_open_their_own_connections(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
     settings.CACHES = caches(redis_server)
-    for _ in range(3):
-        check("9000/m", "user:1")
+    assert check("9000/m", "user:1")
     before = len(raw.client_list())
 
-    def work() -> bool:
-        wrong = 0
-        for number in range(200):
-            limit = 1_000 + os.getpid() % 1_000 + number
-            wrong += check(f"{limit}/m", f"user:{os.getpid()}").limit != limit
-        return wrong == 0 and len(raw.client_list()) > before
+    def work(first: int) -> None:
+        assert all(check(f"{n}/m", f"user:{first}").limit == n for n in range(first, first + 200))
+        assert len(raw.client_list()) > before
 
-    children = []
-    for _ in range(3):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            os._exit(0 if work() else 1)
-        children.append(child)
-    wrong = [n for n in range(500) if check(f"{n + 10}/m", "user:parent").limit != n + 10]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 3
+    with processes() as children:
+        children += [started(partial(work, first)) for first in (1_000, 2_000, 3_000)]
+        wrong = [n for n in range(300) if check(f"{n + 10}/m", "user:parent").limit != n + 10]
+        assert set(ended(children)) == {0}
     assert wrong == []
 
 
 @forks
+@threads_ran
 @pytest.mark.parametrize("held", ["outages", "breaker"])
 def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
     held: str, redis_server: RedisServer, raw: redis.Redis, settings: Any

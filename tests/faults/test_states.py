@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,16 @@ import pytest
 import redis
 
 from django_quota import acheck, check, counter
-from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.testing import RedisServer, server_programs
-from tests.faults.calls import CALLS, MODES, call_problem, do
+from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, FaultyServer
 from tests.faults.harness import caches_at, failed_calls, run_endless_script, use_site_rules
 from tests.faults.sockets import SocketServer
-from tests.support.clusters import running_server
 from tests.support.commands import PATIENCE, wait_until
-from tests.support.findings import alias_problem
 from tests.support.outages import FAILURES
-from tests.support.ports import free_ports
 from tests.support.selection import thorough
-from tests.support.stores import caches, cluster_program, redis_store
-
-# --- keys of ours -----------------------------------------------------------------------------------------------------
+from tests.support.stores import caches, redis_store
 
 
 def kind_of(key: str) -> str:
@@ -68,9 +61,6 @@ def test_a_key_of_another_type_raises_only_our_errors(
     assert failed_calls(mode) == {}
 
 
-# --- scripts ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_script_fails_only_that_call(mode: str, tmp_path: Path, settings: Any) -> None:
     server = FaultyServer(server_programs()[0], tmp_path)
@@ -96,29 +86,18 @@ def killed(server: FaultyServer) -> bool:
     return True
 
 
-# --- connections ------------------------------------------------------------------------------------------------------
-
-
-def test_threads_without_a_free_connection_fail_in_time(
+def test_callers_without_a_free_connection_fail_in_time(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
     settings.CACHES = caches_at(redis_server.url, max_connections=1, timeout=0.05)
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
     permits = redis_store().server.pool._permits
     permits.get()
-    for _ in range(2 * FAILURES):
+    for _ in range(2 * FAILURES):  # it says nothing about the server
         with pytest.raises(StoreUnavailable, match="all 1 connections are in use"):
             counter("a").incr("user:7")
-        assert check("9/m", "user:7").degraded
     permits.put(None)
     assert not check("9/m", "user:7").degraded
-
-
-def test_tasks_without_a_free_connection_fail_in_time(
-    redis_server: RedisServer, raw: redis.Redis, settings: Any
-) -> None:
-    settings.CACHES = caches_at(redis_server.url, max_connections=1, timeout=0.05)
-    settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
 
     async def ask() -> None:
         pool = await redis_store().server.async_pools.get()
@@ -126,7 +105,6 @@ def test_tasks_without_a_free_connection_fail_in_time(
             for _ in range(2 * FAILURES):
                 with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):
                     await counter("a").aincr("user:7")
-                assert (await acheck("9/m", "user:7")).degraded
         assert not (await acheck("9/m", "user:7")).degraded
 
     asyncio.run(ask())
@@ -156,113 +134,21 @@ def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatc
     assert len(met) < 2 * FAILURES  # each failure but the last one lets the next task try
 
 
-# --- addresses --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "host", ["no-such-host.invalid", "two..dots", "x" * 70, "127.0.0.1:1"], ids=["unknown", "dots", "long", "refusing"]
-)
-def test_a_host_that_does_not_resolve_counts_as_unavailable(host: str, mode: str, settings: Any) -> None:
-    settings.CACHES = caches_at(f"redis://app:{PASSWORD}@{host}/0")
-    for call in CALLS:
-        if call.name in ("check sliding deny", "counter.incr", "once"):
-            answer = do(call, mode, None)
-            assert isinstance(answer, StoreUnavailable) or answer.degraded
-            assert PASSWORD not in repr(answer)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_plain_server_asked_by_tls_counts_as_unavailable(mode: str, tmp_path: Path, settings: Any) -> None:
+def test_a_place_without_a_redis_counts_as_unavailable(mode: str, tmp_path: Path, settings: Any) -> None:
     server = FaultyServer(server_programs()[0], tmp_path)
     server.start()
     try:
-        settings.CACHES = caches_at(server.url.replace("redis://", "rediss://"), 0.1)
-        for call in CALLS:
-            if call.name in ("check sliding allow", "counter.incr", "slot"):
-                answer = do(call, mode, None)
-                assert isinstance(answer, StoreUnavailable) or answer.degraded
-                assert PASSWORD not in repr(answer)
+        by_tls = server.url.replace("redis://", "rediss://")
+        for url in (by_tls, *(f"redis://app:{PASSWORD}@{host}/0" for host in ("two..dots", "x" * 70, "127.0.0.1:1"))):
+            settings.CACHES = caches_at(url, 0.1)
+            for call in CALLS:
+                if call.name in ("check sliding allow", "counter.incr", "slot"):
+                    answer = do(call, mode, None)
+                    assert isinstance(answer, StoreUnavailable) or answer.degraded
+                    assert PASSWORD not in repr(answer)
     finally:
         server.server.end()
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://:pa/ss@127.0.0.1:6379/0", "redis://:pa#ss@127.0.0.1:6379/0", "redis://:pa?ss@127.0.0.1/0",
-        "http://:pass@127.0.0.1/", "redis://:pass", ":pass@127.0.0.1:6379", "unix:/x?password=pass",
-        "redis://127.0.0.1:x/0?password=pass", "redis://127.0.0.1/0?socket_timeout=pass",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("client", ["django_redis.client.DefaultClient", "django_quota.stores.cluster.ClusterClient"])
-def test_the_error_for_a_wrong_url_hides_the_password(url: str, client: str, settings: Any) -> None:
-    settings.CACHES = caches_at(url)
-    settings.CACHES["default"]["OPTIONS"]["CLIENT_CLASS"] = client
-    problem = alias_problem()
-    assert problem is not None
-    assert not any(part in problem.msg for part in ("pa/", "pa#", "pa?", "ss@", "pass@", "=pass", "'pa'", ":pass"))
-    for call in CALLS:
-        if call.name in ("check sliding allow", "counter.incr"):
-            for mode in MODES:
-                with pytest.raises(ConfigurationError) as caught:
-                    do(call, mode, None)
-                assert "pass@" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://app:se@cr/et@10.0.0.1:6379/2?password=x&db=3", "redis://***@10.0.0.1:6379/2?password=***&db=3"),
-        ("http://10.0.0.1/0", "http://10.0.0.1/0"),
-        ("file:///run/redis.sock", "file:///run/redis.sock"),
-    ],
-)
-def test_the_error_for_a_wrong_url_shows_the_rest_of_it(url: str, shown: str, settings: Any) -> None:
-    settings.CACHES = caches_at(url)
-    problem = alias_problem()
-    assert problem is not None
-    assert f"'{shown}'" in problem.msg
-
-
-# --- a Cluster whose slots are on the move, asked as one server -------------------------------------------------------
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[list[Any]]:
-    """Two servers that may form a Cluster, and do not yet."""
-    with ExitStack() as stack:
-        made = []
-        for port in free_ports(2):
-            (tmp_path / str(port)).mkdir()
-            made.append(stack.enter_context(running_server(cluster_program(), tmp_path / str(port), port)))
-        yield made
-
-
-@pytest.mark.thorough("topology")
-@pytest.mark.parametrize("mode", MODES)
-def test_a_cluster_down_or_moving_slots_counts_as_unavailable(mode: str, two: list[Any], settings: Any) -> None:
-    first, second = two
-    settings.CACHES = caches_at(f"redis://127.0.0.1:{first.port}/0")
-    incr = next(call for call in CALLS if call.name == "counter.incr")
-    answer = do(incr, mode, None)
-    assert isinstance(answer, StoreUnavailable)
-    assert "not served" in str(answer) or "CLUSTERDOWN" in str(answer) or "down" in str(answer)
-    first.client.execute_command("CLUSTER ADDSLOTS", *range(16_384))
-    first.client.execute_command("CLUSTER MEET", "127.0.0.1", second.port)
-    wait_until(lambda: first.client.execute_command("CLUSTER INFO")["cluster_known_nodes"] == "2")
-    wait_until(lambda: first.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-    assert call_problem(incr, do(incr, mode, None)) == ""
-    keys = sorted(first.client.scan_iter())
-    assert len(keys) == 2
-    slot = first.client.execute_command("CLUSTER KEYSLOT", keys[0])
-    first.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", second.id)
-    first.client.delete(keys[0])
-    answer = do(incr, mode, None)
-    assert isinstance(answer, StoreUnavailable)
-    assert "tryagain" in str(answer).lower()
-    first.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
-    assert call_problem(incr, do(incr, mode, None)) == ""
 
 
 def test_threads_get_their_own_answers_while_connections_are_cut(

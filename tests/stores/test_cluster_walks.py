@@ -16,7 +16,7 @@ from django_quota.core.errors import StorePermissionDenied
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.rollup import roll_up
 from django_quota.limiting.registry import which_redis
-from django_quota.operating.activity import activity
+from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
 from django_quota.stores.cluster.store_cluster import ClusterStore, slot_of
@@ -88,8 +88,6 @@ class TestSlotsThatMoveOnTheWay:
     def test_a_roll_up_moves_each_check_once(
         self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from django_quota.models import DailyCounter
-
         for number, user in enumerate(USERS, 1):
             for _ in range(number % 4 + 1):
                 check("900/m", user)
@@ -103,58 +101,29 @@ class TestSlotsThatMoveOnTheWay:
 
 
 @pytest.mark.thorough("topology")
-class TestAServerThatIsGone:
-    def test_the_others_are_swept_and_the_report_says_so(
-        self, own: Cluster, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with freeze(START):
-            for user in USERS:
-                check("9/m", user, daily=False)
-        _, users = lost(own)
-        with pytest.raises(CommandError, match="Not all"):
-            call_command("quota_sweep", "--json")
-        said = json.loads(capsys.readouterr().out)
-        assert said["removed"] == len(USERS) - len(users)
-        assert (said["missed"], said["complete"]) == (1, False)
-        with pytest.raises(CommandError):
-            call_command("quota_sweep")
-        assert "1 part of the Cluster did not answer" in capsys.readouterr().out
-
-    def test_what_the_others_counted_is_moved_and_the_report_says_so(
-        self, own: Cluster, database: Any, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        from django_quota.models import DailyCounter
-
+@pytest.mark.urls("tests.support.urls")
+def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
+    own: Cluster, database: Any, admin_client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with freeze(START):
         for user in USERS:
-            check("900/m", user)
-        _, users = lost(own)
-        with pytest.raises(CommandError, match="a part of the Cluster did not answer, and the rest was done"):
-            call_command("quota_rollup", "--json")
-        assert json.loads(capsys.readouterr().out)["allowed"] == len(USERS) - len(users)
-        assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
-
-    def test_health_reports_the_others(self, own: Cluster) -> None:
-        for user in USERS:
-            check("900/m", user, daily=False)
-        gone, users = lost(own)
-        found = health(current_store(), "quota")
-        assert found.silent == [f"127.0.0.1:{gone.port}"]
-        assert (found.servers, len(found.parts), found.keys) == (3, 2, len(USERS) - len(users))
-        assert activity().slots == []
-
-    @pytest.mark.urls("tests.support.urls")
-    def test_the_overview_says_which(self, own: Cluster, database: Any, admin_client: Any) -> None:
-        gone, _ = lost(own)
-        page = admin_client.get("/admin/django_quota/overview/")
-        assert page.status_code == 200
-        assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page.content.decode()
-
-    def test_the_overview_is_a_page_without_any_server(self, own: Cluster, database: Any, admin_client: Any) -> None:
-        for server in own.servers:
-            server.kill()
-        page = admin_client.get("/admin/django_quota/overview/")
-        assert page.status_code == 200
-        assert "unavailable" in page.content.decode()
+            check("9/m", user, daily=False)
+    for user in USERS:
+        check("900/m", user)
+    gone, users = lost(own)
+    left = len(USERS) - len(users)
+    with pytest.raises(CommandError, match="Not all"):
+        call_command("quota_sweep", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["removed"], said["missed"], said["complete"]) == (left, 1, False)
+    with pytest.raises(CommandError, match="a part of the Cluster did not answer, and the rest was done"):
+        call_command("quota_rollup", "--json")
+    assert json.loads(capsys.readouterr().out)["allowed"] == left
+    assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
+    found = health(current_store(), "quota")
+    assert (found.silent, found.servers, len(found.parts)) == ([f"127.0.0.1:{gone.port}"], 3, 2)
+    page = admin_client.get("/admin/django_quota/overview/").content.decode()
+    assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page
 
 
 class TestHealth:

@@ -21,12 +21,11 @@ from redis.exceptions import InvalidResponse
 from redis.retry import Retry
 
 from django_quota import Decision, acheck, aonce, check, check_all, once, reserve
-from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.redis import connections
 from django_quota.testing import RedisServer, freeze, running_redis
 from tests.support.commands import wait_until
 from tests.support.counts import count_what_waits
-from tests.support.findings import alias_problem
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, redis_store
@@ -168,36 +167,6 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 
 CALLS: list[Callable[[], Any]] = [lambda: once("event", "1"), lambda: asyncio.run(aonce("event", "1"))]
 """Sync and async; they raise the store's errors, where a check decides by itself."""
-
-
-@pytest.mark.parametrize(
-    ("alias", "config", "words"),
-    [
-        ("nowhere", {}, "no such alias"),
-        ("default", {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "cannot run scripts"),
-        ("default", {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}, "cannot run scripts"),
-        ("default", {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "x"}, "not a Redis URL"),
-        ("default", {"BACKEND": "nowhere.Cache"}, "cannot be imported"),
-        (
-            "default",
-            {
-                "BACKEND": "django_redis.cache.RedisCache",
-                "LOCATION": ["redis://x", "redis://y"],
-                "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
-            },
-            "ShardClient",
-        ),
-    ],
-)
-def test_an_alias_that_cannot_serve_is_refused_with_a_hint(
-    alias: str, config: dict[str, Any], words: str, settings: Any
-) -> None:
-    settings.CACHES = {"default": config or settings.CACHES["default"]}
-    settings.QUOTA = {"CACHE": alias}
-    assert alias_problem() is not None
-    for call in CALLS:
-        with pytest.raises(ConfigurationError, match=words):
-            call()
 
 
 def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
