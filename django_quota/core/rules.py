@@ -286,7 +286,8 @@ class Rule:
         if not isinstance(tiers, Tiers):
             return {}
         return {
-            name: replace(self, rates=rates, tier=None, of_tier=name if self.tier else "") for name, rates in tiers.rates
+            name: replace(self, rates=rates, tier=None, of_tier=name if self.tier else "")
+            for name, rates in tiers.rates
         }
 
     @cached_property
