@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from django_quota.conf import current
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rates import parse_rates
+from django_quota.core.rates import parse_override_rates
 from django_quota.requests.subjects import override_subject, user_subject
 
 overrides_changed: Signal = Signal()
@@ -127,7 +127,7 @@ class QuotaOverride(models.Model):
         _("rate"),
         max_length=200,
         blank=True,
-        help_text=_("Such as 100/m, or 10/s; 500/h. Only where the mode is another rate."),
+        help_text=_("Such as 100/m, or 10/s; 500/h; +500 adds 500 units. Only for the mode another rate."),
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True)
     created_by = models.ForeignKey(
@@ -183,7 +183,7 @@ class QuotaOverride(models.Model):
         """Save the override with its subject in the canonical form. Raises `RuleError` for a wrong subject or rate."""
         self.normalize()
         if self.mode == self.Mode.RATE:
-            parse_rates(self.rate)
+            parse_override_rates(self.rate)
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
             self.change = next_change(using)
@@ -248,11 +248,11 @@ class QuotaOverride(models.Model):
             yield "rate", gettext("This mode needs a rate, such as 100/m.")
             return
         try:
-            parse_rates(self.rate)
+            parse_override_rates(self.rate)
             known = current()  # a decorator may have other rules
             for name in known.rules:
                 if self.rule in (ALL_RULES, name):
-                    known.rule(name).with_rates(self.rate)
+                    known.rule(name).under(self.rate)
         except RateError as error:
             yield "rate", str(error)
         except RuleError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ from django.utils.translation import gettext as _
 from django_quota.core import clock
 from django_quota.core.errors import RuleError
 from django_quota.core.overrides import Override
-from django_quota.core.rates import MAX_COUNT, Rate, parse_rates
+from django_quota.core.rates import MAX_COUNT, Rate
 from django_quota.core.rules import Rule
+from django_quota.engine.plans import rule_under
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -86,7 +87,7 @@ def raisings(
     return found
 
 
-def _raised(rule: Rule, tiers: Iterable[Rule], factor: int, in_force: Override | None) -> tuple[str, str]:
+def _raised(rule: Rule, tiers: Collection[Rule], factor: int, in_force: Override | None) -> tuple[str, str]:
     """Return the new rates and an empty problem, or empty rates and the problem."""
     known: list[Sequence[Any]] = [tier.rates for tier in tiers]
     if not all(known):
@@ -97,7 +98,9 @@ def _raised(rule: Rule, tiers: Iterable[Rule], factor: int, in_force: Override |
         return "", _("its rates depend on the tier")
     if best in map(list, known):
         return "", _("it admits nothing")
-    if in_force is not None and (in_force.mode != "rate" or lowers(best, parse_rates(in_force.rates))):
+    if in_force is not None and (
+        in_force.mode != "rate" or any(lowers(best, rule_under(tier, in_force).rates) for tier in tiers)
+    ):
         words = in_force.rates or QuotaOverride.Mode(in_force.mode).label
         return "", _("an override is in force: %s") % words
     text = "; ".join(map(str, best))

@@ -159,6 +159,18 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
+def parse_override_rates(text: str) -> int | tuple[Rate, ...]:
+    """Read what an override sets: rates, or `"+500"`, how many units it adds to a rule's rate. Raises `RateError`."""
+    more = text.strip()
+    if not more.startswith("+"):
+        return parse_rates(text)
+    if not (more[1:].isascii() and more[1:].isdecimal()) or not 1 <= int(more[1:]) <= MAX_COUNT:
+        raise RateError(
+            text, None, f"it adds no whole number of units from 1 to {MAX_COUNT:,}", "Use, for example, +500."
+        )
+    return int(more[1:])
+
+
 Duration: TypeAlias = float | str | timedelta
 """A duration as people write it: a number of seconds, a timedelta, or a text such as `"10m"` or `"2 hours"`."""
 

@@ -16,7 +16,7 @@ from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Li
 from django_quota.core.caching import cached
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.core.matching import Match
-from django_quota.core.rates import Rate, parse_rates, validate_cost
+from django_quota.core.rates import Rate, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
     MIN_SHARE,
     OPTION,
@@ -372,6 +372,26 @@ class Rule:
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
         return _rule_with(self, rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
+
+    def under(self, rates: str) -> Rule:
+        """Return the rule with what an override sets: other rates, or `"+500"`, more units in the longest window.
+
+        A rule without limits stays as it is, and so does one with rates by tier: the rule of the tier gets the units.
+        Raises `RuleError` if the rates do not fit, and for units of a bucket: it refills, and has no window.
+        """
+        more = parse_override_rates(rates)
+        if not isinstance(more, int):
+            return self.with_rates(*more)
+        if not self.limits:
+            return self
+        if self.algorithm in ("token_bucket", "leaky_bucket"):
+            raise RuleError(
+                f"Rule {self.name!r} is a {self.algorithm}, which refills all the time: it has no period to raise.",
+                "Use algorithm='calendar' or a window, or an override with a higher rate.",
+            )
+        longest = max(self.limits, key=lambda limit: limit.rate.period).rate
+        raised = str(replace(longest, count=longest.count + more))  # as text: it is checked again
+        return self.with_rates(*[raised if limit.rate is longest else limit.rate for limit in self.limits])
 
     def but(self, **options: Any) -> Rule:
         """Return the rule with other options, such as `shadow=True`."""

@@ -435,7 +435,7 @@ def rule_under(rule: Rule, override: Override) -> Rule:
     if override.mode != "rate":
         return rule
     try:
-        return rule.with_rates(override.rates)
+        return rule.under(override.rates)
     except RuleError as error:
         _log_unfit_override(rule.name, override.rates, str(error))
         return rule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from django_quota.core.clock import moment_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.overrides import Override, OverrideTable
-from django_quota.core.rates import MAX_COUNT, Duration, parse_duration
+from django_quota.core.rates import MAX_COUNT, Duration, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import rule_under
 from django_quota.features.bans import known_rule
@@ -31,8 +30,9 @@ def raise_limit(
 ) -> datetime | None:
     """Add units to what a subject has left of a rule; return until when they hold, None for no end.
 
-    It saves an override: the rate that holds for the subject now, plus `by`. Of several rates, the one with the longest
-    period is raised. Calls add up, also those at the same time.
+    It saves an override with `"+500"`: the units come on top of the rule's own rate, whichever tier the subject has or
+    gets. Of several rates, the one with the longest period is raised. If an override sets the rate, that rate is raised
+    instead. Calls add up, also those at the same time.
 
     `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
     name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration
@@ -100,19 +100,17 @@ def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, 
             f"The override of {held.subject} says {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
             "Clear that override first.",
         )
-    limits = (rule if held is None else rule_under(rule, held)).limits
-    if not limits:
+    if not rule.limits:
         raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
-    longest = max(limits, key=lambda limit: limit.rate.period)
-    if longest.algorithm.name in ("token_bucket", "leaky_bucket"):
-        raise RuleError(
-            f"Rule {rule.name!r} is a {longest.algorithm.name}, which refills all the time: it has no period to raise.",
-            "Use algorithm='calendar' or a window, or save an override with a higher rate.",
-        )
-    rates = "; ".join(
-        str(replace(limit.rate, count=limit.rate.count + by) if limit is longest else limit.rate) for limit in limits
-    )
-    rule.with_rates(rates)
+    rates = f"+{by}"
+    if held is not None:
+        before = parse_override_rates(held.rates)
+        rates = f"+{before + by}" if isinstance(before, int) else _text_of(rule_under(rule, held).under(rates))
+    longest = max(rule.under(rates).limits, key=lambda limit: limit.rate.period)
     if longest.algorithm.timeless:
         return rates, now + longest.rate.period
     return rates, longest.parameters(now).b
+
+
+def _text_of(rule: Rule) -> str:
+    return "; ".join(map(str, rule.rates))

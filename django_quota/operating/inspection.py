@@ -526,13 +526,15 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         change = RuleChange(name, list(limits))
         preview.changes.append(change)
         given = rules[name]
-        rule = next(iter(given.tiers.values()), given) if isinstance(given, Rule) else None
+        rule = given if isinstance(given, Rule) else None
+        if rule is not None:
+            rule = next(iter(possible_tiers(rule, subject, snapshot.tiers).values()), rule)
         found = table.find(subject, name, max(override.begins, snapshot.now))
         if found is None or found.pk != override.pk:
             change.problem = gettext("Nothing changes, since this rule has an override of its own.")
         elif rule is not None and override.mode == "rate":
             try:
-                rule.with_rates(override.rates)
+                rule.under(override.rates)
             except RuleError as error:
                 change.problem = str(error)
         if rule is not None and not change.problem:

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.test import RequestFactory
 
 from django_quota import Rule, check, peek, raise_limit
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import RateError, RuleError
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
@@ -65,7 +65,7 @@ def test_a_customer_who_has_used_all_buys_more_for_the_running_month() -> None:
 def test_a_window_is_raised_for_one_window_from_now() -> None:
     assert check("jobs", "org:7", 10)
     assert raise_limit("org:7", "jobs", 50) == NOW + HOUR
-    assert row(rule="jobs").rate == "10/m; 150/h"
+    assert row(rule="jobs").rate == "+50"
     assert [outcome.remaining for outcome in peek("jobs", "org:7").outcomes] == [0, 140]
     with freeze(NOW + HOUR):
         assert peek("jobs", "org:7").limit == 10
@@ -111,7 +111,7 @@ def test_an_override_that_has_ended_is_not_built_on() -> None:
         subject="org:7", rule="tokens", rate="9/month", reason="old", label="list", expires=NOW - HOUR
     )
     raise_limit("org:7", "tokens", 500)
-    assert (row().rate, row().reason, row().label) == ("1500/month", "raise_limit()", "")
+    assert (row().rate, row().reason, row().label) == ("+500", "raise_limit()", "")
 
 
 def test_what_another_process_has_just_raised_is_built_on() -> None:
@@ -120,7 +120,7 @@ def test_what_another_process_has_just_raised_is_built_on() -> None:
     assert left() == 2_000
     overrides.table.drop(row().pk)
     raise_limit("org:7", "tokens", 500)
-    assert row().rate == "2500/month"
+    assert row().rate == "+1500"
 
 
 def test_threads_that_raise_at_the_same_time_add_up() -> None:
@@ -133,7 +133,7 @@ def test_threads_that_raise_at_the_same_time_add_up() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(buy, range(12)))
-    assert row().rate == "1120/month"
+    assert row().rate == "+120"
 
 
 def test_a_rollback_takes_it_back() -> None:
@@ -147,9 +147,9 @@ def test_a_rollback_takes_it_back() -> None:
 def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
     ann = User.objects.create_user("ann")
     raise_limit(ann, "tiers", 1)
-    assert row(f"user:{ann.pk}", "tiers").rate == "51/h"
+    assert row(f"user:{ann.pk}", "tiers").rate == "+1"
     raise_limit(RequestFactory().get("/"), "tiers", 5)
-    assert row("ip:127.0.0.1", "tiers").rate == "10/h"
+    assert row("ip:127.0.0.1", "tiers").rate == "+5"
 
 
 def test_a_purchase_without_a_request_names_the_tier() -> None:
@@ -157,7 +157,7 @@ def test_a_purchase_without_a_request_names_the_tier() -> None:
     with pytest.raises(RuleError, match="or tier="):
         raise_limit("org:7", plans, 1)
     raise_limit("org:7", plans, 1, tier="pro")
-    assert row(rule="plans").rate == "51/h"
+    assert row(rule="plans").rate == "+1"
     assert check(plans, "org:7", tier="pro").limit == 51
 
 
@@ -195,3 +195,18 @@ def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(overr
         raise_limit("org:7", "tokens", 5)
     assert QuotaOverride.objects.get() == saved
     assert QuotaOverride.objects.get().rate == saved.rate
+
+
+def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
+    plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
+    raise_limit("org:7", plans, 50, tier="free")
+    limits = {
+        tier: [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] for tier in ("free", "pro", "all")
+    }
+    assert limits == {"free": [5, 150], "pro": [1_050], "all": []}
+
+
+@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "++5", "+5/m", "+1000000000001", "+5; 10/m"])
+def test_units_of_an_override_are_a_whole_number(rate: str) -> None:
+    with pytest.raises(RateError, match="it adds no whole number of units from 1 to 1,000,000,000,000"):
+        QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)

@@ -71,7 +71,11 @@ class Command(QuotaCommand):
         listing.add_argument("--subject", help="only of this subject, for example user:42")
         listing.add_argument("--active", action="store_true", help="only those that hold now")
         setting.add_argument("subject", help=SUBJECT_HELP)
-        setting.add_argument("what", metavar="RATE|exempt|blocked|shadow", help="for example 100/m, or '10/s; 500/h'")
+        setting.add_argument(
+            "what",
+            metavar="RATE|exempt|blocked|shadow",
+            help="for example 100/m, '10/s; 500/h', or +500 for 500 units more",
+        )
         setting.add_argument("--label", default="", metavar="NAME", help="the list that it belongs to")
         importing.add_argument("file", metavar="FILE", help="an address or a network a line; - for stdin")
         importing.add_argument("--label", required=True, metavar="NAME", help="the name of the list, such as crawlers")
