@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.test import RequestFactory
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.metrics import get_meter_provider, set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
@@ -31,10 +27,8 @@ from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
 from django_quota.limiting import observers
-from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.metrics import counted, observe, unobserve
-from django_quota.operating.activity import running_totals
 from tests.support.pages import marked, read
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -130,11 +124,9 @@ class TestChecks:
             monkeypatch.setattr(f"django_quota.limiting.{module}.perf_counter_ns", lambda: now[0])
         set_body_parser(request, read_slowly)
         decide(request, [Rule.make("all", "9/m"), Rule.make("sms", "5/m", key="json:phone")])
-        assert now[0] > 10**9
         assert meters.checks == {("all", "allowed"): 1, ("sms", "allowed"): 1}
         [point] = meters.points("quota.check.duration").values()
-        assert (point.count, point.sum) == (1, 0)
-        assert point.explicit_bounds == BUCKETS
+        assert (point.count, point.sum, point.explicit_bounds) == (1, 0, BUCKETS)
 
     def test_rules_past_the_cap_are_one(self, meters: Meters) -> None:
         labels = FIELDS // 3
@@ -144,55 +136,6 @@ class TestChecks:
         found = meters.checks
         assert len(found) == labels + 1
         assert (found["rule-0", "allowed"], found["other", "allowed"]) == (2, 5)
-
-
-RULES = [
-    Rule.make("plain", "2/m"),
-    Rule.make("plain again", "1/m; 3/h"),
-    Rule.make("shadow", "1/m", shadow=True),
-    Rule.make("open", "1/m", block=False),
-    Rule.make("cached", "1/m", cache_refusals=9.0),
-    Rule.make("x" * 300, "2/m"),
-]
-ENTRIES = st.tuples(st.integers(0, len(RULES) - 1), st.integers(1, 2), st.integers(1, 2))
-
-
-RULES_OF_BODY = [
-    Rule.make("sms", "2/m", key="json:phone"),
-    Rule.make("sms in shadow", "1/m", key="json:phone", shadow=True),
-    Rule.make("sms open", "1/m", key="json:phone", block=False),
-]
-BODIES = st.tuples(st.sets(st.sampled_from(range(len(RULES_OF_BODY))), max_size=3), st.sampled_from("12"))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.lists(ENTRIES, min_size=1, max_size=4, unique_by=lambda each: each[:2]), BODIES), max_size=12)
-)
-def test_it_counts_what_prometheus_counts_also_if_a_body_is_read_late(asked: list[Any]) -> None:
-    before, meters = totals(), Meters()
-    instrument(meters.provider)
-    try:
-        for plan, (of_body, phone) in asked:
-            check_all([(RULES[rule], f"user:{user}", cost) for rule, user, cost in plan])
-            request = RequestFactory().post("/", "{}", content_type="application/json")
-            set_body_parser(request, partial(dict, phone=phone))
-            rules = sorted({rule for rule, _, _ in plan})
-            decide(request, [*(RULES[at] for at in rules), *(RULES_OF_BODY[at] for at in sorted(of_body))])
-    finally:
-        uninstrument()
-    assert totals() - before == Counter(meters.checks)
-
-
-def totals() -> Counter[Labels]:
-    flusher.flush()
-    return Counter(
-        {
-            (rule.rule or rule.part, outcome): count
-            for rule in running_totals().rules
-            for outcome, count in (("allowed", rule.allowed), ("refused", rule.refused), ("shadowed", rule.shadowed))
-        }
-    )
 
 
 class TestSpans:
