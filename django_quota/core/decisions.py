@@ -5,8 +5,9 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
@@ -86,27 +87,7 @@ class Outcome(NamedTuple):
         return not self.allowed and self.why in ("blocked", "banned")
 
 
-class Left(NamedTuple):
-    """How much a limit has left, for the headers."""
-
-    of: AnyLimit
-    remaining: int
-    next_after: float | None
-    """As in `Outcome`."""
-
-
-class Reply(Protocol):
-    """Where a decision reads its outcomes when somebody looks at them."""
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return one outcome for each limit. No limit here is a shadow."""
-        ...
-
-    def left(self) -> list[Left]:
-        """Return how much each limit has left: only what the headers show."""
-        ...
-
-
+@dataclass(init=False, unsafe_hash=True)
 class Decision:
     """Whether a hit is allowed, and why. It does not change.
 
@@ -117,12 +98,20 @@ class Decision:
 
     allowed: bool
     """Whether the hit is allowed."""
+    rule: str
+    """The name of the binding limit's rule."""
+    subject: str
+    """The subject of the binding limit."""
+    cost: int
+    """Units that the hit takes of the binding limit."""
+    outcomes: tuple[Outcome, ...]
+    """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
     degraded: bool
     """Whether the decision was made without Redis; see `on_unavailable`."""
+    binding: Outcome | None
+    """The outcome of the binding limit."""
     enforced: bool
     """Whether to answer the request with 429, or 503 if degraded. Never under `block=False` or `shadow=True`."""
-    _reply: Reply
-    """Where a decision that `lazy` made finds its outcomes."""
 
     def __init__(
         self,
@@ -140,58 +129,27 @@ class Decision:
         self.outcomes, self.binding = outcomes, binding
 
     @classmethod
-    def lazy(cls, reply: Reply, *, allowed: bool) -> Decision:
+    def lazy(cls, read: Callable[[], tuple[Outcome, ...]], *, allowed: bool) -> Decision:
         """Make the decision on a hit that all its limits allow, or that an enforced limit refuses.
 
         It reads the outcomes when somebody looks at them. Most callers never look, and making the outcomes takes as
         long as deciding.
         """
         made = cls.__new__(cls)
-        made.allowed, made.degraded, made.enforced, made._reply = allowed, False, not allowed, reply  # noqa: SLF001 — of this class
+        made.allowed, made.degraded, made.enforced = allowed, False, not allowed
+        made.__dict__["_read"] = read
         return made
 
-    @cached_property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
-        return self._reply.outcomes()
+    if not TYPE_CHECKING:
 
-    @cached_property
-    def binding(self) -> Outcome | None:
-        """The outcome of the binding limit."""
-        return _binding(self.outcomes)
+        def __getattr__(self, name: str) -> Any:
+            if name not in _READ_LATER or "_read" not in self.__dict__:
+                raise AttributeError(name)
+            self.__dict__.update(vars(Decision.of(self.__dict__["_read"]())))
+            return self.__dict__[name]
 
-    @cached_property
-    def rule(self) -> str:
-        """The name of the binding limit's rule."""
-        return _binding(self.outcomes).rule
-
-    @cached_property
-    def subject(self) -> str:
-        """The subject of the binding limit."""
-        return _binding(self.outcomes).subject
-
-    @cached_property
-    def cost(self) -> int:
-        """Units that the hit takes of the binding limit."""
-        return _binding(self.outcomes).cost
-
-    def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIELDS}
-
-    def __eq__(self, other: object) -> bool:
-        return self._values() == other._values() if isinstance(other, Decision) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._values().values()))
-
-    def __repr__(self) -> str:
-        return f"Decision({', '.join(f'{name}={value!r}' for name, value in self._values().items())})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Decision, tuple(self._values().values())
-
-    def __replace__(self, **changes: Any) -> Decision:
-        return Decision(**{**self._values(), **changes})
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
@@ -200,16 +158,6 @@ class Decision:
         allowed = binding.allowed or binding.shadow
         enforced = not allowed and binding.enforced
         return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced)
-
-    def left(self) -> list[Left]:
-        """Return how much each limit has left, without shadows: 0 for a subject that is blocked or banned."""
-        if "outcomes" not in self.__dict__:
-            return self._reply.left()
-        return [
-            Left(outcome.of, 0 if outcome.is_shut_out else outcome.remaining, outcome.next_after)
-            for outcome in self.outcomes
-            if not outcome.shadow
-        ]
 
     @property
     def limit(self) -> int | None:
@@ -280,7 +228,7 @@ class Decision:
             top = Decision.of(outcomes)
         else:
             top = self if self.outcomes or not other.outcomes else other
-        return top.__replace__(outcomes=outcomes, degraded=self.degraded or other.degraded)
+        return replace(top, outcomes=outcomes, degraded=self.degraded or other.degraded)
 
     def explain(self) -> str:
         """Say in one or two sentences who was refused, by which rule, what the hit needs, what is left, until when."""
@@ -382,8 +330,8 @@ DEGRADED_RETRY_AFTER = 1.0
 """`retry_after` in seconds when a rule refuses because the store did not answer."""
 
 
-_FIELDS = ("allowed", "rule", "subject", "cost", "outcomes", "degraded", "binding", "enforced")
-"""What a decision says, in the order in which it is made."""
+_READ_LATER = frozenset({"rule", "subject", "cost", "outcomes", "binding"})
+"""What a decision that `Decision.lazy` made reads when somebody looks at it."""
 
 
 def _binding(outcomes: tuple[Outcome, ...]) -> Outcome:

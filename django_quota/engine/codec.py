@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from django_quota.core.algorithms import NEVER, STOCK, Limit, Verdict
 from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND
-from django_quota.core.decisions import AnyLimit, Left, Outcome, Why
+from django_quota.core.decisions import AnyLimit, Outcome, Why
 from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
 
@@ -42,14 +42,10 @@ class Adjustment(NamedTuple):
     """For each limit, whether it counted the hit. If not, it only charges the hit."""
     undone: bool
     """Whether the hit's request was refused after all."""
-    untold: bool = False
-    """Whether the hit emitted a "near" event that is not announced, because the hit is undone."""
 
     def encode(self) -> str:
         """Return the adjustment, encoded for `lua/adjust.lua`."""
-        return (
-            f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}:{self.undone + self.untold}"
-        )
+        return f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}:{self.undone:d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,34 +186,9 @@ def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
-class AllowedReply(NamedTuple):
-    """A reply in which all limits allow, for `core.decisions` to read; see `allows_without_flags`."""
-
-    numbers: Sequence[int]
-    hits: Sequence[Hit]
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return one outcome for each limit."""
-        outcomes = []
-        at = HEADER
-        for hit in self.hits:
-            for limit in hit.limits:
-                verdict = self.numbers[at + 1 : at + PER_LIMIT]  # faster than to decode the reply
-                outcomes.append(_outcome(hit, limit.limit, "override" if hit.is_overridden else "", True, *verdict))
-                at += PER_LIMIT
-        return tuple(outcomes)
-
-    def left(self) -> list[Left]:
-        """Return how much each limit has left."""
-        found, numbers = [], self.numbers
-        at = HEADER
-        for hit in self.hits:
-            for limit in hit.limits:
-                _, remaining, _, _, more = numbers[at : at + PER_LIMIT]
-                next_after = None if more == NEVER else more / SECOND
-                found.append(Left(_shown(limit.limit, remaining), max(0, remaining), next_after))
-                at += PER_LIMIT
-        return found
+def read_outcomes(raw: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Return the outcomes in a reply; see `allows_without_flags`."""
+    return outcomes_of(Reply.decode(raw, hits), hits)
 
 
 def _shown(limit: Limit, remaining: int) -> AnyLimit:

@@ -93,12 +93,7 @@ class Pop(Get):
 
 
 class _Changing(CounterOperation):
-    """An operation with an amount or a value; what it writes lives for `ttl` microseconds."""
-
-    def __init__(self, keys: Sequence[str], amount: Any, ttl: int, *more: str | int) -> None:
-        super().__init__(keys, amount, ttl, *more)
-        self.amount = amount
-        self.ttl = ttl
+    """An operation with an amount or a value, and how long what it writes lives, in microseconds."""
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was done."""
@@ -112,8 +107,9 @@ class Set(_Changing):
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Write it if the key holds a counter or nothing."""
+        amount, ttl = self.arguments()
         self.read(states, now, 1, 0)
-        states.put(self.keys[0], self.amount, now + self.ttl)
+        states.put(self.keys[0], amount, now + ttl)
         return [DONE]
 
 
@@ -124,10 +120,11 @@ class Take(_Changing):
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Take all of it or nothing."""
+        amount, ttl = self.arguments()
         total = self.read(states, now, 1, 0)
-        if total < self.amount:
+        if total < amount:
             return [REFUSED]
-        states.put(self.keys[0], total - self.amount, now + self.ttl)
+        states.put(self.keys[0], total - amount, now + ttl)
         return [DONE]
 
 
@@ -142,47 +139,44 @@ class Transfer(_Changing):
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Move all of it or nothing."""
+        amount, ttl = self.arguments()
         source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
-        if source < self.amount:
+        if source < amount:
             return [REFUSED]
         if self.keys[0] != self.keys[1]:
-            states.put(self.keys[1], added(destination, self.amount, 2), now + self.ttl)
-            states.put(self.keys[0], source - self.amount, now + self.ttl)
+            states.put(self.keys[1], added(destination, amount, 2), now + ttl)
+            states.put(self.keys[0], source - amount, now + ttl)
         return [DONE]
 
 
 class _DayOperation(CounterOperation):
-    """An operation that counts in total and for a day: `begins <= now < ends` (microseconds).
+    """An operation that counts in total and for a day; its last arguments: `begins <= now < ends` (microseconds).
 
     At another time the reply is WRONG_DAY and the store's time: the caller sends the day of that time.
     """
 
-    begins: int
-    ends: int
-
     def run(self, states: States, now: int) -> list[Any]:
         """Run it if it is still that day."""
-        return super().run(states, now) if self.begins <= now < self.ends else [WRONG_DAY, now]
+        begins, ends = self.arguments()[-2:]
+        return super().run(states, now) if begins <= now < ends else [WRONG_DAY, now]
 
 
 class Incr(_Changing, _DayOperation):
-    """Add the amount to a total, and to a field of the days under the second key; the reply is DONE and the total."""
+    """Add the amount to a total, and to a field of the days under the second key; the reply is DONE and the total.
+
+    Its arguments: the amount, how long both live, the field, and the edges of the day.
+    """
 
     script: ClassVar[Script] = _script("counter_incr")
 
-    def __init__(self, keys: Sequence[str], amount: int, ttl: int, field: str, begins: int, ends: int) -> None:
-        super().__init__(keys, amount, ttl, field, begins, ends)
-        self.field = field
-        self.begins = begins
-        self.ends = ends
-
     def apply(self, states: States, now: int) -> list[Any]:
         """Add to both or to none."""
-        total = added(self.read(states, now, 1, 0), self.amount, 1)
+        amount, ttl, field, _, _ = self.arguments()
+        total = added(self.read(states, now, 1, 0), amount, 1)
         days: dict[str, int] = self.read(states, now, 2, {})
-        count = added(days.get(self.field, 0), self.amount, 2)
-        states.put(self.keys[0], total, now + self.ttl)
-        states.put(self.keys[1], {**days, self.field: count}, now + self.ttl)
+        count = added(days.get(field, 0), amount, 2)
+        states.put(self.keys[0], total, now + ttl)
+        states.put(self.keys[1], {**days, field: count}, now + ttl)
         return [DONE, str(total)]
 
 
@@ -211,22 +205,19 @@ class Days(CounterOperation):
 class Unique(_Changing, _DayOperation):
     """Count a distinct value, in total and for a day; the reply is DONE, and 1 if the value is new in total.
 
+    Its arguments: the value, how long both live, and the edges of the day.
     This is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
     """
 
     script: ClassVar[Script] = _script("counter_unique")
 
-    def __init__(self, keys: Sequence[str], value: str, ttl: int, begins: int, ends: int) -> None:
-        super().__init__(keys, value, ttl, begins, ends)
-        self.begins = begins
-        self.ends = ends
-
     def apply(self, states: States, now: int) -> list[Any]:
         """Count it in both."""
+        value, ttl, _, _ = self.arguments()
         known: list[frozenset[str]] = [self.read(states, now, number, frozenset()) for number in (1, 2)]
         for key, values in zip(self.keys, known, strict=True):
-            states.put(key, values if self.amount in values else values | {self.amount}, now + self.ttl)
-        return [DONE, int(self.amount not in known[0])]
+            states.put(key, values | {value}, now + ttl)
+        return [DONE, int(value not in known[0])]
 
 
 class UniqueCount(Get):

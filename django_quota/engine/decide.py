@@ -12,12 +12,31 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
-from django_quota.engine.adjust import adjust, put_state, replace, state_of
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Adjust, Flag, Flagged, Mode, Reply, encode_mode
-from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit, judge_near
+from django_quota.engine.codec import (
+    ALLOWED,
+    REFUSED,
+    RETRY_WITH,
+    Adjust,
+    Adjustment,
+    Flag,
+    Flagged,
+    Mode,
+    Reply,
+    encode_mode,
+)
+from django_quota.engine.events import (
+    NO_LOG,
+    REMOTE_LOG,
+    EventLog,
+    change_counts,
+    count_day,
+    emit,
+    judge_near,
+    load_status,
+    shut_out,
+)
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, lua_source
-from django_quota.engine.subject_status import load_status, shut_out
 
 MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
@@ -121,21 +140,19 @@ class Decide(Operation):
         if isinstance(self.mode, Adjust):
             for hit, adjustment in zip(self.hits, self.mode.of_hits, strict=True):
                 if adjustment is not None:
-                    adjust(states, hit, adjustment, now)
+                    _adjust(states, hit, adjustment, now)
         elif self.mode == "refund":
             for hit in self.hits:
                 for limit in hit.limits:
-                    state = state_of(states, limit, now)
-                    after = limit.algorithm.refund(state, limit.parameters, hit.cost, now)
-                    replace(states, limit, state, after)
+                    state = limit.state(states, now)
+                    limit.put(states, state, limit.algorithm.refund(state, limit.parameters, hit.cost, now))
 
     def _judge_near(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Say whether a limit is near after what was really used."""
         actual = 0 if self.mode == "refund" else None
         if isinstance(self.mode, Adjust):
             adjustment = self.mode.of_hits[context.index]
-            tells = adjustment is not None and (adjustment.untold or not adjustment.undone)
-            actual = adjustment.actual if adjustment is not None and tells else None
+            actual = adjustment.actual if adjustment is not None and not adjustment.undone else None
         if actual is None:
             return []
         return judge_near(states, context, actual, now, emits=self.log is not NO_LOG, lowers=True)
@@ -147,9 +164,9 @@ class Decide(Operation):
             if limit.parameters.capacity == 0:
                 continue
             algorithm = limit.algorithm
-            before = state_of(states, limit, now)
+            before = limit.state(states, now)
             state, after = algorithm.consume(before, limit.parameters, hit.cost, now, over=True)
-            put_state(states, limit, state)
+            limit.put(states, before, state)
             context.verdicts[number] = after if verdict.allowed else _peek(states, context, limit, hit.cost, now)
         context.is_refused = False
         count_day(states, context, now, passed=True)
@@ -183,7 +200,7 @@ def _is_outside(hit: Hit, now: int, *, counts: bool) -> bool:
 
 
 def _peek(states: States, context: HitContext, limit: CompiledLimit, cost: int, now: int) -> Verdict:
-    verdict = limit.algorithm.peek(state_of(states, limit, now), limit.parameters, cost, now)
+    verdict = limit.algorithm.peek(limit.state(states, now), limit.parameters, cost, now)
     return shut_out(verdict, context.stop, now) if context.status else verdict
 
 
@@ -192,13 +209,32 @@ def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, r
     algorithm = limit.algorithm
     passed = not refused & {0, hit.group}
     counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and hit.group in refused
-    before = state_of(states, limit, now)
+    before = limit.state(states, now)
     if not passed and not counts:
-        replace(states, limit, before, algorithm.follow_clock(before, now))
+        limit.put(states, before, algorithm.follow_clock(before, now))
         return verdict
     state, after = algorithm.consume(before, limit.parameters, hit.cost, now)
-    put_state(states, limit, state)
+    limit.put(states, before, state)
     if passed:
         return after
     # A limit that a refused hit has filled refuses the next hit, too: the reply says for how long.
     return algorithm.peek(state, limit.parameters, hit.cost, now)
+
+
+def _adjust(states: States, hit: Hit, adjustment: Adjustment, now: int) -> None:
+    """Charge what a hit used beyond what it took, even past the limit, or give back what it did not use.
+
+    That is how a reservation is settled, and how a request gives back what it took if it is refused after all. The
+    specification of `lua/adjust.lua`.
+    """
+    moment, actual, places, _ = adjustment
+    more = actual - hit.cost
+    for limit, is_counted in zip(hit.limits, places, strict=True):
+        algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)
+        if more > 0 and parameters.capacity > 0:
+            limit.put(states, state, algorithm.consume(state, parameters, more, now, over=True)[0])
+        elif more < 0 and is_counted:
+            limit.put(states, state, algorithm.give_back(state, parameters, -more, hit.cost, moment, now))
+    if hit.day is not None and more:  # a hit that used nothing does not count
+        hits = -1 if actual == 0 else 0
+        change_counts(states, hit.day.key, {f"{hit.field}:a": hits, f"{hit.field}:u": more - hits}, now)

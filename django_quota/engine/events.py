@@ -1,7 +1,7 @@
 """What happens around a decision: the counts of the day, bans after too many refusals, and events.
 
-The specification of `lua/count_day.lua`, `lua/events.lua` and `lua/near.lua`. Redis alone keeps the event stream and
-the index of bans; the specification only returns the flags that report events.
+The specification of `lua/subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua`. Redis alone keeps the event
+stream and the index of bans; the specification only returns the flags that report events.
 """
 
 from __future__ import annotations
@@ -14,14 +14,34 @@ from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
 from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
-from django_quota.engine.operations import Operation, Script, States, script
-from django_quota.engine.subject_status import drop_field, fields_of, set_field, shut_out
+from django_quota.engine.operations import Operation, Script, States, drop_field, fields_of, script, set_field
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""
 
 USED_UP = 1000
 """The share, in thousandths, of a limit that has nothing left."""
+
+
+def load_status(states: States, context: HitContext, now: int) -> None:
+    """Put the status of the subject on the context: a ban takes precedence over the limits."""
+    hit = context.hit
+    ban = fields_of(states, hit.status_key).get(f"b:{hit.field}")
+    if hit.refusals_key and ban is not None:
+        ends, context.level, context.remembered = map(int, ban.split(" "))
+        if ends > now:
+            context.status, context.stop = Flag.BANNED, ends
+
+
+def shut_out(verdict: Verdict, stop: int, now: int) -> Verdict:
+    """Refuse until a ban ends, and then for as long as the limit itself has no room."""
+
+    def later(own: int) -> int:
+        return NEVER if own == NEVER else max(stop - now, own)
+
+    retry_after = later(0 if verdict.allowed else verdict.retry_after)
+    more = later(0 if verdict.remaining > 0 else verdict.more)
+    return verdict._replace(allowed=False, retry_after=retry_after, more=more)
 
 
 def count_day(states: States, context: HitContext, now: int, *, passed: bool) -> None:

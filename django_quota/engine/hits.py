@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict
+from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters, Verdict
+from django_quota.core.algorithms.stock import Total
+from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field as field_of
 from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule
+from django_quota.engine.operations import States
 
 
 class CompiledLimit(NamedTuple):
@@ -29,6 +32,26 @@ class CompiledLimit(NamedTuple):
     def algorithm(self) -> Algorithm[Any]:
         """The algorithm that decides it."""
         return self.limit.algorithm
+
+    def state(self, states: States, now: int) -> Any:
+        """Return its state; of a counter, which keeps its plain total, with its expiry.
+
+        Raises `StoreDataError` if the key of a counter holds something else.
+        """
+        if self.algorithm is not STOCK:
+            return states.get(self.key)
+        units = states.get(self.key, now)
+        if units is not None and not isinstance(units, int):
+            raise StoreDataError(f"{self.key} is not a counter")
+        return None if units is None else Total(units, states.expiry(self.key))
+
+    def put(self, states: States, before: Any, after: Any) -> None:
+        """Replace its state; None drops it."""
+        if after is None:
+            states.drop(self.key)
+        elif after is not before:
+            value = after.units if self.algorithm is STOCK else after
+            states.put(self.key, value, self.algorithm.expiry(after))
 
     def at(self, now: int) -> CompiledLimit:
         """Return the limit for another moment; only a calendar limit changes."""

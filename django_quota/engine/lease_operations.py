@@ -23,9 +23,10 @@ class SlotKeys(NamedTuple):
 class _LeaseOperation(Operation):
     """An operation of one token on a slot."""
 
-    def __init__(self, keys: tuple[str, ...], token: str, *more: str | int) -> None:
-        super().__init__(keys, token, *more)
-        self.token = token
+    @property
+    def token(self) -> str:
+        """The token."""
+        return str(self.arguments()[0])
 
     def held(self, states: States) -> Mapping[str, int]:
         """Return all leases, each with its end."""
@@ -37,14 +38,12 @@ class _LeaseOperation(Operation):
 
 
 class Acquire(_LeaseOperation):
-    """Take one of `limit` slots for `span` microseconds; the reply: see `lua/lease_acquire.lua`."""
+    """Take one of some slots; the reply: see `lua/lease_acquire.lua`.
+
+    Its arguments: the token, how many slots there are, and for how many microseconds.
+    """
 
     script: ClassVar[Script] = _script("lease_acquire")
-
-    def __init__(self, keys: SlotKeys, token: str, limit: int, span: int) -> None:
-        super().__init__(keys, token, limit, span)
-        self.limit = limit
-        self.span = span
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was taken."""
@@ -52,18 +51,19 @@ class Acquire(_LeaseOperation):
 
     def run(self, states: States, now: int) -> list[int]:
         """Take it if one is free."""
+        asking, limit, span = self.arguments()
         live = {token: stop for token, stop in self.held(states).items() if stop > now}
-        lately, granted = states.get(self.keys[1]), self.token in live or len(live) < self.limit
+        lately, granted = states.get(self.keys[1]), asking in live or len(live) < limit
         if granted:
-            live[self.token] = now + self.span
+            live[asking] = now + span
             self.put(states, live)
-            if len(live) >= self.limit and lately is None:
-                states.put(self.keys[1], 0, now + self.span)
-        over, ends = max(0, len(live) - self.limit), sorted(live.values())
+            if len(live) >= limit and lately is None:
+                states.put(self.keys[1], 0, now + span)
+        over, ends = max(0, len(live) - limit), sorted(live.values())
         wait = ends[over] - now
         if lately:
             wait = max(1, min(wait, lately * (over + 1) // len(live)))
-        return [int(granted), max(0, self.limit - len(live)), wait, ends[-1] - now, now]
+        return [int(granted), max(0, limit - len(live)), wait, ends[-1] - now, now]
 
 
 class Renew(_LeaseOperation):
@@ -77,15 +77,14 @@ class Renew(_LeaseOperation):
 
     def __init__(self, keys: SlotKeys, token: str, span: int, *, again: bool = False) -> None:
         super().__init__(keys[:1], token, span, int(again))
-        self.span = span
-        self.again = again
 
     def run(self, states: States, now: int) -> int:
         """Renew it if it has not ended."""
+        token, span, again = self.arguments()
         leases = self.held(states)
-        if not self.again and leases.get(self.token, 0) <= now:
+        if not again and leases.get(token, 0) <= now:
             return 0
-        self.put(states, {**leases, self.token: now + self.span})
+        self.put(states, {**leases, token: now + span})
         return 1
 
 
@@ -100,21 +99,20 @@ class Release(_LeaseOperation):
 
     def __init__(self, keys: SlotKeys, token: str, since: int | None, span: int) -> None:
         super().__init__(keys, token, "" if since is None else since, span)
-        self.since = since
-        self.span = span
 
     def run(self, states: States, now: int) -> int:
         """Give it back, and note how long it was held."""
+        token, since, span = self.arguments()
         leases = dict(self.held(states))
-        stop = leases.pop(self.token, None)
+        stop = leases.pop(token, None)
         if stop is not None:
             self.put(states, leases)
         if stop is None or stop <= now:
             return 0
         lately = states.get(self.keys[1])
-        if lately is not None and self.since is not None:
-            took = max(1, now - self.since)
-            states.put(self.keys[1], (7 * lately + took) // 8 if lately else took, now + self.span)
+        if lately is not None and since != "":
+            took = max(1, now - since)
+            states.put(self.keys[1], (7 * lately + took) // 8 if lately else took, now + span)
         return 1
 
 

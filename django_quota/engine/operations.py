@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -97,6 +97,25 @@ def keep(states: States, key: str, value: Any, stop: int) -> None:
         states.drop(key)
 
 
+def fields_of(states: States, key: str) -> Mapping[str, str]:
+    """Return the fields of a hash."""
+    return states.get(key) or {}
+
+
+def set_field(states: States, key: str, name: str, value: str, stop: int) -> None:
+    """Set a field of a hash, and keep the hash at least until a moment (microseconds)."""
+    keep(states, key, {**fields_of(states, key), name: value}, stop)
+
+
+def drop_field(states: States, key: str, name: str) -> bool:
+    """Drop a field of a hash; say whether it was there."""
+    fields = dict(fields_of(states, key))
+    if fields.pop(name, None) is None:
+        return False
+    keep(states, key, fields, 0)
+    return True
+
+
 class Operation(ABC):
     """One atomic call to a store.
 
@@ -110,11 +129,11 @@ class Operation(ABC):
     is_reading: ClassVar[bool] = False
     """Whether it never writes. Then a database reads without a lock."""
 
-    def __init__(self, keys: Sequence[str], *arguments: str | int) -> None:
+    def __init__(self, keys: Sequence[str], *arguments: Any) -> None:
         self.keys = keys
         self._arguments = arguments
 
-    def arguments(self) -> Sequence[str | int]:
+    def arguments(self) -> Sequence[Any]:
         """Return the arguments that the head of its script lists, after the time."""
         return self._arguments
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -25,12 +25,12 @@ from django_quota.engine.codec import (
     RETRY_WITH,
     Adjust,
     Adjustment,
-    AllowedReply,
     EventKind,
     Reply,
     allows_without_flags,
     emitted,
     outcomes_of,
+    read_outcomes,
 )
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, EventLog
@@ -382,7 +382,7 @@ class Plan:
         """
         if is_last and not self.here and not self.has_groups and allows_without_flags(raw, self.hits):
             self._raw = raw
-            return Decision.lazy(AllowedReply(raw, self.hits), allowed=True)
+            return Decision.lazy(partial(read_outcomes, raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None

@@ -138,12 +138,11 @@ def _undoing(hits: Sequence[Hit], reply: Reply) -> Adjust | None:
 
     None if they took nothing. A limit that counts refused hits keeps the hit.
     """
-    near = {index for index, flag, _ in reply.flags if flag == Flag.NEAR_EMITTED}
     undone: list[Adjustment | None] = [None] * len(hits)
     for index, moment in reply.consumed(hits):
         hit = hits[index]
         places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
-        undone[index] = Adjustment(moment, 0, places, undone=True, untold=index in near)
+        undone[index] = Adjustment(moment, 0, places, undone=True)
     return Adjust(undone) if any(undone) else None
 
 
@@ -162,7 +161,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
         return reply
     of_hits = zip(reply.hits, after.hits, mode.of_hits, strict=True)
     verdicts = [later if undone else earlier for earlier, later, undone in of_hits]
-    return Reply(reply.now, REFUSED, verdicts, [each for each in reply.flags if each.flag != Flag.NEAR_EMITTED])
+    return Reply(reply.now, REFUSED, verdicts, reply.flags)
 
 
 def _look_at(part: _Part, now: int) -> Scatter:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts, note_tier
 from django_quota.engine.hits import CompiledRule, Hit
-from django_quota.engine.operations import Operation, Script, States, script
-from django_quota.engine.subject_status import drop_field, fields_of, set_field
+from django_quota.engine.operations import Operation, Script, States, drop_field, fields_of, script, set_field
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -53,20 +52,18 @@ class BanSubject(Operation):
 
     def __init__(self, status_key: str, rule: str, span: int, remembered: int) -> None:
         super().__init__([status_key], rule, span, remembered)
-        self.rule = rule
-        self.span = span
-        self.remembered = remembered
 
     def run(self, states: States, now: int) -> list[int]:
         """Ban the subject, unless it is banned for longer already."""
-        (status_key,), name = self.keys, f"b:{self.rule}"
+        (status_key,), (rule, span, kept) = self.keys, self.arguments()
+        name = f"b:{rule}"
         ends, level, remembered = map(int, fields_of(states, status_key).get(name, "0 0 0").split(" "))
-        stop = now + self.span
+        stop = now + span
         if ends >= stop:
             return [ends, 0]
         if ends <= now:
             level = level + 1 if remembered > now else 1
-        remembered = max(remembered, stop + self.remembered)
+        remembered = max(remembered, stop + kept)
         set_field(states, status_key, name, f"{stop} {level} {remembered}", remembered)
         return [stop, level]
 
@@ -157,14 +154,13 @@ class SetAside(Operation):
 
     def __init__(self, day_key: str, aside_key: str, known: int) -> None:
         super().__init__([day_key, aside_key], known)
-        self.known = known
 
     def run(self, states: States, now: int) -> list[Any]:
         """Set them aside."""
-        day, aside = self.keys
+        (day, aside), (known,) = self.keys, self.arguments()
         counts = states.get(day)
         if counts is not None and states.get(aside) is None:
-            states.put(aside, {**counts, TOKEN_FIELD: max(now, self.known + 1)}, states.expiry(day))
+            states.put(aside, {**counts, TOKEN_FIELD: max(now, known + 1)}, states.expiry(day))
             states.drop(day)
         fields = states.get(aside) or {}
         return [int(states.get(day) is not None), [str(part) for pair in fields.items() for part in pair]]
@@ -177,12 +173,11 @@ class DropAside(Operation):
 
     def __init__(self, aside_key: str, token: int) -> None:
         super().__init__([aside_key], token)
-        self.token = token
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
         """Delete them."""
-        (aside,) = self.keys
-        return int((states.get(aside) or {}).get(TOKEN_FIELD) == self.token and states.drop(aside))
+        (aside,), (token,) = self.keys, self.arguments()
+        return int((states.get(aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))
 
 
 class RecordHits(Operation):
@@ -225,7 +220,6 @@ class Once(Operation):
 
     def __init__(self, key: str, span: int) -> None:
         super().__init__([key], span)
-        self.span = span
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was remembered."""
@@ -233,7 +227,8 @@ class Once(Operation):
 
     def run(self, states: States, now: int) -> int:
         """Look for it, and remember it."""
-        if states.get(self.keys[0], now) is not None:
+        (key,), (span,) = self.keys, self.arguments()
+        if states.get(key, now) is not None:
             return 0
-        states.put(self.keys[0], now + self.span, now + self.span)
+        states.put(key, now + span, now + span)
         return 1

@@ -88,15 +88,13 @@ class RegisterWorker(Operation):
 
     def __init__(self, key: str, token: str, ttl: int) -> None:
         super().__init__([key], token, ttl)
-        self.token = token
-        self.ttl = ttl
 
     def run(self, states: States, now: int) -> int:
         """Register it."""
-        (key,) = self.keys
-        workers = {token: stop for token, stop in (states.get(key, now) or {}).items() if stop > now}
-        workers[self.token] = now + self.ttl
-        keep(states, key, workers, now + self.ttl)
+        (key,), (token, ttl) = self.keys, self.arguments()
+        workers = {other: stop for other, stop in (states.get(key, now) or {}).items() if stop > now}
+        workers[token] = now + ttl
+        keep(states, key, workers, now + ttl)
         return len(workers)
 
 

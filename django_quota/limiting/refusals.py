@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from functools import partial
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import Decision, Left, Outcome
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
 from django_quota.core.rules import Rule
@@ -87,20 +87,9 @@ class Refusal:
         return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
 
 
-class RepeatedRefusals(NamedTuple):
-    """Where a decision from memory reads its outcomes; see `core.decisions`."""
-
-    refusals: Sequence[Refusal]
-    now: int
-    """By `_clock`."""
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Return the outcomes, with times that have counted down."""
-        return tuple([outcome for refusal in self.refusals for outcome in refusal.outcomes_at(self.now)])
-
-    def left(self) -> list[Left]:
-        """Return how much each limit has left."""
-        return Decision.of(self.outcomes()).left()
+def _outcomes_at(refusals: Sequence[Refusal], now: int) -> tuple[Outcome, ...]:
+    """Return the outcomes of refusals, with times that have counted down."""
+    return tuple([outcome for refusal in refusals for outcome in refusal.outcomes_at(now)])
 
 
 class Refusals:
@@ -141,7 +130,7 @@ class Refusals:
                 self._unasked.add(refusal.place, {"r": 1}, refusal.event)
             at = refusal.decided_at + now - refusal.begins  # by the store's clock
             self._metrics.count_refusal(at, refusal.hit.field, refusal.hit.subject)
-        return Decision.lazy(RepeatedRefusals(refusals, now), allowed=False)
+        return Decision.lazy(partial(_outcomes_at, refusals, now), allowed=False)
 
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
         """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.

@@ -10,6 +10,7 @@ import logging
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from dataclasses import replace
 from functools import cache, partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
@@ -272,7 +273,7 @@ class RequestSlot:
             except StoreFull:
                 how = "deny"
             else:
-                return lease, decision.__replace__(degraded=True)
+                return lease, replace(decision, degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
 
@@ -303,7 +304,7 @@ def _lease_flow(slot: Slot, subject: str, store: Runner) -> Flow[tuple[Lease | N
 def _not_enforced(decision: Decision) -> Decision:
     """Return the decision, not enforced."""
     outcomes = tuple(outcome._replace(enforced=False) for outcome in decision.outcomes)
-    return decision.__replace__(outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
+    return replace(decision, outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
 
 
 class Holding:

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
-from django_quota.core.decisions import AnyLimit, Decision, Left
+from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.rates import Rate
 from django_quota.web.refusal_log import log_refusal
 from django_quota.web.wording import refusal_status
@@ -57,16 +57,16 @@ def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
-    left = decision.left()
-    if not left:
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    if not outcomes:
         return
     settings = current()
     own = getattr(response, OWN_HEADERS, ())
     if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
-        names, policy = policies(tuple([of for of, _, _ in left]))
+        names, policy = policies(tuple([outcome.of for outcome in outcomes]))
         headers = response.headers
         headers["RateLimit-Policy"] = policy
-        headers["RateLimit"] = ", ".join(map(_state, names, left))
+        headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:
         legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
         for name, value in legacy.items():
@@ -115,10 +115,8 @@ def _policy(name: str, limit: AnyLimit) -> str:
     return f'"{name}";q={limit.capacity}{unit}{window}'
 
 
-def _state(name: str, left: Left) -> str:
-    _, remaining, wait = left
-    if not 0 <= remaining <= _MAX_INTEGER:
-        remaining = min(max(remaining, 0), _MAX_INTEGER)
+def _state(name: str, outcome: Outcome) -> str:
+    remaining, wait = min(0 if outcome.is_shut_out else outcome.remaining, _MAX_INTEGER), outcome.next_after
     if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
     return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_combining_two_decisions_equals_deciding_all_limits_at_once(a: list[Outc
 
 NOTHING = Decision(allowed=True, rule="", subject="")
 DENIED = Decision(allowed=False, rule="d", subject="user:1", degraded=True, enforced=True)
-SOFTLY_DENIED = DENIED.__replace__(enforced=False)
+SOFTLY_DENIED = replace(DENIED, enforced=False)
 
 
 @pytest.mark.parametrize("other", [Decision.of((outcome("a", ok=False),)), Decision.of((outcome("a"),)), DENIED])

@@ -3,8 +3,7 @@
 -- KEYS   as decide
 -- ARGV   as decide; the mode is "adjust", then for each hit " <moment>:<actual>:<places>:<undone>", or " -": it took nothing.
 --        moment: when it was decided; its cost is what it took. places: for each limit 1, or 0 if it was not counted there and so
---        is only charged. undone: 1 if its request was refused after all; 2 if it also emitted a "near" event that nobody is
---        told of; else 0
+--        is only charged. undone: 1 if its request was refused after all, else 0
 -- reply  adjust: nothing; from then on the cost of each hit is 0. judge_near: nothing; it adds flags
 local restorers = need('restore')
 
