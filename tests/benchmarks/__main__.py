@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,20 +27,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--laps", type=int, default=40, metavar="N", help="batches of 120 checks a row (default 40)")
     parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/comparison.md")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--write needs all rows: leave --quick out")
     console = Console(stderr=True)
-    found = json.loads(options.read.read_text()) if options.read else measure(options, console)
+    found = measure(options, console)
     printed = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     printed.print(f"\n[bold]{found['machine']}[/bold]")
     for sheet in report.sheets(found):
         sheet.show(printed)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if options.write:
         report.write_docs(found)
 
@@ -81,10 +75,6 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         found["postgresql"] = postgresql.beside_redis(4 if options.quick else 40)
         tell("starting")
         found["start"] = processes.start(2 if options.quick else STARTS)
-        if not options.quick:
-            tell("checks a second")
-            with processes.redis_over_tcp(programs[0]) as url:
-                found["a_second"] = processes.in_process("tests.benchmarks.scale:checks_a_second", url, 1.0)
     return found
 
 

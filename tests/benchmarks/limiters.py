@@ -35,7 +35,6 @@ from django_quota import Rule, acheck, check, quota
 from django_quota.core.clock import SECOND
 from django_quota.core.overrides import Override
 from django_quota.limiting.overrides import overrides
-from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import freeze
 from tests.benchmarks.facts import Contender, Hit
 from tests.benchmarks.measure import Row, Work
@@ -134,17 +133,6 @@ def bare_work(url: str) -> Work:
     return Work("bare:{}".format, lambda key: client.evalsha(sha, 1, key, 60_000), lambda count: count > 0)
 
 
-def bare_view(url: str) -> Callable[..., Any]:
-    """Return a view that calls the baseline before it answers."""
-    call = bare_work(url).call
-
-    def view(request: HttpRequest) -> HttpResponse:
-        call(f"bare:{request.META['REMOTE_ADDR']}")
-        return plain_view(request)
-
-    return view
-
-
 def check_work(*rates: str | Rule) -> Work:
     """Return the work of one `check()` of one or several limits."""
     rule = rates[0] if isinstance(rates[0], Rule) else "; ".join(map(str, rates))
@@ -162,14 +150,6 @@ def blocked() -> Iterator[None]:
     overrides.table.put(Override(1, "ip:10.0.0.0/8", "*", "blocked"))
     yield
     overrides.table.drop(1)
-
-
-def site_view() -> Callable[..., Any]:
-    """Return a view under two decorators and a configured rule, called as Django's handler calls it."""
-    view = limited_view(*THREE[1:])
-    middleware: QuotaMiddleware
-    middleware = QuotaMiddleware(lambda request: middleware.process_view(request, view, (), {}) or view(request))
-    return middleware
 
 
 def limited_view(*rates: str, **options: Any) -> Callable[..., Any]:
@@ -356,24 +336,18 @@ def rows(url: str, *, others: bool) -> list[Row]:
         Row("check", OURS, "check()", check_work(ONE), spread),
         Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
         Row("acheck", OURS, f"acheck() by {TASKS} tasks", acheck_work(ONE)),
-        Row("refused", OURS, "check(), refused", refused(check_work(FULL))),
         Row("view", OURS, "view under one limit", view_work(limited_view(ONE))),
-        Row("view3", OURS, "view, middleware and decorators, three limits", view_work(site_view())),
-        Row("refused view", OURS, "view, refused", refused(view_work(limited_view(FULL)))),
         Row("flooded", OURS, "check(), refused from memory", refused(check_work(Rule.make("flooded", FULL, **cached)))),
-        Row("flooded view", OURS, "view, refused from memory", refused(view_work(limited_view(FULL, **cached)))),
         Row("blocked", OURS, "check(), blocked", replace(check_work(ONE), expected=False, within=blocked)),
     ]
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
     compared = [
         Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
-        Row("bare in view", f"redis-py {redis.__version__}", "the same inside a view", view_work(bare_view(url))),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
         *ours,
         Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),
         Row("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
         Row("limits async", LIMITS, f"async hit() by {TASKS} tasks", limits_async_work(url, LIMITS_THREE[0])),
-        Row("limits refused", LIMITS, "hit(), refused", refused(limits_work(url, "10 per day"))),
     ]  # fmt: skip
     return compared if not others else [
         *compared,
@@ -383,7 +357,6 @@ def rows(url: str, *, others: bool) -> list[Row]:
         Row("smart view", SMART, "view under one limit", smart_view(ONE)),
         Row("smart view3", SMART, "view under three limits", smart_view(*THREE)),
         Row("drf", DRF, "AnonRateThrottle.allow_request()", drf_work(ONE), filled_by(drf_hit)),
-        Row("drf bare view", DRF, "APIView, no limit", drf_view()),
         Row("drf view", DRF, "APIView, a throttle", drf_view(ONE)),
         Row("drf view3", DRF, "APIView, three throttles", drf_view(*THREE)),
         Row("ratelimit", RATELIMIT, "is_ratelimited()", ratelimit_work(ONE), filled_by(ratelimit_hit)),

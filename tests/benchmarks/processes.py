@@ -20,9 +20,6 @@ from tests.support.ports import free_port
 PARSERS = {"hiredis": "", "python": "import sys; sys.modules['hiredis'] = None; "}
 """How a process that measures starts, by what reads the replies: the C extension, or redis-py without it."""
 
-SITE_RULE = {"rate": "1000000/m", "key": "ip", "match": "/bench/"}
-"""The configured rule that the middleware applies, beside two of decorators."""
-
 PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
 """Seconds. The other limiters wait for ever; a busy machine must not make ours decide without Redis."""
 
@@ -96,7 +93,7 @@ def configure(url: str) -> None:
         ],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES={"default": cache, "patient": {**cache, "OPTIONS": PATIENT}},
-        QUOTA={"CACHE": "patient", "RULES": {"site": SITE_RULE}},
+        QUOTA={"CACHE": "patient"},
         RATELIMIT_BACKEND="django_smart_ratelimit.backends.redis_backend.RedisBackend",
         RATELIMIT_REDIS={"url": url},
         USE_TZ=True,

@@ -141,10 +141,6 @@ def sheets(found: Found) -> Iterator[Sheet]:
     yield _goals(runs)
     for run in runs:
         yield _checks(run)
-    if found.get("facts"):
-        yield _facts(found["facts"])
-    if found.get("a_second"):
-        yield _a_second(found["a_second"])
 
 
 def _goals(runs: Sequence[Run]) -> Sheet:
@@ -180,33 +176,6 @@ RIGHT = (f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m")
 
 def _right(fact: Found) -> list[str]:
     return [str(fact["race"]), NONE if fact["worst"] is None else str(fact["worst"])]
-
-
-def _facts(facts: Sequence[Found]) -> Sheet:
-    return Sheet(
-        "Who is right",
-        ["", *RIGHT],
-        [[each["package"], *_right(each)] for each in facts],
-        f"{THREADS} threads with {EACH} requests each of one subject under {RACE}/m. Most in a window: within any "
-        f"60 s, the clock moved by hand. {NONE}: its clock is that of Redis.",
-    )
-
-
-def _a_second(points: Sequence[Found]) -> Sheet:
-    rows = []
-    for point in points:
-        ours, limits = point["ours"], point["limits"]
-        rows.append([f"{point['x']} calling", *(
-            cell for figure in ("a_second", "a_core")
-            for cell in (f"{ours[figure]:,.0f}", f"{limits[figure]:,.0f}", f"{ours[figure] / limits[figure]:.2f}")
-        )])  # fmt: skip
-    return Sheet(
-        "Checks a second on one Redis, by processes",
-        ["processes", "django_quota", "limits", "ratio", "django_quota, a core of Redis", "limits", "ratio"],
-        rows,
-        "On few cores the processes that call use what Redis would need. So the right half says what Redis would serve "
-        "with a core of its own, by the CPU time that it took.",
-    )
 
 
 # --- into the docs ----------------------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables into docs/comparison.md")
     options = parser.parse_args()
-    found = report.measure()
-    text = report.tables(found)
-    print(text, report.more(found), sep="\n")
+    text = report.tables(report.measure())
+    print(text)
     if options.write:
         report.write(text)
 

@@ -8,13 +8,9 @@ from typing import Any
 
 from django_quota.testing import server_programs
 from tests.benchmarks.processes import in_process, redis_over_tcp
-from tests.peers.shows import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
 BEGIN, END = "<!-- python -m tests.peers: begin -->\n", "<!-- python -m tests.peers: end -->"
-RACE = 50
-BUCKET = "throttled-py"
-"""It refills all the time."""
 TEN_THOUSAND = 10_000
 
 
@@ -22,9 +18,8 @@ def measure() -> dict[str, Any]:
     """Run all limiters, each part in a process of its own."""
     program = server_programs()[0]
     found: dict[str, Any] = in_process("tests.peers.shows:without_server")
-    for part in ("visitors", "limiters"):
-        with redis_over_tcp(program) as url:
-            found[part] = in_process(f"tests.peers.shows:{part}", url)
+    with redis_over_tcp(program) as url:
+        found["visitors"] = in_process("tests.peers.shows:visitors", url)
     found["outage"] = [in_process("tests.peers.shows:outage", str(program), each) for each in (False, True)]
     return found
 
@@ -60,17 +55,6 @@ def tables(found: dict[str, Any]) -> str:
     return f"{visits}\n\n{sizes}\n"
 
 
-def more(found: dict[str, Any]) -> str:
-    """Return what is printed only: the races, and where each package has what it has."""
-    races = [[name, race(name, each), each["worst"] or "—"] for name, each in found["limiters"].items()]
-    has = [
-        [feature, ", ".join(f"{name} (`{found_as}`)" for name, found_as in names.items())]
-        for feature, names in FEATURES.items()
-    ]
-    raced = _table(["", "6,400 racing for 50: admitted", "most in a window under 10/m"], races)
-    return f"{raced}\n\n{_table(['', 'found in'], has)}\n"
-
-
 def write(text: str, page: Path = PAGE) -> None:
     """Write the tables between the marks of the page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -81,12 +65,6 @@ def write(text: str, page: Path = PAGE) -> None:
 def shown(page: Path = PAGE) -> str:
     """Return the tables that the page shows."""
     return page.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip() + "\n"
-
-
-def race(name: str, found: dict[str, Any]) -> str:
-    """Return how many were admitted, without what a bucket refills while the race lasts: one each 1.2 s of 50/m."""
-    refilled = found["seconds"] * RACE / 60 + 1 if name == BUCKET else 0
-    return str(RACE) if RACE <= found["race"] <= RACE + refilled else f"more than {RACE}"
 
 
 def _size(lines: int) -> str:

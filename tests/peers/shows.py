@@ -15,7 +15,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 from unittest import mock
 
@@ -36,71 +35,6 @@ PACKAGES = {
     "throttled-py": "throttled",
 }
 """The packages, and the names that they are imported by."""
-
-FEATURES: dict[str, dict[str, str]] = {
-    "a sliding window that keeps each hit or slice": {
-        "django-quota": "django_quota.core.algorithms.sliding_window.SlidingWindow",
-        "django-smart-ratelimit": "django_smart_ratelimit.backends.redis_backend.RedisBackend.SLIDING_WINDOW_SCRIPT",
-        "djangorestframework": "rest_framework.throttling.SimpleRateThrottle",
-        "limits": "limits.strategies.MovingWindowRateLimiter",
-        "pyrate-limiter": "pyrate_limiter.RedisBucket",
-    },
-    "a token bucket": {
-        "django-quota": "django_quota.core.algorithms.token_bucket.TokenBucket",
-        "django-smart-ratelimit": "django_smart_ratelimit.algorithms.token_bucket.TokenBucketAlgorithm",
-        "throttled-py": "throttled.rate_limiter.token_bucket.TokenBucketRateLimiter",
-    },
-    "a leaky bucket": {
-        "django-quota": "django_quota.core.algorithms.leaky_bucket.LeakyBucket",
-        "django-smart-ratelimit": "django_smart_ratelimit.algorithms.leaky_bucket.LeakyBucketAlgorithm",
-        "throttled-py": "throttled.rate_limiter.leaking_bucket.LeakingBucketRateLimiter",
-    },
-    "months of the calendar": {
-        "django-quota": "django_quota.core.algorithms.calendar.Calendar",
-        "django-smart-ratelimit": "django_smart_ratelimit.quota",
-    },
-    "so many at once": {
-        "django-quota": "django_quota.concurrency",
-        "django-smart-ratelimit": "django_smart_ratelimit.concurrency",
-    },
-    "other limits for one user, in the admin": {
-        "django-quota": "django_quota.models.QuotaOverride",
-        "django-smart-ratelimit": "django_smart_ratelimit.models.UserRateLimitOverride",
-    },
-    "a store in memcached": {
-        "django-smart-ratelimit": "django_smart_ratelimit.backends.memcached",
-        "limits": "limits.storage.MemcachedStorage",
-    },
-    "a store in MongoDB": {
-        "django-smart-ratelimit": "django_smart_ratelimit.backends.mongodb",
-        "limits": "limits.storage.MongoDBStorage",
-    },
-    "a store in an SQL database": {
-        "django-smart-ratelimit": "django_smart_ratelimit.backends.database",
-        "django-axes": "axes.handlers.database.AxesDatabaseHandler",
-        "pyrate-limiter": "pyrate_limiter.buckets.postgres.PostgresBucket",
-    },
-    "Redis Cluster": {
-        "django-quota": "django_quota.stores.cluster.ClusterClient",
-        "django-smart-ratelimit": "django_smart_ratelimit.backends.redis_backend.RedisClusterBackend",
-        "limits": "limits.storage.RedisClusterStorage",
-        "throttled-py": "throttled.store.ClusterConnectionFactory",
-    },
-    "Redis Sentinel": {
-        "django-quota": "django_quota.stores.redis.sources",
-        "limits": "limits.storage.RedisSentinelStorage",
-        "throttled-py": "throttled.store.SentinelConnectionFactory",
-    },
-    "limits by the load of the machine": {"django-smart-ratelimit": "django_smart_ratelimit.adaptive"},
-    "limits by country": {"django-smart-ratelimit": "django_smart_ratelimit.geo"},
-    "fields of GraphQL": {"django-smart-ratelimit": "django_smart_ratelimit.graphql"},
-    "failed logins": {
-        "django-quota": "django_quota.contrib.auth.LoginQuotaBackend",
-        "django-axes": "axes.backends.AxesStandaloneBackend",
-    },
-    "a table of all attempts to log in": {"django-axes": "axes.models.AccessLog"},
-}
-"""What some packages have, and the name there. `without_server` imports each."""
 
 OF_DJANGO = ("django-quota", "django-ratelimit", "django-smart-ratelimit", "djangorestframework")
 """Those with views of Django."""
@@ -334,40 +268,12 @@ def outage(program: str, is_tolerant: bool) -> dict[str, int]:
     return {name: get("192.0.2.1").status_code for name, get in gets.items()}
 
 
-# --- limiters without views -------------------------------------------------------------------------------------------
-
-
-def limiters(url: str) -> dict[str, dict[str, Any]]:
-    """Return what each limiter admits in a race and in the worst window, by package; see `tests.benchmarks.facts`."""
-    set_up(url)
-    from tests.benchmarks.facts import admitted_in_a_race, worst_window
-    from tests.benchmarks.limiters import contenders
-
-    names = {"smart": "django-smart-ratelimit", "DRF": "djangorestframework", "django_quota": "django-quota"}
-    found: dict[str, dict[str, Any]] = {}
-    for each in contenders(url):
-        word = each.package.split()[0]
-        name = names.get(word.removesuffix("-ratelimit") if word.startswith("smart") else word, word)
-        began = time.monotonic()
-        race = admitted_in_a_race(each)
-        found[name] = {"race": race, "seconds": time.monotonic() - began, "worst": worst_window(each)}
-    return found
-
-
 # --- what needs no server ---------------------------------------------------------------------------------------------
 
 
 def without_server() -> dict[str, Any]:
     """Return what needs no server."""
     set_up("redis://127.0.0.1:1/0")
-    from django.apps import apps
-    from django.conf import settings
-
-    apps.set_installed_apps([*settings.INSTALLED_APPS, "axes"])
-    for names in FEATURES.values():
-        for name in names.values():
-            if locate(name) is None:
-                raise RuntimeError(f"there is no {name}")
     return {
         "versions": versions(),
         "lines": {name: lines(module) for name, module in PACKAGES.items()},

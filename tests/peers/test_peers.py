@@ -23,11 +23,4 @@ def test_the_page_says_what_the_packages_do() -> None:
         assert told is not None, name
         if name != "django-quota" and told[1] != version(name):
             pytest.skip(f"The page is about {name} {told[1]}, and {version(name)} is installed")
-    found = report.measure()
-    assert report.tables(found) == text
-    admitted = {name: (report.race(name, each), each["worst"]) for name, each in found["limiters"].items()}
-    assert admitted == dict.fromkeys(admitted, ("50", 10)) | {
-        "throttled-py": ("50", None),
-        "djangorestframework": ("more than 50", 10),
-        "django-ratelimit": ("50", 20),
-    }
+    assert report.tables(report.measure()) == text
