@@ -5,11 +5,10 @@ Redis, the memory store and the specification are driven alike, and must never d
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, target
+from hypothesis import given, target
 from hypothesis import strategies as st
 
 from django_quota import Rule
@@ -126,14 +125,6 @@ def test_what_has_expired_is_not_given_back(algorithm: str) -> None:
     assert one.used == 20
 
 
-def test_a_late_settlement_charges_the_difference_and_no_more() -> None:
-    one = One(of("sliding_window"))
-    plan = one.check(30)
-    one.now += 2 * MINUTE
-    one.adjust(plan, 50)
-    assert one.used == 20
-
-
 def test_a_fixed_window_that_was_opened_since_gives_nothing_back() -> None:
     one = One(of("fixed_window"))
     plan = one.check(30)
@@ -228,17 +219,6 @@ def test_only_a_check_needs_the_day_that_it_is_counted_in(places: Places) -> Non
     sent: list[tuple[Plan, PlanMode]] = [(settled, "adjust"), (plan(), "peek"), (plan(), "refund"), (plan(), "check")]
     found = [places.run(of_mode.operation(midnight - 1, mode), midnight + 1)[:4] for of_mode, mode in sent]
     assert [(reply[1], *reply[3:]) for reply in found] == [(1, 8), (1, 8), (1, 9), (-1,)]
-
-
-@pytest.mark.parametrize(("actual", "undone"), [(0, False), (0, True), (1, False), (9, False)])
-def test_redis_counts_for_the_day_what_the_specification_does(actual: int, undone: bool, places: Places) -> None:
-    plan = Plan("quota", asked=[(Rule.make("r", "9/h", daily=True), "user:1", 3, "")])
-    plan.read(places.run(plan.operation(START, "check"), START))
-    (day_key,) = [key for key in places.states.kept if ":day:" in key]
-    places.run(plan.settled(plan.taken, [actual], undone=undone).operation(START, "adjust"), START)
-    client: Any = places.raw
-    counted = {name.decode(): int(count) for name, count in client.hgetall(day_key).items()}
-    assert counted == places.states.get(day_key)
 
 
 def test_another_rate_of_the_same_window_settles_windows_and_leaves_buckets() -> None:
@@ -374,56 +354,3 @@ def test_no_mix_of_checks_refunds_and_adjusts_lets_more_than_the_bound_in(case: 
     most = most_in_a_window((moment, cost) for moment, cost in hits)
     target(float(most), label="really used in a window")
     assert most <= bound
-
-
-UNDOABLE = ["sliding-exact", "sliding-slices", "sliding-one-slice", "token-bucket", "token-bucket-burst"]
-SHORT = st.one_of(st.integers(0, 3), st.integers(0, 9 * SECOND), st.sampled_from([MINUTE // 7, MINUTE // 5, MINUTE]))
-TAKEN_TWICE = [(0, "take", 0, 1), (0, "take", 0, 1)]
-
-
-@pytest.mark.parametrize("case", UNDOABLE)
-@inputs(600)
-@given(
-    actions=st.lists(
-        st.tuples(SHORT, st.sampled_from(["take", "keep", "undo", "undo"]), st.integers(0, 9), st.integers(1, 3)),
-        max_size=40,
-    )
-)
-@example(actions=[*TAKEN_TWICE, (0, "undo", 0, 1), (MINUTE // 5, "keep", 0, 1), (0, "undo", 0, 1)])  # one moves up
-@example(actions=[*TAKEN_TWICE, (0, "keep", 0, 1), (SECOND, "undo", 0, 1), (0, "undo", 0, 1), (MINUTE, "keep", 0, 1)])
-def test_a_hit_that_is_undone_makes_no_room_that_it_did_not_take(case: str, actions: list[Any]) -> None:
-    """Compared with the same limit without the hits that are undone."""
-    one, without = one_of(case), one_of(case)
-    taken: list[Plan] = []
-    for gap, kind, number, cost in actions:
-        one.now += gap
-        without.now = one.now
-        if kind == "undo" and taken:
-            one.adjust(taken.pop(number % len(taken)), undone=True)
-        elif kind != "undo" and (plan := one.check(cost)).taken:
-            if kind == "take":
-                taken.append(plan)
-            else:
-                without.charge(cost)
-        here, ideal = one.peek(), without.peek()
-        assert here.remaining <= ideal.remaining
-        assert here.reset >= ideal.reset
-
-
-@inputs(600)
-@given(actions=st.lists(st.tuples(SHORT, st.booleans(), st.integers(0, 9), st.integers(1, 3)), max_size=40))
-def test_no_two_leave_a_leaky_bucket_at_once_whatever_is_undone(actions: list[Any]) -> None:
-    one, taken = one_of("leaky-bucket"), list[tuple[Plan, int, int]]()
-    for gap, undoes, number, cost in actions:
-        one.now += gap + 1  # no two hits come at the same microsecond
-        if undoes and taken:
-            one.adjust(taken.pop(number % len(taken))[0], undone=True)
-            continue
-        plan = one.plan(cost)
-        reply = one.decide(plan, "check")
-        plan.read(reply)
-        if plan.taken:
-            taken.append((plan, one.now + reply[4], cost))
-        leave = sorted((at, units) for _, at, units in taken if at > one.now)
-        for (at, units), (later, _) in pairwise(leave):
-            assert later >= at + units * -(-MINUTE // 7)

@@ -16,10 +16,8 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
 from django_quota.engine.codec import ALLOWED, Mode
 from django_quota.engine.plans import Plan
-from django_quota.exceptions import RuleError
 from tests.support.selection import thorough
-from tests.support.steps import ALGORITHMS, SECOND, START, Spec, answers, decided, driven, hits_of, limits_of
-from tests.support.stores import current_store
+from tests.support.steps import ALGORITHMS, SECOND, START, Spec, driven, limits_of
 
 MINUTE = 60 * SECOND
 BUCKET = {"algorithm": "token_bucket"}
@@ -34,13 +32,6 @@ def test_as_many_as_the_limit_pass_and_what_is_left_counts_down(algorithm: str) 
         (True, 3), (True, 3), (False, 3), (True, 2), (True, 1), (True, 0), (False, 0),
     ]  # fmt: skip
     assert found[2].retry_after == NEVER
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_hit_without_cost_keeps_nothing(algorithm: str) -> None:
-    limit = Spec("3/m", algorithm)
-    limit.run(cost=0)
-    assert limit.states.kept == {}
 
 
 @pytest.mark.parametrize("cost", [0, 1])
@@ -179,11 +170,6 @@ def test_what_was_spent_past_the_limit_is_owed_after_a_step_back_too(algorithm: 
     assert limit.run().retry_after == 126 * SECOND
     limit.now += 126 * SECOND
     assert limit.run().allowed
-
-
-def test_a_rate_that_a_bucket_cannot_space_is_refused() -> None:
-    with pytest.raises(RuleError, match="Use algorithm='sliding_window'"):
-        Rule.make("rule", "2000000/s", algorithm="token_bucket")
 
 
 # --- calendar ---------------------------------------------------------------------------------------------------------
@@ -330,11 +316,3 @@ def test_a_calendar_limit_starts_anew_with_each_period() -> None:
 def test_a_window_that_does_not_fit_the_calendar_is_refused(rate: str) -> None:
     with pytest.raises(ValueError, match=r"no place in the calendar|years"):
         Rule.make("rule", rate, algorithm="calendar")
-
-
-@pytest.mark.usefixtures("either_store")
-def test_a_hit_in_the_second_period_that_was_sent_counts_until_its_end() -> None:
-    midnight = edges("day", 1, "UTC", START)[1]
-    sent = hits_of(Rule.make("rule", "2/day", algorithm="calendar"), now=midnight - 1)
-    for moment, left in ((midnight, 1), (midnight + 1, 0)):
-        assert answers(decided(current_store(), sent, "check", moment))[0].remaining == left

@@ -67,15 +67,6 @@ def test_no_arrivals_get_more_than_the_bound_where_the_clock_steps_back(case: st
     assert most_in_a_window(admitted) <= bound
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("step", [SECOND // 7, SECOND, 59 * SECOND // 10])
-def test_hammering_gets_no_more_than_the_bound(case: str, step: int) -> None:
-    options, bound = CASES[case]
-    limit = Spec(**options)
-    hits = [(step, 1)] * (4 * MINUTE // step)
-    assert most_in_a_window(play(limit, hits, wait=case == "leaky-bucket")) <= bound
-
-
 def test_the_bound_of_a_fixed_window_is_reached_at_its_edge() -> None:
     """That the search could find a breach at all: this pattern would break a bound of the limit alone."""
     limit = Spec("7/m", "fixed_window")

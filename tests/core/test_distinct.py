@@ -23,7 +23,7 @@ SUBJECT = "ip:203.0.113.9"
 MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
 BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 class TestDistinct:

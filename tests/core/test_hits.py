@@ -37,11 +37,3 @@ def test_what_a_rule_has_ready_is_what_its_limits_say(options: dict[str, Any], c
     (hit,) = hits_of(Rule.make("a", "5/m", **options), cost=cost)
     ready, hit.compiled = hit.arguments, None
     assert hit.arguments == ready
-
-
-@pytest.mark.parametrize(("mode", "is_sent"), [("check", True), ("adjust", True), ("peek", False), ("refund", False)])
-def test_only_a_decision_that_can_emit_events_sends_the_keys_of_the_log(mode: Any, is_sent: bool) -> None:
-    plan = Plan("quota", events=99)
-    plan.add(Rule.make("search", "10/m"), "ip:203.0.113.9", 1)
-    keys = plan.operation(START, mode).keys
-    assert any("events" in key for key in keys) == is_sent

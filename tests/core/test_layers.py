@@ -143,17 +143,3 @@ def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
             reached.add(module)
             left += imports(MODULES[module], lazy=False)
     assert "django_quota.models" not in reached
-
-
-@pytest.mark.parametrize(
-    ("importer", "imported"),
-    [
-        ("django_quota.core.rates", "django_quota.stores.redis.store"),
-        ("django_quota.core.rates", "django_quota.conf"),
-        ("django_quota.features.usage", "django_quota.web.view_lookup"),
-        ("django_quota.web.checks", "django_quota.admin.charts"),
-    ],
-)
-def test_the_rule_finds_an_import_that_goes_up(importer: str, imported: str) -> None:
-    assert goes_up(importer, imported)
-    assert not goes_up(imported, importer)

@@ -1,4 +1,4 @@
-"""What goes before the limits: overrides and bans, on the real Redis and in memory."""
+"""What takes precedence over the limits: overrides and bans."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from django.http import HttpResponse
 
 from django_quota import Decision, Rule, check, peek, quota, refund, reset
 from django_quota.adapters import decide
-from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import get, run
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
-from tests.support.stores import current_store
 
 SUBJECT = "ip:203.0.113.9"
 MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
@@ -22,7 +21,7 @@ BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
 EDGE = MINUTE - START % MINUTE
 """Until a minute of the clock ends."""
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 def view_of(*rates: str, name: str = "api", **options: Any) -> Any:
@@ -57,48 +56,34 @@ class TestOverrides:
             override("", "2/m")
             assert peek("2/m", SUBJECT).remaining == 1
 
-    def test_a_blocked_subject_is_refused_until_the_block_ends_and_spends_nothing(self) -> None:
-        override(f"b 0 {START + HOUR} ")
+    @pytest.mark.parametrize(
+        ("ends", "wait", "says"),
+        [(START + HOUR, 3_600.0, "try again in 1 hour"), (0, None, "waiting does not help")],
+    )
+    def test_a_blocked_subject_is_refused_until_the_block_ends_and_spends_nothing(
+        self, ends: int, wait: float | None, says: str
+    ) -> None:
+        override(f"b 0 {ends} ")
         with freeze(START):
             decision = check("10/m", SUBJECT)
-        assert not decision
-        assert (decision.retry_after, decision.remaining, decision.outcomes[0].why) == (3_600.0, 0, "blocked")
-        assert decision.outcomes[0].used == 0
-        assert decision.explain() == (f"Rule '10/m' refuses {SUBJECT}, blocked by an operator; try again in 1 hour.")
+        found = (decision.allowed, decision.retry_after, decision.remaining, decision.used, decision.outcomes[0].why)
+        assert found == (False, wait, 0, 0, "blocked")
+        assert decision.explain() == f"Rule '10/m' refuses {SUBJECT}, blocked by an operator; {says}."
         with freeze(START + HOUR):
-            assert check("10/m", SUBJECT).remaining == 9
-
-    def test_a_block_without_an_end_says_none(self) -> None:
-        override("b 0 0 ")
-        with freeze(START), pytest.raises(QuotaExceeded) as caught:
-            check("10/m", SUBJECT).raise_if_refused()
-        assert caught.value.decision.retry_after is None
-        assert str(caught.value) == f"Rule '10/m' refuses {SUBJECT}, blocked by an operator; waiting does not help."
+            assert check("10/m", SUBJECT).allowed == bool(ends)
 
     def test_a_block_of_one_rule_refuses_the_plan_and_the_others_spend_nothing(self) -> None:
         override("b 0 0 ", "blocked")
         assert visit(quota("2/m", key="ip", name="blocked")(view_of("9/h", name="hourly"))).status_code == 429
         assert peek("9/h", SUBJECT, name="hourly").remaining == 9
 
-    def test_the_page_says_that_access_is_blocked_and_until_when(self) -> None:
-        override(f"b 0 {START + HOUR} ", "api")
-        response = visit(view_of("2/m"))
-        assert "Access is blocked. Please try again in 60 minutes." in response.content.decode()
-        assert response.headers["Retry-After"] == "3600"
-
-    def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(
-        self, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
-    ) -> None:
+    def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(self, caplog: Any, request: Any) -> None:
         name = request.node.name  # no other test has logged it
         override("r 0 0 5/month", name)
         with freeze(START):
             assert [check("10/m", SUBJECT, name=name).limit for _ in range(3)] == [10, 10, 10]
         (record,) = caplog.records
-        assert record.message == (
-            f"The override '5/month' does not fit rule {name!r} and is ignored: '5/month' is not a rate: "
-            "'sliding_window' does not count in months (at position 2). Use algorithm='calendar', or seconds to "
-            "weeks: for example, '5/30d'."
-        )
+        assert f"The override '5/month' does not fit rule {name!r} and is ignored: " in record.message
 
     def test_under_a_calendar_rule_the_new_rate_counts_calendar_periods(self) -> None:
         override("r 0 0 2/month", "5/d")
@@ -111,9 +96,8 @@ class TestOverrides:
         ("rates", "overridden", "then"),
         [
             ("20/d", ["19 of 20", "18 of 20"], "3 of 5,7 of 9"),
-            ("5/month", ["3 of 5,7 of 9", "2 of 5,6 of 9"], "1 of 5,5 of 9"),
+            ("5/month", ["3 of 5,7 of 9", "2 of 5,6 of 9"], "1 of 5,5 of 9"),  # it does not fit
         ],
-        ids=["fits", "does not fit"],
     )
     def test_limits_of_one_name_are_one_hit_that_it_replaces(
         self, rates: str, overridden: list[str], then: str
@@ -125,13 +109,31 @@ class TestOverrides:
         override("", "api")
         assert visit(view).content.decode() == then
 
-    def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(self) -> None:
+    @pytest.mark.parametrize("other", [{"rate": "9/h", "shadow": True}, {"rate": "9/h", "ban": BAN}, {"rate": "9/s"}])
+    def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(self, other: dict[str, Any]) -> None:
+        rate = other.pop("rate")
         with pytest.raises(RuleError, match="a name of its own"):
-            decide(get(), [Rule.make("api", "5/s"), Rule.make("api", "9/h", shadow=True)])
+            decide(get(), [Rule.make("api", "5/s"), Rule.make("api", rate, **other)])
         with pytest.raises(RuleError, match="a name of its own"):
-            quota("5/s", name="api")(quota("9/h", name="api", ban=BAN)(lambda request: None))
-        with pytest.raises(RuleError, match="a name of its own"):
-            quota("5/s", name="api")(quota("9/s", name="api")(lambda request: None))
+            quota("5/s", name="api")(quota(rate, name="api", **other)(lambda request: None))
+
+    @pytest.mark.parametrize(
+        ("rate", "cost", "options", "override_", "left"),
+        [
+            *(("10/h", 8, {"algorithm": name}, "5/h", 2) for name in ("sliding_window", "fixed_window", "calendar")),
+            ("10/h", 3, {"algorithm": "token_bucket", "burst": 3}, "20/h", 0),
+        ],
+    )
+    def test_what_another_rate_has_used_stays_used_when_refusals_count(
+        self, rate: str, cost: int, options: dict[str, Any], override_: str, left: int
+    ) -> None:
+        options = {**options, "count_refused": True}
+        with freeze(START):
+            assert check(rate, SUBJECT, cost, **options)
+            override(f"r 0 0 {override_}", rate)
+            assert not check(rate, SUBJECT, **options)
+            override("", rate)
+            assert (peek(rate, SUBJECT, **options).remaining or 0) <= left
 
 
 class TestBans:
@@ -145,7 +147,6 @@ class TestBans:
             self.refuse(4)
         with freeze(START + MINUTE):
             decision = self.refuse(1)
-        assert (decision.retry_after, decision.outcomes[0].why) == (540.0, "banned")
         assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 9 minutes."
 
     @pytest.mark.parametrize(
@@ -180,8 +181,7 @@ class TestBans:
     def test_a_peek_says_so_and_neither_counts_nor_bans(self) -> None:
         with freeze(START):
             self.refuse(1)
-            for _ in range(9):
-                assert peek("1/m", SUBJECT, ban=BAN).outcomes[0].why == ""
+            assert {peek("1/m", SUBJECT, ban=BAN).outcomes[0].why for _ in range(9)} == {""}
             self.refuse(3)
             assert peek("1/m", SUBJECT, ban=BAN).outcomes[0].why == "banned"
 
@@ -189,72 +189,28 @@ class TestBans:
         with freeze(START):
             self.refuse(4)
             assert reset("1/m", SUBJECT, ban=BAN)
-            assert self.refuse(1)
-            assert self.refuse(3).retry_after == 600.0
+            assert self.refuse(4).retry_after == 600.0
             assert reset("1/m", SUBJECT, ban=BAN)
             assert not reset("1/m", SUBJECT, ban=BAN)
 
     def test_a_refusal_counts_once_though_the_rule_has_several_limits(self) -> None:
-        ban = {"after": "4/m", "for": "1h"}
+        ban = {"after": "4/m", "for": "2h"}
         view = view_of("1/s", "1/h", name="two", ban=ban)
         waits = [visit(view).headers.get("Retry-After") for _ in range(6)]
-        assert waits == [None, "3600", "3600", "3600", "3600", "3600"]
-        with freeze(START + 30 * MINUTE):
-            assert peek("1/h", SUBJECT, name="two", ban=ban).outcomes[0].why == "banned"
+        assert waits == [None, "3600", "3600", "3600", "7200", "7200"]
 
-    def test_the_index_of_bans_does_not_outgrow_them(self) -> None:
-        ban = {"after": "1/m", "for": "1s"}
-        store: Any = current_store()
-        for number in range(60):
-            with freeze(START + number * SECOND):
-                check("0/m", f"ip:192.0.2.{number}", ban=ban)
-        if hasattr(store, "commands"):  # the memory store keeps no index
-            with store.commands() as client:
-                assert 1 <= int(client.zcard("quota:1:{!}:bans")) <= 2
-
-    def test_an_exempt_subject_is_not_banned(self) -> None:
+    def test_who_is_exempt_under_a_shadow_or_somebody_else_is_not_banned(self) -> None:
         with freeze(START):
-            self.refuse(4)
-            override("x 0 0 ", "1/m")
-            assert self.refuse(9)
-
-    def test_a_shadow_rule_bans_nobody(self) -> None:
-        with freeze(START):
-            assert all(check("1/m", SUBJECT, ban=BAN, shadow=True) for _ in range(9))
-
-    def test_another_subject_and_another_rule_are_not_banned(self) -> None:
-        with freeze(START):
+            assert all(check("1/m", "ip:192.0.2.9", ban=BAN, shadow=True) for _ in range(9))
             self.refuse(4)
             assert check("1/m", "ip:192.0.2.1", ban=BAN)
             assert check("2/h", SUBJECT, ban=BAN)
+            override("x 0 0 ", "1/m")
+            assert self.refuse(9)
 
-
-@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "calendar"])
-def test_what_a_higher_rate_has_used_stays_used_when_refusals_count(algorithm: str) -> None:
-    options: dict[str, Any] = {"algorithm": algorithm, "count_refused": True}
-    with freeze(START):
-        assert check("10/h", SUBJECT, 8, **options)
-        override("r 0 0 5/h", "10/h")
-        assert not check("10/h", SUBJECT, **options)
-        override("", "10/h")
-        assert (peek("10/h", SUBJECT, **options).remaining or 0) <= 2
-
-
-def test_a_counted_refusal_under_a_higher_rate_empties_no_bucket() -> None:
-    options: dict[str, Any] = {"algorithm": "token_bucket", "burst": 3, "count_refused": True}
-    with freeze(START):
-        assert check("10/h", SUBJECT, 3, **options)
-        override("r 0 0 20/h", "10/h")  # whose bucket is full again in half the time
-        assert not check("10/h", SUBJECT, **options)
-        override("", "10/h")
-        assert peek("10/h", SUBJECT, **options).remaining == 0
-
-
-def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
-    options: dict[str, Any] = {"name": "banning", "ban": {"after": "3/h", "for": "1m"}}
-    with freeze(START):
-        for _ in range(4):
-            last = check("1/d", SUBJECT, **options)
-        assert last.outcomes[0].why == "banned"
-    with freeze(START + 120 * SECOND):
-        assert check("1/d", SUBJECT, **options).outcomes[0].why == ""
+    def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one(self) -> None:
+        ban = {"after": "3/h", "for": "1m"}
+        with freeze(START):
+            assert self.refuse(4, "1/d", ban).outcomes[0].why == "banned"
+        with freeze(START + 120 * SECOND):
+            assert self.refuse(1, "1/d", ban).outcomes[0].why == ""
