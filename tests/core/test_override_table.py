@@ -7,16 +7,13 @@ import threading
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota.core import overrides as module
 from django_quota.core.overrides import Override, OverrideTable
 from tests.support.inputs import inputs
-from tests.support.selection import thorough
 
 ADDRESSES = ("0.0.0.0", "192.0.2.1", "192.0.2.2", "255.255.255.255", "::", "2001:db8::1", "2001:db8:0:1::1")
 SUBJECTS = (
@@ -168,28 +165,20 @@ class CountingDict(dict[Any, Any]):
         return super().get(*asked)
 
 
-@pytest.mark.parametrize("number", [200, thorough("scale", 100_000)])
-def test_a_look_up_asks_once_for_each_size_of_network(number: int) -> None:
+def test_a_look_up_asks_once_for_each_size_of_network() -> None:
     """However many networks there are. Their sizes are 8 to 32, and 16 to 64."""
-    table = OverrideTable(
-        Override(n, f"ip:{ip_network((n << 8, 8 + n % 25), strict=False)}", "*", "blocked") for n in range(number // 2)
-    )
-    for n in range(number // 2):
+    table = OverrideTable()
+    for n in range(100):
+        four = ip_network((n << 8, 8 + n % 25), strict=False)
         six = ip_network(((0x2001 << 112) + (n << 64), 16 + n % 49), strict=False)
-        table.put(Override(number + n, f"ip:{six}", "*", "blocked"))
+        table.put(Override(n, f"ip:{four}", "*", "blocked"))
+        table.put(Override(200 + n, f"ip:{six}", "*", "blocked"))
     table._by_subject = CountingDict(table._by_subject)
     table._by_network = {size: CountingDict(of_size) for size, of_size in table._by_network.items()}
     for subject, sizes in (("ip:203.0.113.9", 25), ("ip:2001:db8::/64", 49), ("user:1", 0)):
         CountingDict.probes = 0
         table.find(subject, "a", 0)
         assert CountingDict.probes <= sizes + 3
-
-
-def test_a_site_without_networks_reads_no_address() -> None:
-    table = OverrideTable([Override(1, "ip:192.0.2.1", "*", "blocked")])
-    with patch.object(module, "_bits_of", side_effect=AssertionError):
-        assert table.find("ip:192.0.2.1", "a", 0)
-        assert not table.find("ip:192.0.2.2", "a", 0)
 
 
 def test_who_looks_up_during_a_change_finds_a_block() -> None:
