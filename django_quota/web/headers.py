@@ -116,7 +116,8 @@ def _policy(name: str, limit: AnyLimit) -> str:
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining, wait = min(0 if outcome.is_shut_out else outcome.remaining, _MAX_INTEGER), outcome.next_after
+    remaining = 0 if outcome.is_shut_out else min(max(outcome.remaining, 0), _MAX_INTEGER)
+    wait = outcome.next_after
     if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
     return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'
