@@ -21,11 +21,11 @@ from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 from django.db.utils import ConnectionHandler
 
 from django_quota.core.clock import moment_of, use_clock
-from django_quota.core.flow import Flow
-from django_quota.features.leases import LeaseRefresher
+from django_quota.features.lease_renewal import Renewer
 from django_quota.limiting.flusher import Flusher, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.testing import QuotaKit, RedisServer, running_redis
+from django_quota.types import Lease
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.commands import PATIENCE
@@ -183,11 +183,12 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(renew: Callable[[], Flow[Any]], interval: float) -> LeaseRefresher:
+    def often(renewer: Renewer, lease: Lease, interval: float) -> None:
         after.append(interval)
-        return LeaseRefresher(renew, 0.01)
+        add(renewer, lease, 0.01)
 
-    monkeypatch.setattr("django_quota.features.leases.LeaseRefresher", often)
+    add = Renewer.add
+    monkeypatch.setattr(Renewer, "add", often)
     return after
 
 

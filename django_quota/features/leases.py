@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from typing import Any, cast
 
 from django_quota.conf import current
@@ -26,7 +24,8 @@ from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
-from django_quota.features.slot_queues import Place, running_loop, slot_queues
+from django_quota.features.lease_renewal import renewer
+from django_quota.features.slot_queues import Place, pause_before, running_loop, slot_queues
 from django_quota.limiting.observers import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.subjects import GLOBAL, subject_of
@@ -34,9 +33,6 @@ from django_quota.stores.base import Runner
 
 MAX_SLOTS = 1_000_000
 """The highest limit of a slot."""
-
-RETRY = 0.2
-"""Seconds until a waiting caller asks again if the store does not answer."""
 
 
 class Lease:
@@ -54,7 +50,6 @@ class Lease:
         self._keys = _keys_of(slot, subject)
         self._since: int | None = None
         """When it got the slot, by the store's clock; None if it does not know whether it holds one."""
-        self._refresher: LeaseRefresher | None = None
         self._may_hold = False
         """Whether the store may have given it the slot: it was asked, and has not said no."""
         self._is_released = False
@@ -94,14 +89,14 @@ class Lease:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        with suppress(*_HIDDEN if error else ()):
+        with suppress(*(QuotaError,) if error else ()):
             self.release()
 
     async def __aenter__(self) -> Lease:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        with suppress(*_HIDDEN if error else ()):
+        with suppress(*(QuotaError,) if error else ()):
             await self.arelease()
 
     def taking(self, timeout: float) -> Flow[Lease]:
@@ -109,8 +104,7 @@ class Lease:
         try:
             self.decision = yield from self._waiting(timeout)
             if self._slot.renews:
-                self._refresher = LeaseRefresher(self._keeping, self._slot.lease / 3)
-                yield IOCall(self._refresher.start, self._refresher.astart)
+                renewer.add(self, self._slot.lease / 3)
         except (QuotaExceeded, StoreUnavailable, GeneratorExit):
             raise
         except BaseException:  # interrupted or cancelled
@@ -125,7 +119,7 @@ class Lease:
         if self._is_released or not (yield self._call(Renew(self._keys, self.token, span))):
             raise self._lost()
 
-    def _keeping(self) -> Flow[None]:
+    def keeping(self) -> Flow[None]:
         """Start the lease again; if it has ended, as after an outage, take the slot again."""
         try:
             yield from self.renewing()
@@ -145,25 +139,16 @@ class Lease:
         if not timeout:
             return self._answered((yield to_the_end(self._asking())))
         deadline = elapsed() + timeout
-        # Callers with another limit wait for another moment, so each limit has its own queue.
-        with slot_queues.joined(self._place, (slot.limit, (yield running_loop()))) as caller:
-            while (left := deadline - elapsed()) > 0:
-                if not caller.may_ask:
-                    yield from caller.waiting(left)
-                    continue
-                try:
-                    granted, _, estimate, *_ = reply = yield to_the_end(self._asking())
-                except StoreUnavailable:
-                    caller.note(answered=False)
-                    if not caller.has_waited:
-                        raise
-                    yield from caller.waiting(min(RETRY, left))  # Redis may be restarting, and there is time
-                    continue
-                caller.note(answered=True)
-                if granted:
-                    return self._answered(reply)
-                yield from caller.pausing(estimate, left)
-            return self._answered((yield to_the_end(self._asking())))
+        with slot_queues.joined(self._place, slot.limit, (yield running_loop())) as caller:
+            while True:
+                pause = left = deadline - elapsed()
+                if caller.is_first or left <= 0:
+                    reply = yield to_the_end(self._asking())
+                    granted, _, estimate, *_ = reply
+                    if granted or left <= 0:
+                        return self._answered(reply)
+                    pause = min(pause_before(estimate), left)
+                yield from caller.waiting(pause)
 
     def _asking(self) -> Flow[Sequence[int]]:
         """Ask for the slot. A call that is cut off may reach the store after the release, and keep the slot."""
@@ -175,29 +160,24 @@ class Lease:
     def _answered(self, reply: Sequence[int]) -> Decision:
         """Return the decision of a granted slot. Raises `QuotaExceeded` for a refusal."""
         granted, free, wait, reset, now = reply
-        decision = self._decided(bool(granted), free, wait, reset)
-        if not granted:
-            raise QuotaExceeded(decision)
-        self._since = now
-        return decision
-
-    def _decided(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
         limit, next_after = Concurrency(self._slot.name, self._slot.limit), wait / SECOND
         retry_after = 0.0 if granted else next_after
         decision = Decision.of(
-            (Outcome(limit, self._subject, 1, granted, free, retry_after, reset / SECOND, next_after),)
+            (Outcome(limit, self._subject, 1, bool(granted), free, retry_after, reset / SECOND, next_after),)
         )
         if receivers:
             notify(decision)
+        if not granted:
+            raise QuotaExceeded(decision)
+        self._since = now
         return decision
 
     def _releasing(self) -> Flow[None]:
         if self._is_released:
             return
         was_tried, self._was_tried = self._was_tried, True
+        renewer.remove(self)
         try:
-            if self._refresher is not None:
-                yield IOCall(self._refresher.stop, self._refresher.astop)
             held = yield from self._leaving()
         except (StoreUnavailable, GeneratorExit):
             raise
@@ -229,10 +209,6 @@ class Lease:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(self._slot.name, self._subject)
-
-
-_HIDDEN = (QuotaError,)
-"""Errors of a release that must not replace the error of the block."""
 
 
 class Slot:
@@ -383,66 +359,3 @@ def lock(
 ) -> Slot:
     """Return a lock: `lock(name)` is `slot(name, 1)`, with the same options. See `slot`."""
     return slot(name, 1, lease, wait, subject, renew=renew)
-
-
-# --- renewing in the background ---------------------------------------------------------------------------------------
-
-
-class LeaseRefresher:
-    """Renews a lease at an interval: from a thread (`start`) or a task (`astart`).
-
-    `renew` is the lease's method that makes the flow of a renewal. The refresher ends when it is stopped, or when
-    nothing refers to the lease any more.
-    """
-
-    def __init__(self, renew: Callable[[], Flow[Any]], interval: float) -> None:
-        self._stopped = threading.Event()
-        self._flow = _refresh(self._stopped, weakref.WeakMethod(renew), interval)
-        self._thread: threading.Thread | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Renew the lease from a thread."""
-        self._thread = threading.Thread(
-            target=copy_context().run,  # `freeze` sets a context variable
-            args=(run_sync, self._flow),
-            name="django-quota-lease",
-            daemon=True,
-        )
-        self._thread.start()
-
-    async def astart(self) -> None:
-        """Renew the lease from a task of the running loop."""
-        self._task = asyncio.create_task(run_async(self._flow), name="django-quota-lease")
-
-    def stop(self) -> None:
-        """Stop renewing; any thread may call this."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._task is not None:
-            with suppress(RuntimeError):  # its loop is closed, and the task ended with it
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-    async def astop(self) -> None:
-        """Stop renewing, without blocking the event loop."""
-        self._stopped.set()
-        if self._task is None:
-            return
-        if self._task.get_loop() is not asyncio.get_running_loop():
-            self.stop()
-            return
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-
-def _refresh(
-    stopped: threading.Event, method: weakref.WeakMethod[Callable[[], Flow[Any]]], interval: float
-) -> Flow[None]:
-    while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
-        renew = method()
-        if renew is None or stopped.is_set():  # a client may have swallowed the cancellation of its call
-            return
-        with suppress(StoreUnavailable):  # the next round tries again
-            yield to_the_end(renew())  # a renewal that is cut off may reach the store after the release
-        del renew

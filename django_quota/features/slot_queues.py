@@ -10,9 +10,8 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TypeAlias
 
 from django_quota.core.clock import SECOND
@@ -26,55 +25,29 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
 Place: TypeAlias = tuple[Runner, str]
 """What callers queue for: a slot, by its key in a store."""
 
+Loop: TypeAlias = asyncio.AbstractEventLoop | None
+"""The event loop of a task; None for a thread."""
 
-class SlotQueue:
-    """Callers that wait for the same slot, in the order in which they came."""
 
-    def __init__(self) -> None:
-        self.callers: deque[Caller] = deque()
-        self.answers = 0
-        """How often the store has answered one of them."""
-        self.is_failing = False
-        """Whether the store has not answered the last call."""
+def pause_before(estimate: int) -> float:
+    """Return the seconds until the next call, if a slot comes free in about `estimate` microseconds."""
+    longest = min(max(estimate / SECOND, 2 * SHORTEST_PAUSE), LONGEST_PAUSE)
+    return longest * random.uniform(0.5, 1)  # noqa: S311
 
 
 class Caller:
-    """A caller in a queue."""
+    """A caller in a queue: a thread, or a task of an event loop."""
 
-    def __init__(self, queue: SlotQueue) -> None:
+    def __init__(self, queue: deque[Caller], loop: Loop) -> None:
         self._queue = queue
-        self._answers_before = queue.answers
-        self._woken = threading.Event()
-        self._wake_task: Callable[[], object] | None = None
+        self._loop = loop
+        self._wakes_thread = threading.Event()
+        self._wakes_task = asyncio.Event()
 
     @property
-    def may_ask(self) -> bool:
-        """Whether it may ask the store: the first may, and in an outage all that joined since the last answer."""
-        return self._queue.callers[0] is self or (self._queue.is_failing and not self.has_waited)
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether the store has answered since the caller joined: then it goes on waiting when the store fails."""
-        return self._queue.answers > self._answers_before
-
-    def note(self, *, answered: bool) -> None:
-        """Note whether the store has answered a call. If not, all that joined since the last answer ask, too."""
-        self._queue.is_failing = not answered
-        if answered:
-            self._queue.answers += 1
-            return
-        for caller in reversed(self._queue.callers.copy()):
-            if caller.has_waited:
-                break
-            caller.wake()
-
-    def pausing(self, estimate: int, left: float) -> Flow[None]:
-        """Wait until the next call: for about the time after which a slot comes free (microseconds).
-
-        `left`: seconds until the caller's time is up.
-        """
-        pause = min(max(estimate / SECOND, 2 * SHORTEST_PAUSE), LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311
-        yield from self.waiting(min(pause, left))
+    def is_first(self) -> bool:
+        """Whether it may ask the store."""
+        return self._queue[0] is self
 
     def waiting(self, seconds: float) -> Flow[None]:
         """Wait until it is woken, or for some seconds."""
@@ -82,27 +55,21 @@ class Caller:
 
     def wake(self) -> None:
         """Wake it, from any thread. If it does not wait yet, it will not wait."""
-        self._woken.set()
-        wake_task = self._wake_task
-        if wake_task is not None:
-            with suppress(RuntimeError):  # its event loop has been closed
-                wake_task()
+        if self._loop is None:
+            self._wakes_thread.set()
+            return
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._wakes_task.set)
 
     def _wait(self, seconds: float) -> None:
-        self._woken.wait(seconds)
-        self._woken.clear()
+        self._wakes_thread.wait(seconds)
+        self._wakes_thread.clear()
 
     async def _await(self, seconds: float) -> None:
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wake_task = partial(loop.call_soon_threadsafe, woken.set)
-        try:
-            if not self._woken.is_set():  # from here on, `wake` finds the task
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await woken.wait()
-        finally:
-            self._wake_task = None
-            self._woken.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wakes_task.wait()
+        self._wakes_task.clear()
 
 
 class SlotQueues:
@@ -115,38 +82,34 @@ class SlotQueues:
     def after_fork(self) -> None:
         """Start over in a forked process: the callers wait in the parent."""
         self._changing = threading.Lock()
-        self._queues: dict[Place, dict[Hashable, SlotQueue]] = {}
+        self._queues: dict[tuple[Place, Hashable], deque[Caller]] = {}
 
     @contextmanager
-    def joined(self, slot: Place, group: Hashable) -> Iterator[Caller]:
-        """Queue for a slot in the block; yields the caller. Each group has a queue of its own."""
+    def joined(self, slot: Place, limit: int, loop: Loop) -> Iterator[Caller]:
+        """Queue for a slot in the block; yields the caller.
+
+        Callers with another limit wait for another moment, so each limit has a queue of its own.
+        """
+        place = (slot, (limit, loop))
         with self._changing:
-            queue = self._queues.setdefault(slot, {}).setdefault(group, SlotQueue())
-            caller = Caller(queue)
-            queue.callers.append(caller)
+            queue = self._queues.setdefault(place, deque())
+            caller = Caller(queue, loop)
+            queue.append(caller)
         try:
             yield caller
         finally:
             with self._changing:
-                queue.callers.remove(caller)
-                if not queue.callers:
-                    groups = self._queues.get(slot, {})
-                    groups.pop(group, None)
-                    if not groups:
-                        self._queues.pop(slot, None)
-            self._wake(queue)
+                queue.remove(caller)
+                if not queue:
+                    del self._queues[place]
+            self.wake_next(slot)
 
     def wake_next(self, slot: Place) -> None:
         """Have the first of each queue for a slot ask now: the slot may have come free."""
         with self._changing:
-            queues = list(self._queues.get(slot, {}).values())
-        for queue in queues:
-            self._wake(queue)
-
-    @staticmethod
-    def _wake(queue: SlotQueue) -> None:
-        with suppress(IndexError):  # all have left
-            queue.callers[0].wake()
+            for (place, _), queue in self._queues.items():
+                if place == slot:
+                    queue[0].wake()
 
 
 slot_queues = SlotQueues()

@@ -10,11 +10,10 @@ import pytest
 from django.http import HttpResponse
 
 from django_quota import areserve, concurrency, lock, peek, slot
-from django_quota.exceptions import LeaseLost
 from django_quota.features.leases import Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
-from tests.support.slots import calls, forget, is_asked_for_by, is_release, is_renewal, waiting
+from tests.support.slots import calls, is_asked_for_by, is_release, waiting
 
 pytestmark = pytest.mark.usefixtures("either_store")
 
@@ -220,46 +219,6 @@ def test_the_end_of_an_event_loop_gives_the_slot_back() -> None:
 
     for where in ("queued", "sent", "answered"):
         asyncio.run(leave(where))
-
-
-def is_renewed_again(operation: Any) -> bool:
-    return is_renewal(operation) and operation.again
-
-
-@pytest.mark.usefixtures("renewed_often")
-@places
-@often
-def test_a_renewal_under_way_takes_no_slot_that_was_given_back(where: Where, times: int) -> None:
-    async def leave() -> None:
-        with barrier(is_renewed_again, where) as stop:
-            lease = await lock("line", renew=True).aacquire()
-            forget("line")
-            await until(lambda: stop.met)
-            task = asyncio.create_task(lease.arelease())
-            await asyncio.sleep(0)
-            await cancelled(task, times)
-            stop.open()
-            assert await ended(task)
-        assert await nobody_has("line")
-
-    asyncio.run(leave())
-
-
-@pytest.mark.usefixtures("renewed_often")
-@places
-def test_neither_does_one_of_another_thread(where: Where) -> None:
-    async def leave() -> None:
-        with barrier(is_renewed_again, where) as stop:
-            lease = await lock("line", renew=True).aacquire()
-            forget("line")
-            await until(lambda: stop.met)
-            with pytest.raises(LeaseLost):
-                await asyncio.to_thread(lease.release)
-            stop.open()
-            await until(lambda: len(asyncio.all_tasks()) == 1)
-        assert await nobody_has("line")
-
-    asyncio.run(leave())
 
 
 @each_end

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys
-from django_quota.features.slot_queues import SlotQueue, slot_queues
+from django_quota.features.slot_queues import slot_queues
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.memory import MemoryStore
 from tests.support.outages import no_answer
@@ -25,24 +25,10 @@ def keys_of(name: str, subject: str = "global") -> SlotKeys:
     return SlotKeys(*(f"quota:1:{{{subject}}}:{kind}:{name}" for kind in ("l", "lately")))
 
 
-def _queues(name: str, subject: str) -> list[SlotQueue]:
-    key = keys_of(name, subject).leases
-    return [each for (_, found), groups in slot_queues._queues.items() if found == key for each in groups.values()]
-
-
 def waiting(name: str, subject: str = "global") -> int:
     """Return how many callers of this process wait for a slot."""
-    return sum(len(queue.callers) for queue in _queues(name, subject))
-
-
-def answers(name: str) -> int:
-    """Return how often the store has answered those who wait for a slot now."""
-    return sum(queue.answers for queue in _queues(name, "global"))
-
-
-def is_failing(name: str) -> bool:
-    """Say whether the store has not answered the last call of those who wait."""
-    return any(queue.is_failing for queue in _queues(name, "global"))
+    key = keys_of(name, subject).leases
+    return sum(len(queue) for ((_, found), _), queue in slot_queues._queues.items() if found == key)
 
 
 def wake_next(name: str) -> None:
