@@ -15,19 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import django_quota
-from tests.chaos.figures import Figures, Times, figures
-from tests.chaos.records import BACK, Account, Stall, losses_beside
+from tests.chaos.figures import Account, Figures, Times, figures
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
-from tests.chaos.stalls import measured_of
 
 ROOT = Path(django_quota.__file__).parent.parent
-KINDS = ("sync", "async")
-ENDING = 20.0
-"""Seconds that a worker may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +33,44 @@ class Pace:
     fault: float
     after: float
     rate: int
+    timeout: float | None = None
+    """Seconds that a worker waits for an answer; None: what the package has."""
 
 
 USUAL = Pace(before=4, fault=4.2, after=5, rate=200)
 """The fault is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
-BRIEF = Pace(before=0.7, fault=0.6, after=2.8, rate=90)
+BRIEF = Pace(before=0.7, fault=0.6, after=3, rate=60, timeout=1.5)
+"""It takes no busy machine for a Redis that is gone."""
 
 
-class Played(NamedTuple):
-    """What came of a scene, what the workers have to say, and when the fault began."""
-
-    figures: Figures
-    accounts: list[Account]
-    times: Times
-
-
-def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
-    """Play a scene with a server program."""
+def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Account], Times]:
+    """Play a scene with a server program; return the figures, and what they come from."""
     with tempfile.TemporaryDirectory(prefix="quota-chaos-") as name:
         folder = Path(name)
-        with scene.place(program, folder) as place, _workers(folder, place.caches, pace.rate) as workers:
-            stalls: dict[int, list[Stall]] = {}
-            with measured_of(place.pids, stalls):
-                for worker in workers:
-                    worker.until_known()
-                time.sleep(pace.before)
-                times = _break(scene, place, pace.fault, workers)
-                time.sleep(pace.after)
-                for worker in workers:
-                    worker.enough()
-                for worker in workers:
-                    worker.until_done()
-            accounts = [worker.account() for worker in workers]
-    return Played(figures(accounts, times, scene.allowance, stalls.values()), accounts, times)
+        with scene.place(program, folder) as place, _workers(folder, _patient(place.caches, pace), pace.rate) as both:
+            for worker in both:
+                worker.hears("known")
+            time.sleep(pace.before)
+            times = _break(scene, place, pace.fault, both)
+            time.sleep(pace.after)
+            for word in ("enough", "look"):
+                for worker in both:
+                    worker.say(word)
+                for worker in both:
+                    worker.hears("done" if word == "enough" else "")
+            accounts = [Account.read(worker.file) for worker in both]
+    return figures(accounts, times, scene.allowance), accounts, times
+
+
+def _patient(caches: Mapping[str, Any], pace: Pace) -> Mapping[str, Any]:
+    if pace.timeout is None:
+        return caches
+    options = {"SOCKET_TIMEOUT": pace.timeout, "SOCKET_CONNECT_TIMEOUT": pace.timeout}
+    return {name: {**given, "OPTIONS": {**given["OPTIONS"], **options}} for name, given in caches.items()}
 
 
 def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_Worker]) -> Times:
-    """Break the place for so long, and until each worker has met it, which a busy machine may hold up."""
+    """Break the place for so long, and until each worker has met it."""
     broken = time.monotonic()
     with scene.fault(place.target):
         end = time.monotonic() + seconds
@@ -90,73 +86,52 @@ def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_
 
 class _Worker:
     def __init__(self, kind: str, folder: Path, caches: Mapping[str, Any], rate: int) -> None:
-        self._file = folder / f"{kind}.json"
-        words = (kind, str(self._file), str(rate), json.dumps(caches))
+        self.file = folder / f"{kind}.json"
+        words = (kind, str(self.file), str(rate), json.dumps(caches))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.worker", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
         )
-
-    def until_ready(self) -> None:
-        self._heard("ready")
-
-    def go(self) -> None:
-        self._say("go")
-
-    def until_known(self) -> None:
-        """Wait until it knows how many workers there are, which it may have missed at first on a busy machine."""
-        self._heard("known")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def has_lost(self, since: float) -> bool:
-        """Say whether it has found Redis gone since a moment, or before on a busy machine and not back since then."""
-        beside = losses_beside(self._file)
-        lines = beside.read_text().splitlines() if beside.exists() else [BACK]
-        return lines[-1] != BACK or any(float(at) >= since for at in lines if at != BACK)
+        """Say whether it has found Redis gone since a moment, or before and not back since then."""
+        told = Path(f"{self.file}.told")
+        lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
+        return any(word == "lost" and (float(at) >= since or [at, word] == lines[-1]) for at, word in lines)
 
-    def enough(self) -> None:
-        self._say("enough")
+    def say(self, word: str) -> None:
+        self._stdin.write(f"{word}\n")
+        self._stdin.flush()
 
-    def until_done(self) -> None:
-        self._heard("done")
-
-    def account(self) -> Account:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.wait(ENDING):
-            raise RuntimeError("A worker failed; its own words are above.")
-        return Account.read(self._file)
-
-    def _say(self, word: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n".encode())
-        self._process.stdin.flush()
-
-    def _heard(self, word: str) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != f"{word}\n".encode():
+    def hears(self, word: str) -> None:
+        """Wait until it says a word; an empty one: until it has ended."""
+        if self._stdout.readline().strip() != word or (not word and self._process.wait()):
             raise RuntimeError(f"A worker did not say {word!r}; its own words are above.")
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._stdin.close()
+        self._stdout.close()
 
 
 @contextmanager
 def _workers(folder: Path, caches: Mapping[str, Any], rate: int) -> Iterator[list[_Worker]]:
-    """Run a worker of each kind, which begin together; each is ended where it has not ended by itself."""
+    """Run a sync and an async worker, which begin together."""
     workers: list[_Worker] = []
     try:
-        workers.extend(_Worker(kind, folder, caches, rate) for kind in KINDS)
+        workers.extend(_Worker(kind, folder, caches, rate) for kind in ("sync", "async"))
         for worker in workers:
-            worker.until_ready()
+            worker.hears("ready")
         for worker in workers:
-            worker.go()
+            worker.say("go")
         yield workers
     finally:
         for worker in workers:

@@ -1,16 +1,13 @@
-"""The scenes: in which place the workers are, what is done to it, and what may be lost by that.
-
-A scene is an entry of `SCENES`. Its `place` is a context manager that runs servers and says what may be broken: one of
-them, or a whole Cluster; its `fault` is one that breaks that on entry and mends it on exit.
-"""
+"""The scenes: in which place the workers are, what is done to it, and what may be lost by that."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -18,9 +15,9 @@ import redis
 from redis.sentinel import Sentinel
 
 from django_quota.stores.cluster.store_cluster import slot_of
-from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
+from tests.chaos.figures import ONE_OUTAGE, Allowance
 from tests.chaos.servers import WRITE, Process, Server, running, until
-from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, one_alias
+from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, POLICIES, one_alias
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.ports import free_ports
 
@@ -50,8 +47,6 @@ class Place(Generic[T]):
     """What the fault is done to."""
     is_well: Callable[[], bool]
     """Whether all limits can be counted."""
-    pids: Callable[[], Iterable[int]]
-    """The processes that the workers may have to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +69,14 @@ class Scene(Generic[T]):
 def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Server]]:
     """Run one server on a unix socket."""
     with running(Server(program, folder, "--appendonly", "no", *options)) as server:
-        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
+        yield Place(one_alias(server.url), server, server.is_well)
 
 
 @contextmanager
 def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run one server that hands each change to the system before it answers: who kills the process loses none."""
     with running(Server(program, folder, *LASTING)) as server:
-        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
+        yield Place(one_alias(server.url), server, server.is_well)
 
 
 @contextmanager
@@ -113,8 +108,7 @@ def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place[Server]]:
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "SENTINELS": [("127.0.0.1", ports[2])],
         }
-        caches = one_alias("redis://chaos/0", **options)
-        yield Place(caches, primary, lambda: _leads(asked, replica), lambda: [primary.process.pid, replica.process.pid])
+        yield Place(one_alias("redis://chaos/0", **options), primary, lambda: _leads(asked, replica))
 
 
 def _knows_the_replica(asked: Any) -> bool:
@@ -205,7 +199,7 @@ def _nothing(_: Server) -> AbstractContextManager[object]:
 
 def _place(cluster: Cluster, is_well: Callable[[], bool]) -> Place[Cluster]:
     caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
-    return Place(caches, cluster, is_well, lambda: [server.process.pid for server in cluster.servers])
+    return Place(caches, cluster, is_well)
 
 
 def _all_take_writes(cluster: Cluster) -> bool:
@@ -273,36 +267,29 @@ def _move_slots(cluster: Cluster) -> None:
         cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=BETWEEN_KEYS)
 
 
-PARTS = ("1 events could not", "A refused plan keeps")
-"""What the log says of each part of a decision that failed, beside the line about the outage."""
-
 SCENES: tuple[Scene[Any], ...] = (
     Scene("killed", "Killed; started again from its disk", _killed, lasting_server),
     Scene("hung", "Hangs (SIGSTOP), goes on (SIGCONT)", _hung, one_server),
     Scene("emptied", "Killed; started again empty", _restarted_empty, one_server,
           allowance=Allowance(losses=1, outages=(0, 1))),
     Scene("read-only", "Read-only (a replica of a dead server)", _read_only, one_server),
-    Scene("full", "Full (maxmemory, noeviction)", _full, one_server,
-          allowance=Allowance(local=(LOCAL.name, DEFAULT.name))),
+    Scene("full", "Full (maxmemory, noeviction)", _full, one_server, allowance=Allowance(local=(LOCAL, DEFAULT))),
     Scene("scripts", "Scripts flushed, 20 times a second", _nothing, one_server, again=_forget_scripts,
-          allowance=UNTOUCHED),
+          allowance=Allowance(outages=(0, 0), spared=POLICIES, gives_back=True)),
     Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
-          allowance=Allowance(outages=(0, None))),
+          allowance=Allowance(outages=(0, inf))),
     Scene("max-clients", "No more clients (maxclients)", _no_more_clients, one_server),
     Scene("forbidden", "Not permitted (ACL takes EVALSHA away)", _forbidden, one_server),
     Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel,
           allowance=Allowance(losses=1)),
     Scene("cluster-failover", "Cluster: primary killed, replica promoted", _primary_killed, replicated_cluster,
-          allowance=Allowance(losses=1, repeated=PARTS)),
+          allowance=Allowance(losses=1)),
     Scene("slot-migration", "Cluster: the slots of the subjects moved, over and over", _nothing, three_servers,
-          again=_move_slots, every=0.2, allowance=Allowance(outages=(0, None), repeated=PARTS)),
+          again=_move_slots, every=0.2, allowance=Allowance(outages=(0, inf))),
     Scene("half-a-plan", "Cluster: one of a plan's two servers killed; started again", _one_of_two_killed,
-          three_lasting_servers,
-          allowance=Allowance(spared=(ALLOW.name, DENY.name, LOCAL.name, DEFAULT.name), gives_back=True)),
+          three_lasting_servers, allowance=Allowance(spared=(ALLOW, DENY, LOCAL, DEFAULT), gives_back=True)),
 )  # fmt: skip
-"""All of them; another is one more entry."""
 
 
 def scene_named(name: str) -> Scene[Any]:
-    """Return a scene. Raises `KeyError` where there is none of the name."""
     return {scene.name: scene for scene in SCENES}[name]

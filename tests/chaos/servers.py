@@ -42,15 +42,9 @@ class Process:
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ}
         )
 
-    @property
-    def pid(self) -> int:
-        """Return its id, by which the system knows it."""
-        assert self._process is not None
-        return self._process.pid
-
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it at once, whether or not it hangs."""

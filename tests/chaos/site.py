@@ -1,4 +1,4 @@
-"""The site that the workers run: its settings, a rule for each `on_unavailable`, and its views."""
+"""The site that the workers run: its settings, and a rule for each `on_unavailable`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from typing import Any
 from django.conf import settings
 
 SUBJECTS = {"global": "global", "ip": "ip:127.0.0.1", "path": "path:/"}
-"""The subject of each key: there is one client, and one path. On a Cluster of three each lies on another server."""
+"""The subject of each key: there is one client, and one path. On a Cluster of three each is on another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A rule of `limit` hits in a window (seconds), and what a request asks of it."""
+    """A rule of `limit` hits in a window (seconds). `without`: what it does without Redis; empty: it does not say."""
 
     name: str
     limit: int
     window: int
     without: str
-    """What the rule does without Redis; "default": it does not say."""
     key: str = "global"
 
     @property
     def subject(self) -> str:
-        """Who is limited."""
         return SUBJECTS[self.key]
 
     @property
     def rule(self) -> dict[str, str]:
-        """What stands in RULES."""
-        said = {} if self.without == "default" else {"on_unavailable": self.without}
+        said = {"on_unavailable": self.without} if self.without else {}
         return {"rate": f"{self.limit}/{self.window}s", "key": self.key, **said}
 
 
@@ -39,9 +36,9 @@ ALLOW = Policy("allow", 50, 10, "allow")
 DENY = Policy("deny", 40, 1, "deny")
 LOCAL = Policy("local", 20, 1, "local")
 PAIR = Policy("pair", 20, 1, "deny", key="ip")
-"""Its requests ask for `BESIDE`, too, in one plan: a plan over two subjects."""
-DEFAULT = Policy("default", 20, 1, "default")
-"""Its rule does not say `on_unavailable`: it allows, but while Redis is full each process counts it."""
+"""Its requests ask for `BESIDE`, too, in one plan over two subjects."""
+DEFAULT = Policy("default", 20, 1, "")
+"""It allows, but while Redis is full each process counts it."""
 POLICIES = (ALLOW, DENY, LOCAL, PAIR, DEFAULT)
 
 BESIDE = Policy("beside", 1_000_000, 3600, "allow", key="path")

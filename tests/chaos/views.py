@@ -1,8 +1,7 @@
-"""The views of the workers' site, sync and async, one a policy; and a bare one beside a limited one, to be timed."""
+"""The views of the workers' site, sync and async; and a bare one beside a limited one, to be timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -25,10 +24,8 @@ def _limited(name: str, view: Any) -> Any:
     return quota(rule=BESIDE.name)(limited) if name == PAIR.name else limited  # the outer one comes first in the plan
 
 
-VIEWS: dict[str, Callable[[HttpRequest], Any]] = {policy.name: _limited(policy.name, bare) for policy in POLICIES}
-ASYNC_VIEWS: dict[str, Callable[[HttpRequest], Any]] = {
-    policy.name: _limited(policy.name, abare) for policy in POLICIES
-}
+VIEWS: dict[str, Any] = {policy.name: _limited(policy.name, bare) for policy in POLICIES}
+ASYNC_VIEWS: dict[str, Any] = {policy.name: _limited(policy.name, abare) for policy in POLICIES}
 
 urlpatterns = [
     path("bare", bare),

@@ -1,8 +1,8 @@
 """A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
 
 `python -m tests.chaos.worker KIND FILE RATE CACHES`. It prints "ready", works from the first line on stdin to the
-second, prints "known" when it knows of the other worker, and "done". Each loss of Redis that it notices goes into a
-second file. When stdin ends, it reads what was counted and writes its account to FILE.
+second, prints "known" when it knows of the other worker, and "done". After the third line it reads what was counted,
+and writes its account to FILE. FILE.told has each loss and return of Redis as it comes.
 """
 
 from __future__ import annotations
@@ -14,64 +14,53 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import site
-from tests.chaos.records import BACK, Account, Loss, Record, losses_beside
-from tests.chaos.stalls import measured
+from tests.chaos.figures import Account, Record
 
 HANDS = 6
 """Threads or tasks that ask at the same time."""
 WORKERS = 2
-"""How many share the limits: what is local is divided by it."""
-LOOKS = 100
 
-_STOP, _ENOUGH = threading.Event(), threading.Event()
+_STOP = threading.Event()
 
 
 def main() -> None:
-    """Work from one word to the next."""
     kind, file, rate, caches = sys.argv[1:]
     site.configure(json.loads(caches))
-    account = Account(kind)
-    _listen(account, losses_beside(Path(file)))
-    every = HANDS / float(rate)
-    work = _SyncWork if kind == "sync" else _AsyncWork
-    print("ready", flush=True)
-    sys.stdin.readline()
-    threading.Thread(target=_until_enough, daemon=True).start()
-    threading.Thread(target=_until_known, daemon=True).start()
-    with measured(account.stalls):
-        work(account, every).run()
-        print("done", flush=True)
-        _ENOUGH.wait()
-        account.used = _used()
-    account.write(Path(file))
-
-
-def _until_known() -> None:
+    account = Account()
+    _listen(account, Path(f"{file}.told"))
     from django_quota.limiting.registry import get_limiter
 
+    print("ready", flush=True)
+    sys.stdin.readline()
+    every = HANDS / float(rate)
+    traffic = threading.Thread(target=_sync_traffic if kind == "sync" else _async_traffic, args=(account, every))
+    traffic.start()
     workers = get_limiter().fallback.workers
     while workers is not None and workers.number < WORKERS:
         time.sleep(0.01)
     print("known", flush=True)
-
-
-def _until_enough() -> None:
     sys.stdin.readline()
     _STOP.set()
-    sys.stdin.read()
-    _ENOUGH.set()
+    traffic.join()
+    print("done", flush=True)
+    sys.stdin.readline()
+    account.used = _used()
+    Path(file).write_text(json.dumps(asdict(account)))
 
 
 def _used() -> int | None:
-    """Look what was counted: again, where a busy machine does not answer in time, until no outage goes on."""
+    """Look what was counted, until no outage goes on."""
     from django_quota import peek
     from django_quota.limiting.registry import get_limiter
 
-    for _ in range(LOOKS):
+    for _ in range(100):
         found = peek(site.BESIDE.name, site.BESIDE.subject)
         if not found.degraded and found.remaining is not None and not get_limiter().outages.is_on:
             return site.BESIDE.limit - found.remaining
@@ -79,20 +68,20 @@ def _used() -> int | None:
     return None
 
 
-def _listen(account: Account, path: Path) -> None:
+def _listen(account: Account, told: Path) -> None:
     from django_quota.signals import store_back, store_lost
 
+    def note(word: str) -> None:
+        with told.open("a") as file:
+            file.write(f"{time.monotonic()} {word}\n")
+
     def lost(reason: str, **_: Any) -> None:
-        account.losses.append(Loss(time.monotonic(), reason))
-        note(f"{account.losses[-1].at}")
+        account.reasons.append(reason)
+        note("lost")
 
     def back(**_: Any) -> None:
         account.back += 1
-        note(BACK)
-
-    def note(line: str) -> None:
-        with path.open("a") as file:
-            file.write(f"{line}\n")
+        note("back")
 
     store_lost.connect(lost, weak=False)
     store_back.connect(back, weak=False)
@@ -104,91 +93,76 @@ def _listen(account: Account, path: Path) -> None:
     logger = logging.getLogger("django_quota")
     logger.addHandler(Lines(logging.WARNING))
     logger.propagate = False
+    logging.getLogger("django.request").setLevel(logging.CRITICAL)
 
 
-class _Work:
-    def __init__(self, account: Account, every: float) -> None:
-        from django.test import RequestFactory
-
-        self.account = account
-        self.every = every
-        self.factory = RequestFactory()
-
-    def turns(self, hand: int) -> Any:
-        """Yield what each request is about: its policy, whether it is a view; and when it is due."""
-        due = time.monotonic() + hand * self.every / HANDS
-        for number in itertools.count(hand):
-            policy = site.POLICIES[number % len(site.POLICIES)]
-            yield policy, policy is site.PAIR or bool(number // len(site.POLICIES) % 2), due
-            due = max(due + self.every, time.monotonic())  # what was missed while it waited is not made up for
-            if _STOP.is_set():
-                return
-
-    def note(self, policy: str, started: float, answer: tuple[bool, bool] | Exception) -> None:
-        if isinstance(answer, Exception):
-            record = Record(policy, started, time.monotonic(), False, False, f"{type(answer).__name__}: {answer}")
-        else:
-            record = Record(policy, started, time.monotonic(), *answer, "")
-        self.account.records.append(record)
+def _turns(hand: int, every: float) -> Iterator[tuple[site.Policy, bool, float]]:
+    """Yield the policy of each request, whether it is a view, and when it is due."""
+    due = time.monotonic() + hand * every / HANDS
+    for number in itertools.count(hand):
+        policy = site.POLICIES[number % len(site.POLICIES)]
+        yield policy, policy is site.PAIR or bool(number // len(site.POLICIES) % 2), due
+        due = max(due + every, time.monotonic())  # what was missed while it waited is not made up for
+        if _STOP.is_set():
+            return
 
 
-class _SyncWork(_Work):
-    def run(self) -> None:
-        hands = [threading.Thread(target=self.hand, args=(number,)) for number in range(HANDS)]
-        for hand in hands:
-            hand.start()
-        for hand in hands:
-            hand.join()
+@contextmanager
+def _noted(account: Account, policy: site.Policy) -> Iterator[list[bool]]:
+    """Note a request; the block fills in whether it was allowed, and whether without Redis."""
+    started, answer, error = time.monotonic(), [False, False], ""
+    try:
+        yield answer
+    except Exception as raised:  # noqa: BLE001 — whatever it is, it is what the suite looks for
+        error = f"{type(raised).__name__}: {raised}"
+    account.records.append(Record(policy.name, started, time.monotonic(), answer[0], answer[1], error))
 
-    def hand(self, number: int) -> None:
-        for policy, is_view, due in self.turns(number):
+
+def _sync_traffic(account: Account, every: float) -> None:
+    from django.test import RequestFactory
+
+    from django_quota import check
+    from tests.chaos.views import VIEWS
+
+    def hand(number: int) -> None:
+        for policy, is_view, due in _turns(number, every):
             time.sleep(max(0.0, due - time.monotonic()))
-            started = time.monotonic()
-            try:
-                answer: Any = self.ask(policy, is_view)
-            except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
-                answer = error
-            self.note(policy.name, started, answer)
+            with _noted(account, policy) as answer:
+                if is_view:
+                    request: Any = RequestFactory().get("/")
+                    answer[:] = VIEWS[policy.name](request).status_code == 200, request.quota.degraded
+                else:
+                    decision = check(policy.name, policy.subject)
+                    answer[:] = decision.allowed, decision.degraded
 
-    def ask(self, policy: site.Policy, is_view: bool) -> tuple[bool, bool]:
-        from django_quota import check
-        from tests.chaos.views import VIEWS
-
-        if is_view:
-            request: Any = self.factory.get("/")
-            response = VIEWS[policy.name](request)
-            return response.status_code == 200, request.quota.degraded
-        decision = check(policy.name, policy.subject)
-        return decision.allowed, decision.degraded
+    hands = [threading.Thread(target=hand, args=(number,)) for number in range(HANDS)]
+    for each in hands:
+        each.start()
+    for each in hands:
+        each.join()
 
 
-class _AsyncWork(_Work):
-    def run(self) -> None:
-        async def together() -> None:
-            await asyncio.gather(*map(self.hand, range(HANDS)))
+def _async_traffic(account: Account, every: float) -> None:
+    from django.test import RequestFactory
 
-        asyncio.run(together())
+    from django_quota import acheck
+    from tests.chaos.views import ASYNC_VIEWS
 
-    async def hand(self, number: int) -> None:
-        for policy, is_view, due in self.turns(number):
+    async def hand(number: int) -> None:
+        for policy, is_view, due in _turns(number, every):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            started = time.monotonic()
-            try:
-                answer: Any = await self.ask(policy, is_view)
-            except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
-                answer = error
-            self.note(policy.name, started, answer)
+            with _noted(account, policy) as answer:
+                if is_view:
+                    request: Any = RequestFactory().get("/")
+                    answer[:] = (await ASYNC_VIEWS[policy.name](request)).status_code == 200, request.quota.degraded
+                else:
+                    decision = await acheck(policy.name, policy.subject)
+                    answer[:] = decision.allowed, decision.degraded
 
-    async def ask(self, policy: site.Policy, is_view: bool) -> tuple[bool, bool]:
-        from django_quota import acheck
-        from tests.chaos.views import ASYNC_VIEWS
+    async def together() -> None:
+        await asyncio.gather(*map(hand, range(HANDS)))
 
-        if is_view:
-            request: Any = self.factory.get("/")
-            response = await ASYNC_VIEWS[policy.name](request)
-            return response.status_code == 200, request.quota.degraded
-        decision = await acheck(policy.name, policy.subject)
-        return decision.allowed, decision.degraded
+    asyncio.run(together())
 
 
 if __name__ == "__main__":
