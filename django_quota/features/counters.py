@@ -15,7 +15,7 @@ from typing import Any
 
 from django_quota.conf import current
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
-from django_quota.core.clock import MAX_GUESSES, SECOND, frozen_now, machine_now
+from django_quota.core.clock import MAX_GUESSES, SECOND, now
 from django_quota.core.counter_rules import CounterEntry
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
@@ -40,9 +40,6 @@ _PROBLEMS = {
     operations.NO_COUNTER: "{key} in Redis is not a counter",
     operations.OVERFLOW: "the change would take {key} beyond 64 bits",
 }
-
-_skew = 0
-"""The store's clock minus ours in microseconds, as far as it is known."""
 
 
 def counter(name: str, ttl: Duration = TTL, *, group: str | None = None) -> Counter:
@@ -287,15 +284,12 @@ class Counter(CounterEntry):
 
     def _call_of_day(self, on: Callable[[Day], operations.CounterOperation], name: str) -> Flow[Any]:
         """Do the operation of the current day by the store's clock; the flow's result is the reply."""
-        global _skew  # noqa: PLW0603 — if it is wrong for another store, one more call corrects it
-        now = frozen_now()
-        guess = machine_now() + _skew if now is None else now
+        guess = now()
         for _ in range(MAX_GUESSES):
             reply = yield from self._call(on(day_of(guess, current().time_zone)), name)
             if reply[0] != operations.WRONG_DAY:
                 return reply
             guess = reply[1]
-            _skew = guess - machine_now()
         raise StoreUnavailable("its clock is in another day with each call")
 
     def _key(self, kind: str, name: str, *parts: str) -> str:

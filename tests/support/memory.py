@@ -11,7 +11,6 @@ import pytest
 from django_quota.conf import current
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import RecordHits
-from django_quota.features import counters
 from django_quota.limiting import refusals, registry, unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
@@ -94,11 +93,6 @@ def make_the_limiter_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "_make_store", slow)
     get_limiter()
-
-
-def with_our_clock_off(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process believe that the clock of the store is off its own by so many microseconds."""
-    monkeypatch.setattr(counters, "_skew", by)
 
 
 def with_a_store_whose_clock_runs(by: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
