@@ -15,7 +15,6 @@ from datetime import date
 from functools import partial
 
 from django.db import DatabaseError, connections, router, transaction
-from django.db.models import Q, QuerySet
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
@@ -110,15 +109,10 @@ def _move(
         return missing, [day for day, (has_more, _) in zip(days, replies, strict=True) if has_more]
 
 
-def _locked_rows(days: Iterable[SubjectDay], using: str) -> dict[RowKey, DailyCounter]:
+def _locked_rows(days: Collection[SubjectDay], using: str) -> dict[RowKey, DailyCounter]:
     """Return the rows of these days, locked."""
-    subjects: dict[date, list[str]] = defaultdict(list)
-    for day in days:
-        subjects[day.day].append(day.subject)
-    wanted = Q(pk__in=[])
-    for when, names in subjects.items():
-        wanted |= Q(day=when, subject__in=names)
-    rows: QuerySet[DailyCounter] = DailyCounter.objects.using(using).filter(wanted)
+    wanted = {"subject__in": {day.subject for day in days}, "day__in": {day.day for day in days}}
+    rows = DailyCounter.objects.using(using).filter(**wanted)
     return {RowKey.of(row): row for row in rows.select_for_update().order_by("pk")}
 
 

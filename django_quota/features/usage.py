@@ -184,11 +184,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
         if rows == again:
             break
         rows = again  # a roll-up has moved counts meanwhile
-    summed: dict[date, dict[str, Count]] = {}
-    for place, count in sorted(_totals(rows, found).items()):
-        rules = summed.setdefault(place.day.replace(day=1) if by == "month" else place.day, {})
-        rules[place.rule] = total([rules.get(place.rule, Count()), count])
-    return summed
+    return _summed(rows, found, by)
 
 
 def _rows(subject: str, since: date, until: date) -> dict[RowKey, tuple[Count, int]]:
@@ -197,17 +193,27 @@ def _rows(subject: str, since: date, until: date) -> dict[RowKey, tuple[Count, i
 
     rows = DailyCounter.objects.using(router.db_for_write(DailyCounter))
     found = rows.filter(subject=subject, day__gte=since, day__lt=until)
-    return {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in found}
+    return _counted(found)
 
 
-def _totals(rows: Mapping[RowKey, tuple[Count, int]], found: Iterable[DayCounts]) -> dict[RowKey, Count]:
+def _counted(rows: Iterable[DailyCounter]) -> dict[RowKey, tuple[Count, int]]:
+    return {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in rows}
+
+
+def _summed(
+    rows: Mapping[RowKey, tuple[Count, int]], found: Iterable[DayCounts], by: str = "day"
+) -> dict[date, dict[str, Count]]:
     """Return the sum of rows and of what the store has, without what was set aside and is in the rows already."""
-    totals = {place: count for place, (count, _) in rows.items()}
+    counts = {place: count for place, (count, _) in rows.items()}
     for each in found:
         for place, count in each.counts.items():
             if not 0 < each.token <= rows.get(place, (Count(), 0))[1]:
-                totals[place] = total([totals.get(place, Count()), count])
-    return totals
+                counts[place] = total([counts.get(place, Count()), count])
+    summed: dict[date, dict[str, Count]] = {}
+    for place, count in sorted(counts.items()):
+        rules = summed.setdefault(place.day.replace(day=1) if by == "month" else place.day, {})
+        rules[place.rule] = total([rules.get(place.rule, Count()), count])
+    return summed
 
 
 def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
@@ -219,11 +225,7 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     """
     days = recent_days(subject)
     found = waiting(days)
-    rows = {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in moved(days)}
-    by_day: dict[date, dict[str, Count]] = {}
-    for place, count in sorted(_totals(rows, found).items()):
-        by_day.setdefault(place.day, {})[place.rule] = count
-    return by_day
+    return _summed(_counted(moved(days)), found)
 
 
 def last_tiers(subject: Any) -> dict[str, str]:

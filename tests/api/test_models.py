@@ -98,11 +98,6 @@ def test_a_subject_has_one_spelling() -> None:
     assert "subject" in problems(subject="")
 
 
-def test_the_text_of_an_override_says_whom_and_what() -> None:
-    assert str(override(mode="rate", rate="9/m")) == "user:1, search: 9/m"
-    assert str(override(rule="*")) == "user:1, all rules: blocked"
-
-
 @pytest.mark.usefixtures("database")
 class TestTheDatabase:
     """What holds however a row got there."""

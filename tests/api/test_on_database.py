@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 
@@ -18,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.test import Client
 
-from django_quota import Rule, check, counter, slot, unban
+from django_quota import Rule, check, slot, unban
 from django_quota.core.clock import now
 from django_quota.features.event_stream import EventRows, event_log
 from django_quota.features.usage import recent_usage
@@ -65,9 +64,6 @@ def told() -> list[tuple[str, str | None]]:
 def refuse(subject: str, times: int = 1) -> None:
     for _ in range(times):
         check("0/m", subject)
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
 
 
 def test_events_are_written_with_the_decision(store: DatabaseStore) -> None:
@@ -142,9 +138,6 @@ def test_a_row_that_is_not_ours_is_no_event(store: DatabaseStore) -> None:
     assert [entry.event for entry in log().newest(9)] == [None]
 
 
-# --- bans, figures, one subject ---------------------------------------------------------------------------------------
-
-
 def test_the_overview_has_figures_bans_and_slots(store: DatabaseStore) -> None:
     for _ in range(4):
         check(BANNING, "ip:192.0.2.1")
@@ -192,9 +185,6 @@ def test_the_page_of_the_overview(store: DatabaseStore, client: Client, sizes: s
     assert "Redis" not in text
 
 
-# --- usage ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
     rule = Rule.make("api", "5/m", daily=True)
     for _ in range(3):
@@ -206,19 +196,6 @@ def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
     assert (row.allowed, row.refused, row.units) == (2, 1, 4)
     assert recent_usage("user:1") == before
     assert json.loads(printed("quota_rollup", "--json"))["days"] == 0
-
-
-def test_counters_keep_their_days_and_different_values(store: DatabaseStore) -> None:
-    clicks = counter("clicks")
-    assert [clicks.incr("user:1"), clicks.incr("user:1", 5)] == [1, 6]
-    today = datetime.now(UTC).date()
-    assert clicks.series("user:1", today, today) == {today: 6}
-    assert [clicks.unique("page:/", value) for value in ("a", "b", "a")] == [True, True, False]
-    assert clicks.unique_count("page:/") == 2
-    assert clicks.pop("user:1") == 6
-
-
-# --- what has expired -------------------------------------------------------------------------------------------------
 
 
 def fill(store: DatabaseStore, number: int, expiry: int, kind: str = "c") -> None:
@@ -286,9 +263,6 @@ def test_a_process_that_decides_deletes_a_batch_now_and_then(
     cleaning.flush()
     assert states(store) == 0
     assert get_limiter().cleaning is not None
-
-
-# --- system checks ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

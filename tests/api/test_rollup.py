@@ -1,4 +1,4 @@
-"""The roll-up moves each count exactly once, however often it is run, stopped or killed, by however many at once."""
+"""Usage is exact: the roll-up moves each count once, however often it is run, stopped or killed, by however many."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from django_quota import check, reserve
 from django_quota import usage as bill_of
+from django_quota.core.keys import escape
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.rollup import move, roll_up
 from django_quota.features.usage import recent_days, recent_usage, total, waiting
@@ -33,15 +34,15 @@ from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import ROOT, Manage, managing, wait_until
+from tests.support.counts import checks_of, days_of
 from tests.support.days import before_rows_are_saved, count
 from tests.support.dying import Died, dying
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
-from tests.support.steps import START
+from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
 
 TODAY = datetime.now(UTC).date()
-UPDATES = ("INSERT", "UPDATE", "DELETE")
 
 
 def rolled(batch: int = 500) -> dict[str, int]:
@@ -49,10 +50,6 @@ def rolled(batch: int = 500) -> dict[str, int]:
     out = StringIO()
     call_command("quota_rollup", json=True, batch=batch, stdout=out)
     return {what: number for what, number in json.loads(out.getvalue()).items() if number}
-
-
-def done(**numbers: int) -> dict[str, int]:
-    return numbers
 
 
 def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
@@ -74,8 +71,6 @@ def gone(*_: Any) -> Any:
 def keys(raw: redis.Redis) -> list[Any]:
     return list(raw.scan_iter("quota:1:{*}:day:*"))
 
-
-# --- Redis and the database -------------------------------------------------------------------------------------------
 
 small = st.integers(0, 9)
 steps = st.one_of(
@@ -122,9 +117,6 @@ class Machine:
 
     def roll_up(self) -> None:
         list(roll_up(current_store()))
-        self.assert_moved()
-
-    def assert_moved(self) -> None:
         assert not keys(self.raw)
         assert {place: total for place, total in rows().items() if any(total)} == {
             place: total for place, total in self.expected.items() if any(total)
@@ -233,23 +225,23 @@ class TestTheSum:
         DailyCounter.objects.all().delete()
         for name in names:
             count(raw, name, {name: (1, 0)}, TODAY)
-        assert rolled() == done(days=len(names), rows=len(names), allowed=len(names), units=len(names))
+        assert rolled() == {"days": len(names), "rows": len(names), "allowed": len(names), "units": len(names)}
         plain = {name for name in names if len(name) <= 16 and name[0] != "~" and "\0" not in name and is_text(name)}
         assert plain <= {subject for subject, _, _ in rows()}
         assert plain <= {rule for _, _, rule in rows()}
 
     def test_only_keys_and_fields_of_counts_are_read(self, raw: redis.Redis) -> None:
-        for number in range(57):
+        for number in range(27):
             count(raw, f"user:{number}", {"a": (number, 1), "b:c": (0, 2)}, TODAY)
         raw.set(f"quota:1:{{user:1}}:day:{TODAY}:more", "no hash")
         raw.hset("quota:1:{user:1}:day:yesterday", "a:a", 1)
         raw.hset(f"other:1:{{user:1}}:day:{TODAY}", "a:a", 1)
-        odd: Any = {"a:a": "--4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", ":a": "7"}
+        odd: Any = {"a:a": "--4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", ":a": "7", b"\xff:a": b"\xff"}
         raw.hset(f"quota:1:{{user:99}}:day:{TODAY}", mapping=odd)
         rolled(batch=10)
         assert {place: total[:2] for place, total in rows().items() if any(total)} == {
             (f"user:{number}", TODAY, rule): total
-            for number in range(57)
+            for number in range(27)
             for rule, total in (("a", (number, 1)), ("b:c", (0, 2)))
         }
 
@@ -265,10 +257,10 @@ class TestMoving:
     def test_counts_are_moved_and_added_to(self, raw: redis.Redis) -> None:
         old = TODAY - timedelta(days=4)
         count(raw, "user:1", {"search": (3, 1, 6), "login": (0, 2)}, TODAY)
-        assert rolled() == done(days=1, rows=2, allowed=3, refused=3, units=9)
+        assert rolled() == {"days": 1, "rows": 2, "allowed": 3, "refused": 3, "units": 9}
         count(raw, "user:1", {"search": (2, 0)}, TODAY)
         count(raw, "ip:203.0.113.9", {"search": (1, 0)}, old)
-        assert rolled() == done(days=2, rows=2, allowed=3, units=3)
+        assert rolled() == {"days": 2, "rows": 2, "allowed": 3, "units": 3}
         assert rows() == {
             ("user:1", TODAY, "search"): (5, 1, 11),
             ("user:1", TODAY, "login"): (0, 2, 0),
@@ -276,20 +268,6 @@ class TestMoving:
         }
         assert not keys(raw)
         assert rolled() == {}
-
-    def test_the_usage_of_a_subject_is_the_same_at_each_step(self, raw: redis.Redis) -> None:
-        """Set aside, added, deleted, and counted further in between."""
-        machine = Machine(raw)
-        machine.count(("user:1", "search"), 5, 2, 30)
-        for step in range(100):
-            machine.count(("user:1", "search"), 1, 0, 1)
-            with suppress(Died), dying(step):
-                list(roll_up(current_store()))
-                break
-            connection.close()
-            assert [recent_usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
-            machine.roll_up()
-        assert [recent_usage("user:1")] == [{TODAY: {"search": total}} for total in machine.expected.values()]
 
     def test_10_000_calls_are_billed_to_the_unit_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
         machine, calls, units = Machine(raw), 0, 0
@@ -299,6 +277,7 @@ class TestMoving:
             machine.count(("org:1", "api"), 100, 3, cost, day)
             calls, units = calls + 100, units + 100 + cost
             machine.die(calls // 100 % 40)
+            assert total(rules["api"] for rules in recent_usage("org:1").values()) == (calls, calls * 3 // 100, units)
             for by in ("day", "month"):
                 bill = bill_of("org:1", first, TODAY + timedelta(days=1), by)
                 assert total(rules["api"] for rules in bill.values()) == (calls, calls * 3 // 100, units)
@@ -356,7 +335,7 @@ class TestMoving:
             patch.setattr(QuerySet, "bulk_create", lambda *_, **__: None)
             with pytest.raises(CommandError, match="utf8mb4_bin"):
                 rolled()
-        assert rolled() == done(days=1, rows=1, allowed=1, units=1)
+        assert rolled() == {"days": 1, "rows": 1, "allowed": 1, "units": 1}
 
     @pytest.mark.always("postgresql")
     def test_a_second_roll_up_waits_and_overwrites_nothing(
@@ -400,7 +379,7 @@ class TestMoving:
         assert keys(raw) == []
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "unix:///nonexistent/redis.sock"}}
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
@@ -411,16 +390,11 @@ def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
     assert out.getvalue() == "Moved 1 day of subjects: 3 allowed and 1 refused checks, 2,003 units, to 1 row.\n"
 
 
-NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "unix:///nonexistent/redis.sock"}}
-
-
 @pytest.mark.usefixtures("redis_cache", "database")
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
         ({}, {"batch": 0}, "for example"),
-        ({}, {"batch": 10**6}, "for example"),
-        ({}, {"every": 0.0}, "for example"),
         ({}, {"every": float("nan")}, "for example"),
         ({"CACHES": NOWHERE}, {}, "unavailable"),
         ({"QUOTA": {"STORE": "memory"}}, {}, "STORE"),
@@ -430,8 +404,6 @@ def test_what_cannot_be_rolled_up_is_an_error(given: Any, options: Any, said: st
     with override_settings(**given), pytest.raises(CommandError, match=said):
         call_command("quota_rollup", **options)
 
-
-# --- real processes ---------------------------------------------------------------------------------------------------
 
 only_one_redis = pytest.mark.parametrize("redis_server", server_programs()[:1], indirect=True, ids=["redis"])
 
@@ -541,3 +513,50 @@ def test_it_waits_for_a_redis_that_stops_meanwhile(
     count(raw, "user:1", {"search": (1, 0)}, TODAY)
     wait_until(rows)
     manage.stop(process, signal.SIGTERM)
+
+
+DAY = 86_400 * SECOND
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_usage_of_a_subject_is_what_was_decided() -> None:
+    today = date(2025, 11, 21)
+    for moment in (START, START, START, START + DAY):
+        with freeze(moment):
+            check("2/h", "user:1", name="few", daily=True)
+    for days in (1, 7):
+        with freeze(START + days * DAY):
+            assert days_of("user:1") == {today: {"few": (2, 1)}, today + timedelta(days=1): {"few": (1, 0)}}
+            assert days_of("user:2") == {}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_day_is_kept_eight_days_for_the_roll_up(raw: redis.Redis) -> None:
+    check("1/h", "user:1")
+    (key,) = keys(raw)
+    assert 8 * 86_400 - 60 < int(raw.ttl(key)) <= 8 * 86_400
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("name", ["~", "~tilde", "~" + "x" * 64, "~" + "0" * 63, "~~tilde"])
+def test_a_name_that_begins_with_a_tilde_is_taken_as_it_is(name: str) -> None:
+    check("1/h", name, daily=True)
+    assert checks_of(name) == {"1/h": (1, 0)}
+    if name[1:]:
+        assert days_of(name[1:]) == {}
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_a_long_name_and_a_name_that_looks_like_its_digest_are_two() -> None:
+    long = "x" * 300  # its keys hold a digest alone: a tilde and 64 hexadecimal digits
+    digest = escape(long)
+    check("9/h", long, daily=True)
+    assert checks_of(digest) == checks_of(long) == {"9/h": (1, 0)}
+    for _ in range(2):
+        check("9/h", digest, daily=True)
+    assert checks_of(digest) == checks_of(long) == {"9/h": (1, 0)}, "rows and events call the long name so"
+    rolled()
+    found = dict(DailyCounter.objects.values_list("subject", "allowed"))
+    assert found.pop(digest) == 1
+    ((own, allowed),) = found.items()
+    assert (allowed, checks_of(own)) == (2, {"9/h": (2, 0)})
