@@ -20,7 +20,6 @@ from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.limiting.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
 from django_quota.limiting.known_rules import finds_rules
-from django_quota.middleware import QuotaMiddleware
 from django_quota.requests import addresses, subjects
 from django_quota.requests.request_bodies import body_notes
 from django_quota.requests.request_keys import check_keys
@@ -30,7 +29,7 @@ from django_quota.web.concurrency import RequestSlot
 from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, settle_own_flow, state_of
 from django_quota.web.own_limits import limits_view
 from django_quota.web.request_rules import decides_later
-from django_quota.web.rule_checks import position_of
+from django_quota.web.rule_checks import OURS, position_of
 from django_quota.web.view_lookup import checks_views, endpoints
 from django_quota.web.wording import refusal_details
 
@@ -154,7 +153,7 @@ def has_middleware(request: Any = None) -> bool:
     Without a request: whether MIDDLEWARE has one, for system checks.
     """
     if request is None:
-        return position_of(QuotaMiddleware) is not None
+        return position_of(OURS) is not None
     return state_of(_read_request(request)).closer == "middleware"
 
 

@@ -8,26 +8,19 @@ value at start.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.signals import setting_changed
-from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
 from django_quota.core.algorithms.calendar import is_zone
 from django_quota.core.caching import cached
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.core.rule_options import (
-    Ban,
-    Network,
-    OnUnavailable,
-    read_network,
-    read_refusal_span,
-)
+from django_quota.core.rule_options import Ban, Network, OnUnavailable, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 
 T = TypeVar("T")
@@ -35,15 +28,124 @@ T = TypeVar("T")
 UNIX = "unix"
 """The name in `TRUSTED_PROXIES` of a peer on a unix socket."""
 
-MAX_PROXIES = 32
-"""The highest `TRUSTED_PROXY_COUNT`."""
+DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "username", "30/h": "ip"}
+"""The default of `LOGIN`. The limit by name alone is high, since anybody can use it up for another user."""
 
-_HEADER = re.compile(r"([A-Za-z0-9]+(-[A-Za-z0-9]+)*)?")
 
-MAX_EVENTS = 10_000_000
-MIN_KEYS, MAX_KEYS = 1_000, 100_000_000
-MIN_TOKEN = 16
-"""Characters of the token for the metrics."""
+class Setting(Generic[T]):
+    """Declares a setting: its default, which values are right, and what to write instead of a wrong one.
+
+    `read` makes the value from what is written. No error shows what `is_secret`.
+    """
+
+    def __init__(
+        self,
+        default: Any,
+        hint: str = "",
+        fits: Callable[[Any], object] = lambda _: True,
+        read: Callable[[QuotaSettings, Any], Any] = lambda _, value: value,
+        *,
+        is_secret: bool = False,
+    ) -> None:
+        self._declared = default, hint, fits, read, is_secret
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, ours: QuotaSettings, owner: type) -> T:
+        """Return the value in the settings of a site, and keep it. Raises `ConfigurationError` if it is wrong."""
+        default, hint, fits, read, is_secret = self._declared
+        name = self._name.upper()
+        value = ours.given.get(name, default)
+        if not fits(value):
+            shown = f"a wrong {type(value).__name__}" if is_secret else repr(value)
+            raise ConfigurationError(f'QUOTA["{name}"] is {shown}.', hint)
+        found = ours.__dict__[self._name] = read(ours, value)  # from now on, Python finds it there
+        return cast("T", found)
+
+
+def _flag(default: bool) -> Setting[bool]:
+    return Setting(default, "Use True or False.", lambda value: isinstance(value, bool))
+
+
+def _number(default: int, least: int, most: int, example: int, **more: Any) -> Setting[int]:
+    hint = f"Use a number from {least} to {most}, for example {example}."
+    return Setting(default, hint, lambda value: type(value) is int and least <= value <= most, **more)
+
+
+def _text(default: str, hint: str, fits: Callable[[str], object] = lambda _: True, **more: Any) -> Setting[str]:
+    return Setting(default, hint, lambda value: isinstance(value, str) and fits(value), **more)
+
+
+def _one_of(known: tuple[T, ...], default: T) -> Setting[T]:
+    hint = f"Use {', '.join(map(repr, known[:-1]))} or {known[-1]!r}."
+    return Setting(default, hint, lambda value: isinstance(value, str) and value in known)
+
+
+# --- how values are read ----------------------------------------------------------------------------------------------
+
+
+def _read_redis(ours: QuotaSettings, given: object) -> object:
+    if given is None:
+        return None
+    if "CACHE" in ours.given:
+        raise ConfigurationError('QUOTA has both "CACHE" and "REDIS".', "Keep one of them.")
+    function = import_function('QUOTA["REDIS"]', str(given)) if is_path(given) else given
+    if isinstance(function, (str, Mapping)) or (callable(function) and not is_async_callable(function)):
+        return function
+    kind = "an async function" if callable(function) else type(given).__name__  # the value may be a secret
+    del given, function  # error pages show local names
+    hint = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
+    raise ConfigurationError(f'QUOTA["REDIS"] is {kind}.', hint)
+
+
+def _read_proxies(_: QuotaSettings, given: Any) -> tuple[Network | Literal["unix"], ...]:
+    return tuple("unix" if value == UNIX else _network(value) for value in given)
+
+
+def _network(value: object) -> Network:
+    try:
+        return read_network(value)
+    except ValueError as error:
+        raise ConfigurationError(
+            f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
+            "Use a network such as '10.0.0.0/8', an address or 'unix'.",
+        ) from None
+
+
+def _read_proxy_count(ours: QuotaSettings, count: int) -> int:
+    if count and ours.given.get("TRUSTED_PROXIES"):
+        raise ConfigurationError(
+            f'QUOTA["TRUSTED_PROXY_COUNT"] is {count!r} beside TRUSTED_PROXIES.',
+            "Use one of them: TRUSTED_PROXIES if you know the addresses of your proxies.",
+        )
+    return count
+
+
+def _read_client_ip_header(ours: QuotaSettings, name: str) -> str:
+    """Return the name of the header in `request.META`; empty for X-Forwarded-For."""
+    if name and not ours.given.get("TRUSTED_PROXIES"):
+        raise ConfigurationError(
+            f'QUOTA["CLIENT_IP_HEADER"] is {name!r}, but TRUSTED_PROXIES is empty, so nobody may send it.',
+            'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
+        )
+    return f"HTTP_{name.upper().replace('-', '_')}" if name else ""
+
+
+def _read_response(_: QuotaSettings, given: object) -> object:
+    function = import_function('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
+    is_function = callable(function) and not is_async_callable(function) and not isinstance(function, type)
+    if function is None or is_function:
+        return function
+    hint = "Use a sync function (request, decision) -> HttpResponse, or its dotted path."
+    raise ConfigurationError(f'QUOTA["RESPONSE"] is {given!r}.', hint)
+
+
+def _is_slot(given: object) -> bool:
+    return isinstance(given, Mapping) and "at_once" in given
+
+
+# --- the settings -----------------------------------------------------------------------------------------------------
 
 
 class QuotaSettings:
@@ -53,8 +155,9 @@ class QuotaSettings:
         self._raw = raw
         self._made: dict[str, Rule] = {}
 
-    @cached_property
-    def _given(self) -> Mapping[str, Any]:
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What is written. Raises `ConfigurationError` if it is not a dict."""
         if self._raw is None:
             return {}
         if not isinstance(self._raw, Mapping):
@@ -63,121 +166,52 @@ class QuotaSettings:
             )
         return self._raw
 
-    def _get(
-        self,
-        name: str,
-        kind: type | tuple[type, ...],
-        default: T,
-        hint: str,
-        fits: Callable[[Any], object] = lambda _: True,
-    ) -> T:
-        """Return a value of this kind that `fits`. Raises `ConfigurationError` with the hint for another."""
-        value: Any = self._given.get(name, default)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)) or not fits(value):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', hint)
-        return cast("T", value)
+    enabled = _flag(True)
+    """Whether limits apply. If not, everything is allowed, and no store is asked."""
 
-    def _get_number(self, name: str, default: int, least: int, most: int, example: int) -> int:
-        hint = f"Use a number from {least} to {most}, for example {example}."
-        return self._get(name, int, default, hint, lambda number: least <= number <= most)
+    store: Setting[Literal["redis", "database", "memory"]] = _one_of(("redis", "database", "memory"), "redis")
+    """Where it counts: "database" for a site without Redis, "memory" for tests and single processes."""
 
-    @cached_property
-    def enabled(self) -> bool:
-        """`ENABLED`: whether limits apply. If not, everything is allowed, and no store is asked."""
-        return self._get("ENABLED", bool, True, "Use True or False.")
+    database = _text("default", "Use, for example, 'default'.")
+    """The alias in `DATABASES` that keeps the states if `STORE` is "database"."""
 
-    @cached_property
-    def store(self) -> Literal["redis", "database", "memory"]:
-        """`STORE`: "redis"; "database" for a site without Redis; "memory" for tests and single processes."""
-        hint = "Use 'redis', 'database' or 'memory'."
-        return self._get("STORE", str, "redis", hint, ("redis", "database", "memory").__contains__)
+    cache = _text("default", "Use, for example, 'default'.")
+    """The alias in `CACHES` of the Redis to use."""
 
-    @cached_property
-    def database(self) -> str:
-        """`DATABASE`: the alias in `DATABASES` that keeps the states if `STORE` is "database"."""
-        return self._get("DATABASE", str, "default", "Use, for example, 'default'.")
+    redis: Setting[object] = Setting(None, read=_read_redis)
+    """A URL, a dict of redis-py's options, or a function that returns either; None: that of `CACHE`."""
 
-    @cached_property
-    def cache(self) -> str:
-        """`CACHE`: the alias in `CACHES` of the Redis to use."""
-        return self._get("CACHE", str, "default", "Use, for example, 'default'.")
+    prefix = _text("quota", "Use a text without braces, for example 'quota'.", re.compile("[^{}]+").fullmatch)
+    """How every key in Redis begins."""
 
-    @cached_property
-    def redis(self) -> object:
-        """`REDIS`: a URL, a dict of redis-py's options, or a function that returns either; None: that of `CACHE`."""
-        if self._given.get("REDIS") is None:
-            return None
-        if "CACHE" in self._given:
-            raise ConfigurationError('QUOTA has both "CACHE" and "REDIS".', "Keep one of them.")
-        given = self._given["REDIS"]
-        function = import_function('QUOTA["REDIS"]', given) if is_path(given) else given
-        if isinstance(function, (str, Mapping)) or (callable(function) and not is_async_callable(function)):
-            return function
-        kind = "an async function" if callable(function) else type(given).__name__  # the value may be a secret
-        del given, function  # error pages show local names
-        hint = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
-        raise ConfigurationError(f'QUOTA["REDIS"] is {kind}.', hint)
+    trusted_proxies: Setting[tuple[Network | Literal["unix"], ...]] = Setting(
+        (),
+        "Use a list of networks, for example ['10.0.0.0/8', 'unix'].",
+        lambda value: isinstance(value, (list, tuple, set, frozenset)),
+        _read_proxies,
+    )
+    """The networks that may set X-Forwarded-For, and "unix" for a peer on a unix socket."""
 
-    @cached_property
-    def prefix(self) -> str:
-        """`PREFIX`: the beginning of every key in Redis."""
-        hint = "Use a text without braces, for example 'quota'."
-        return self._get("PREFIX", str, "quota", hint, re.compile("[^{}]+").fullmatch)
+    trusted_proxy_count = _number(0, 0, 32, 1, read=_read_proxy_count)
+    """How many proxies add an address to X-Forwarded-For; 0: see `trusted_proxies`."""
 
-    @cached_property
-    def trusted_proxies(self) -> tuple[Network | Literal["unix"], ...]:
-        """`TRUSTED_PROXIES`: the networks that may set X-Forwarded-For, and "unix" for a peer on a unix socket."""
-        hint = "Use a list of networks, for example ['10.0.0.0/8', 'unix']."
-        given: Iterable[object] = self._get("TRUSTED_PROXIES", (list, tuple, set, frozenset), (), hint)
-        return tuple("unix" if value == UNIX else _network(value) for value in given)
+    client_ip_header = _text(
+        "",
+        "Use the name of a header with one address, for example 'CF-Connecting-IP'. Leave it out for X-Forwarded-For.",
+        re.compile(r"(?!(X-Forwarded-For|Forwarded)$)([A-Z0-9]+(-[A-Z0-9]+)*)?", re.IGNORECASE).fullmatch,
+        read=_read_client_ip_header,
+    )
+    """The header with the client's address, as `request.META` names it; empty: X-Forwarded-For. Only `TRUSTED_PROXIES`
+    may send it."""
 
-    @cached_property
-    def trusted_proxy_count(self) -> int:
-        """`TRUSTED_PROXY_COUNT`: how many proxies add an address to X-Forwarded-For; 0: see `trusted_proxies`."""
-        count = self._get_number("TRUSTED_PROXY_COUNT", 0, 0, MAX_PROXIES, 1)
-        if count and self._given.get("TRUSTED_PROXIES"):
-            raise ConfigurationError(
-                f'QUOTA["TRUSTED_PROXY_COUNT"] is {count!r} beside TRUSTED_PROXIES.',
-                "Use one of them: TRUSTED_PROXIES if you know the addresses of your proxies.",
-            )
-        return count
+    ipv4_prefix = _number(32, 1, 32, 24)
+    """How many bits of an IPv4 address identify a client."""
 
-    @cached_property
-    def client_ip_header(self) -> str:
-        """`CLIENT_IP_HEADER`: the header with the client's address, as `request.META` names it; empty: X-Forwarded-For.
+    ipv6_prefix = _number(64, 1, 128, 64)
+    """How many bits of an IPv6 address identify a client."""
 
-        Only `TRUSTED_PROXIES` may send it.
-        """
-        hint = "Use the name of a header, for example 'CF-Connecting-IP'."
-        name = self._get("CLIENT_IP_HEADER", str, "", hint, _HEADER.fullmatch)
-        problem = f'QUOTA["CLIENT_IP_HEADER"] is {name!r}'
-        if name.lower() in ("x-forwarded-for", "forwarded"):
-            raise ConfigurationError(
-                f"{problem}, which lists several addresses.",
-                "Leave it out: X-Forwarded-For is read with TRUSTED_PROXIES or TRUSTED_PROXY_COUNT alone.",
-            )
-        if name and not self._given.get("TRUSTED_PROXIES"):
-            raise ConfigurationError(
-                f"{problem}, but TRUSTED_PROXIES is empty, so nobody may send it.",
-                'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
-            )
-        return f"HTTP_{name.upper().replace('-', '_')}" if name else ""
-
-    @cached_property
-    def ipv4_prefix(self) -> int:
-        """`IPV4_PREFIX`: how many bits of an IPv4 address identify a client, 1 to 32."""
-        return self._get_number("IPV4_PREFIX", 32, 1, 32, 24)
-
-    @cached_property
-    def ipv6_prefix(self) -> int:
-        """`IPV6_PREFIX`: how many bits of an IPv6 address identify a client, 1 to 128."""
-        return self._get_number("IPV6_PREFIX", 64, 1, 128, 64)
-
-    @cached_property
-    def on_unavailable(self) -> OnUnavailable:
-        """`ON_UNAVAILABLE`: the default of a rule's `on_unavailable`."""
-        hint = "Use 'allow', 'deny' or 'local'."
-        return self._get("ON_UNAVAILABLE", str, "allow", hint, get_args(OnUnavailable).__contains__)
+    on_unavailable: Setting[OnUnavailable] = _one_of(get_args(OnUnavailable), "allow")
+    """The default of a rule's `on_unavailable`."""
 
     def without_store(self, *, is_full: bool) -> OnUnavailable:
         """Return the default of `on_unavailable` while the store cannot decide.
@@ -187,96 +221,71 @@ class QuotaSettings:
         """
         return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
 
-    @cached_property
-    def time_zone(self) -> str:
-        """`TIME_ZONE`: the IANA time zone in which a day of a counter begins; by default Django's."""
-        hint, default = "Use, for example, 'UTC' or 'Europe/Berlin'.", settings.TIME_ZONE
-        return self._get("TIME_ZONE", str, "", hint, lambda name: is_zone(name or default)) or default
+    time_zone = _text(
+        "",
+        "Use, for example, 'UTC' or 'Europe/Berlin'.",
+        lambda name: is_zone(name or settings.TIME_ZONE),
+        read=lambda _, name: name or settings.TIME_ZONE,
+    )
+    """The IANA time zone in which a day of a counter begins; by default Django's."""
 
-    @cached_property
-    def headers(self) -> bool:
-        """`HEADERS`: whether responses have RateLimit-Policy and RateLimit."""
-        return self._get("HEADERS", bool, True, "Use True or False.")
+    headers = _flag(True)
+    """Whether responses have RateLimit-Policy and RateLimit."""
 
-    @cached_property
-    def legacy_headers(self) -> bool:
-        """`LEGACY_HEADERS`: whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""
-        return self._get("LEGACY_HEADERS", bool, False, "Use True or False.")
+    legacy_headers = _flag(False)
+    """Whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""
 
-    @cached_property
-    def template(self) -> str:
-        """`TEMPLATE`: the template of the 429 page."""
-        hint = "Use, for example, '429.html'."
-        return self._get("TEMPLATE", str, "429.html", hint, lambda name: name.strip() and name.isprintable())
+    template = _text("429.html", "Use, for example, '429.html'.", lambda name: name.strip() and name.isprintable())
+    """The template of the 429 page."""
 
-    @cached_property
-    def response(self) -> Callable[[Any, Any], Any] | None:
-        """`RESPONSE`: a function `(request, decision) -> HttpResponse` that answers a refused request, or its path.
+    response: Setting[Callable[[Any, Any], Any] | None] = Setting(None, read=_read_response)
+    """A function `(request, decision) -> HttpResponse` that answers a refused request, or its path.
 
-        If it is None, or returns None, the default response is sent.
-        """
-        given = self._given.get("RESPONSE")
-        function = import_function('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
-        is_async = is_async_callable(function)
-        if function is None or (callable(function) and not is_async and not isinstance(function, type)):
-            return cast("Callable[[Any, Any], Any] | None", function)
-        raise ConfigurationError(
-            f'QUOTA["RESPONSE"] is {given!r}{", which is async" if is_async else ""}.',
-            "Use a sync function (request, decision) -> HttpResponse, or its dotted path.",
-        )
+    If it is None, or returns None, the default response is sent."""
 
-    @cached_property
-    def events(self) -> int:
-        """`EVENTS`: about how many refusals, bans and warnings the stream in Redis keeps; `0` turns events off."""
-        return self._get_number("EVENTS", 10_000, 0, MAX_EVENTS, 10_000)
+    events = _number(10_000, 0, 10_000_000, 10_000)
+    """About how many refusals, bans and warnings the stream in Redis keeps; 0 turns events off."""
 
-    @cached_property
-    def memory_keys(self) -> int:
-        """`MEMORY_KEYS`: the most keys that a process keeps in its own memory; a subject has one or two."""
-        return self._get_number("MEMORY_KEYS", 100_000, MIN_KEYS, MAX_KEYS, 100_000)
+    memory_keys = _number(100_000, 1_000, 100_000_000, 100_000)
+    """The most keys that a process keeps in its own memory; a subject has one or two."""
 
-    @cached_property
-    def metrics_token(self) -> str:
-        """`METRICS_TOKEN`: what Prometheus sends to read the metrics; empty: users with the permission read them."""
-        hint = f"Use at least {MIN_TOKEN} random letters and digits."
-        token = self._get("METRICS_TOKEN", str, "", hint)
-        if token and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-            problem = f'QUOTA["METRICS_TOKEN"] has {len(token)} characters, or some that a header cannot carry.'
-            raise ConfigurationError(problem, hint)  # without the value, which is a secret
-        return token
+    metrics_token = _text(
+        "",
+        "Use at least 16 random letters and digits.",
+        re.compile("([!-~]{16,})?").fullmatch,
+        is_secret=True,
+    )
+    """What Prometheus sends to read the metrics; empty: users with the permission read them."""
 
-    @cached_property
-    def cache_refusals(self) -> float:
-        """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`; `0` turns it off."""
-        return read_refusal_span(self._given.get("CACHE_REFUSALS", 0), 'QUOTA["CACHE_REFUSALS"]')
+    cache_refusals: Setting[float] = Setting(
+        0, read=lambda _, value: read_refusal_span(value, 'QUOTA["CACHE_REFUSALS"]')
+    )
+    """The default of a rule's `cache_refusals`; 0 turns it off."""
 
-    @cached_property
-    def digest_key(self) -> str | bytes:
-        """`DIGEST_KEY`: the key of the digests that replace secret values; by default SECRET_KEY."""
-        given = self._given.get("DIGEST_KEY", "")
-        if not isinstance(given, str):  # the message does not show the value: it is a secret
-            raise ConfigurationError(
-                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "Use a long random text."
-            )
-        return given or settings.SECRET_KEY
+    digest_key: Setting[str | bytes] = Setting(
+        "",
+        "Use a long random text.",
+        lambda value: isinstance(value, str),
+        lambda _, key: key or settings.SECRET_KEY,
+        is_secret=True,
+    )
+    """The key of the digests that replace secret values; by default SECRET_KEY."""
 
-    @cached_property
-    def rules(self) -> Mapping[str, object]:
-        """`RULES`: the named rules, as they are written; `slots` are not among them."""
-        return {name: given for name, given in self._rules.items() if not _is_slot(given)}
+    rules: Setting[Mapping[str, Any]] = Setting(
+        {},
+        "Use a dict, for example {'search': '10/m'}.",
+        lambda value: isinstance(value, Mapping),
+        lambda _, rules: {name: given for name, given in rules.items() if not _is_slot(given)},
+    )
+    """The named rules, as they are written; `slots` are not among them."""
 
     def slots(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the entries of `RULES` with `at_once`, as they are written."""
-        return {str(name): given for name, given in self._rules.items() if _is_slot(given)}
+        rules = self.rules  # raises for what is not a dict
+        return {str(name): each for name, each in self.given.get("RULES", {}).items() if name not in rules}
 
-    @cached_property
-    def _rules(self) -> Mapping[str, Any]:
-        return self._get("RULES", Mapping, {}, "Use a dict, for example {'search': '10/m'}.")
-
-    @cached_property
-    def login(self) -> tuple[Rule, ...]:
-        """`LOGIN`: the limits on failed logins, one rule for each combination of "username" and "ip"."""
-        return login_rules(self._given.get("LOGIN", DEFAULT_LOGIN))
+    login: Setting[tuple[Rule, ...]] = Setting(DEFAULT_LOGIN, read=lambda _, given: login_rules(given))
+    """The limits on failed logins, one rule for each combination of "username" and "ip"."""
 
     def rule(self, name: str) -> Rule:
         """Return a rule of `RULES`. Raises `RuleError` if there is no such rule, or if it is wrong."""
@@ -295,24 +304,8 @@ class QuotaSettings:
         return rule
 
 
-def _is_slot(given: object) -> bool:
-    return isinstance(given, Mapping) and "at_once" in given
-
-
-def _network(value: object) -> Network:
-    try:
-        return read_network(value)
-    except ValueError as error:
-        raise ConfigurationError(
-            f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
-            "Use a network such as '10.0.0.0/8', an address or 'unix'.",
-        ) from None
-
-
-_properties = [name for name, value in vars(QuotaSettings).items() if isinstance(value, cached_property)]
-
-KNOWN_SETTINGS: tuple[str, ...] = tuple(sorted(name.upper() for name in _properties if not name.startswith("_")))
-"""The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
+KNOWN_SETTINGS = tuple(sorted(name.upper() for name, each in vars(QuotaSettings).items() if isinstance(each, Setting)))
+"""The names in `settings.QUOTA`. Each is read by the attribute of `QuotaSettings` of the same name in lower case."""
 
 
 _forced_enabled: bool | None = None
@@ -323,7 +316,7 @@ def current() -> QuotaSettings:
     """Return the settings: `current().prefix`."""
     made = QuotaSettings(getattr(settings, "QUOTA", None))
     if _forced_enabled is not None:
-        made.enabled = _forced_enabled
+        made.__dict__["enabled"] = _forced_enabled
     return made
 
 
@@ -389,9 +382,6 @@ def import_option(option: str, value: object) -> object:
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 
-_RATE_LIKE = re.compile(r"[\d/]")
-"""What every rate contains, and a misspelt name of a rule hardly ever does."""
-
 
 def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     """Return a rule from what a caller gave: a `Rule`, the name of a configured rule, or a rate with options.
@@ -408,18 +398,13 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
     except RateError as error:
-        if error.text != rule_or_rate:
+        if error.text != rule_or_rate or not isinstance(rule_or_rate, str):
             raise
-        if isinstance(rule_or_rate, str) and rule_or_rate in settings.slots():
+        if rule_or_rate in settings.slots():
             settings.rule(rule_or_rate)  # says what it is
-        known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
-        if isinstance(rule_or_rate, str) and rule_or_rate.strip() and not _RATE_LIKE.search(rule_or_rate):
-            raise RateError(
-                rule_or_rate, None, 'it is not the name of a rule in QUOTA["RULES"] either', known.strip()
-            ) from None
-        if error.position and "mean" not in known:  # its count could be read, and no rule has such a name
-            raise
-        raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
+        near = did_you_mean(rule_or_rate, map(str, settings.rules))
+        hint = f'{error.hint} Nor is it a rule in QUOTA["RULES"].{near}'
+        raise RateError(error.text, error.position, error.problem, hint) from None
 
 
 def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
@@ -454,9 +439,6 @@ LOGIN_BACKEND = "django_quota.contrib.auth.LoginQuotaBackend"
 USERNAME = "login:username"
 """The key of a rule by user name. Only the backend knows the name; `LOGIN` calls this key "username"."""
 
-DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "username", "30/h": "ip"}
-"""The default of `LOGIN`. The limit by name alone is high, since anybody can use it up for another user."""
-
 _LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
 
 _LOGIN_OPTIONS = ("on_unavailable", "shadow", "exempt", "ban")
@@ -475,32 +457,31 @@ def login_rules(given: object) -> tuple[Rule, ...]:
     """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(f'QUOTA["LOGIN"] is {given!r}, not a dict of limits.', _LOGIN_EXAMPLE)
-    options = {str(name): given[name] for name in _LOGIN_OPTIONS if name in given}
+    options = {name: given[name] for name in _LOGIN_OPTIONS if name in given}
     rates: dict[tuple[str, ...], list[object]] = {}
     for rate, key in given.items():
-        if rate in options:
-            continue
-        if not isinstance(rate, str) or not _RATE_LIKE.search(rate):
-            near = did_you_mean(str(rate), _LOGIN_OPTIONS)
-            hint = near.strip() if "mean" in near else _LOGIN_EXAMPLE
-            raise ConfigurationError(f'QUOTA["LOGIN"] has {rate!r}, which is not a rate.', hint)
-        rates.setdefault(_login_key(rate, key), []).append(rate)
+        if rate not in options:
+            rates.setdefault(_login_key(rate, key), []).append(rate)
     if not rates:
         raise ConfigurationError('QUOTA["LOGIN"] has no limit.', _LOGIN_EXAMPLE)
     if "ban" in options and set(rates) == {("username",)}:
         problem = 'QUOTA["LOGIN"] has "ban", but no limit by "ip": a user name alone is never banned.'
         raise ConfigurationError(problem, _LOGIN_EXAMPLE)
-    return tuple(_login_rule(key, of_key, options) for key, of_key in rates.items())
+    return tuple(_login_rule(parts, of_parts, options) for parts, of_parts in rates.items())
 
 
-def _login_key(rate: str, given: object) -> tuple[str, ...]:
+def _login_key(rate: object, given: object) -> tuple[str, ...]:
     """Return the parts of a key, the user name first, so that their order in the settings does not matter."""
-    parts = given if isinstance(given, (list, tuple)) else (given,)
-    if not parts or any(part not in tuple(_LOGIN_KEYS) or parts.count(part) > 1 for part in parts):
-        raise ConfigurationError(
-            f'QUOTA["LOGIN"][{rate!r}] is {given!r}.', "Use 'username', 'ip' or ['username', 'ip']."
-        )
-    return tuple(name for name in _LOGIN_KEYS if name in parts)
+    if not isinstance(rate, str) or not re.search(r"[\d/]", rate):
+        near = did_you_mean(str(rate), _LOGIN_OPTIONS).strip()
+        hint = near if "mean" in near else _LOGIN_EXAMPLE
+        raise ConfigurationError(f'QUOTA["LOGIN"] has {rate!r}, which is not a rate.', hint)
+    parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    known = tuple(name for name in _LOGIN_KEYS if name in parts)
+    if not parts or len(known) != len(parts):
+        hint = "Use 'username', 'ip' or ['username', 'ip']."
+        raise ConfigurationError(f'QUOTA["LOGIN"][{rate!r}] is {given!r}.', hint)
+    return known
 
 
 def _login_rule(parts: tuple[str, ...], rates: list[object], options: Mapping[str, object]) -> Rule:

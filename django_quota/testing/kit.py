@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Unpack
@@ -12,7 +12,7 @@ from unittest.mock import patch
 from django_quota.conf import current, force_enabled
 from django_quota.core.clock import MovableClock, frozen_now, machine_now, moment_of, use_clock
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError, nearest
+from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import CallOptions, Rule
 from django_quota.features.counters import MAX_TTL
@@ -40,16 +40,9 @@ def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:
     known = known_rules()
     found = known.get(rule)
     if found is None:
-        raise RuleError(f"No rule of the settings or of a view has the name {rule!r}.", _list(rule, known))
+        hint = did_you_mean(rule, known).strip()
+        raise RuleError(f"No rule of the settings or of a view has the name {rule!r}.", hint)
     return found if isinstance(found, Rule) else rule
-
-
-def _list(name: str, known: Iterable[str]) -> str:
-    """Return the hint for a name that no rule has: the nearest, and all that there are."""
-    names = sorted(known)
-    near = nearest(name, names)
-    listed = f"Known: {', '.join(names)}." if names else "The site has no rules."
-    return f"Did you mean {near!r}? {listed}" if near else listed
 
 
 class QuotaKit:

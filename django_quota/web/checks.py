@@ -7,14 +7,13 @@ the checks of rules and views.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Info, Tags, register
-from django.core.checks import Warning as CheckWarning
+from django.core.checks import CheckMessage, Info, Tags, register
 from django.db import connections
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
@@ -23,142 +22,37 @@ from django.utils.module_loading import import_string
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
 from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
 from django_quota.limiting.known_rules import rules_of_requests
-from django_quota.limiting.override_rows import count_overrides, has_database, missing_tables, write_database
+from django_quota.limiting.override_rows import count_overrides, has_database, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
+from django_quota.models import OverrideChanges, QuotaOverride
 from django_quota.stores.database.sql import BANS, EVENTS, STATES
 from django_quota.stores.database.store import is_testing, vendor_of
-from django_quota.web.rule_checks import check_rules
-
-if TYPE_CHECKING:
-    from django_quota.stores.redis.settings import WhichRedis
+from django_quota.web.rule_checks import check_rules, finding
 
 
 @register("django_quota")
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
     """Check `settings.QUOTA`, its rules, the cache alias behind it, and the views that it limits."""
-    given = getattr(settings, "QUOTA", None)
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        return [
-            Error(
-                f"QUOTA is {type(given).__name__}, not a dict.",
-                hint="Use, for example, {'CACHE': 'default'}.",
-                id="django_quota.E001",
-            )
-        ]
+    try:
+        given = current().given
+    except ConfigurationError as error:
+        return [finding("E001", error.problem, error.hint)]
+    unknown = [name for name in given if name not in KNOWN_SETTINGS]
     return [
-        *_check_names(given),
+        *(_unknown(str(name)) for name in unknown),
         *_check_values(),
         *_check_proxies(),
         *_check_store(),
         *_check_template(),
-        *_check_logins(given),
+        *_check_logins(),
         *check_rules(),
     ]
 
 
-@register("django_quota", deploy=True)
-def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
-    """Find settings that suit only a developer's machine, for `check --deploy`."""
-    found: list[CheckMessage] = []
-    if _value("enabled") is False:
-        found.append(
-            CheckWarning(
-                'QUOTA["ENABLED"] is False: nothing is limited, and bans and overrides have no effect.',
-                hint="Remove it, or set it to True.",
-                id="django_quota.W010",
-            )
-        )
-    if _value("store") == "memory":
-        found.append(
-            CheckWarning(
-                'QUOTA["STORE"] is "memory": each process counts for itself, so several processes admit several times '
-                "the limit, and a restart forgets all counts.",
-                hint='Use "redis" and name it in QUOTA["REDIS"], or "database", or run exactly one process.',
-                id="django_quota.W011",
-            )
-        )
-    return [*found, *_check_unused()]
-
-
-def _check_unused() -> Iterator[CheckMessage]:
-    """Name the configured rules that neither the middleware nor a view applies."""
-    try:
-        used = {rule.name for rule in rules_of_requests()}
-        unused = [name for name in current().rules if name not in used and current().rule(name).match is None]
-    except (ConfigurationError, RuleError):
-        return  # `_check_values` and `check_rules` have reported it
-    if unused:
-        yield Info(  # only the project knows whether its code asks for them
-            f'QUOTA["RULES"] has {", ".join(map(repr, unused))} without "match", and no view uses them: they limit '
-            "only calls in your code.",
-            hint=f"Add a 'match', name them on a view with @quota(rule={unused[0]!r}), or remove them.",
-            id="django_quota.W039",
-        )
-
-
-@register("django_quota", Tags.database)
-def check_overrides(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check the tables of overrides, for `check --database`."""
-    using = write_database()
-    if using not in (databases or ()) or not has_database() or not connections[using].introspection.table_names():
-        return []  # without any table, `migrate` comes first
-    if missing := missing_tables(using):
-        return [
-            CheckWarning(
-                f"The database {using!r} lacks the tables {', '.join(sorted(missing))}: no override holds.",
-                hint="Run `manage.py migrate`. If this is `migrate`, it makes them now.",
-                id="django_quota.W031",
-            )
-        ]
-    number = count_overrides()
-    if number <= MAX_OVERRIDES:
-        return []
-    return [
-        CheckWarning(
-            f"{number:,} overrides have not ended. Each process holds all of them, and reads them before its first "
-            "decision.",
-            hint=f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
-            "networks and kinds, such as user:*, take one override.",
-            id="django_quota.W032",
-        )
-    ]
-
-
-@register("django_quota", Tags.database)
-def check_states(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check the tables of the database store, for `check --database`."""
-    using = _value("database")
-    if _value("store") != "database" or using not in (databases or ()) or _vendor(using) != "postgresql":
-        return []  # a file of SQLite makes its tables itself
-    found = set(connections[using].introspection.table_names())
-    missing = {STATES, EVENTS, BANS} - found
-    if not found or not missing:  # without any table, `migrate` comes first
-        return []
-    return [
-        CheckWarning(
-            f"The database {using!r} lacks the tables {', '.join(sorted(missing))}: nothing can be counted.",
-            hint=f"Run `manage.py migrate --database {using}`. If this is `migrate`, it makes them now.",
-            id="django_quota.W035",
-        )
-    ]
-
-
-def _vendor(alias: str) -> str:
-    """Return the kind of a database; empty if it cannot serve, which `_check_database` reports."""
-    try:
-        return vendor_of(alias)
-    except ConfigurationError:
-        return ""
-
-
-def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
-    for name in given:
-        if name not in KNOWN_SETTINGS:
-            hint = f"{did_you_mean(str(name), KNOWN_SETTINGS).strip()} Otherwise remove it."
-            yield Error(f"QUOTA[{name!r}] is not a setting of django_quota.", hint=hint, id="django_quota.E015")
+def _unknown(name: str) -> CheckMessage:
+    hint = f"{did_you_mean(name, KNOWN_SETTINGS).strip()} Otherwise remove it."
+    return finding("E015", f"QUOTA[{name!r}] is not a setting of django_quota.", hint)
 
 
 def _check_values() -> Iterator[CheckMessage]:
@@ -167,25 +61,23 @@ def _check_values() -> Iterator[CheckMessage]:
         try:
             getattr(current(), name.lower())
         except ConfigurationError as error:
-            yield Error(error.problem, hint=error.hint or None, id="django_quota.E002")
+            yield finding("E002", error.problem, error.hint)
 
 
 def _value(name: str) -> Any:
     """Return a setting; None if it is wrong, which `_check_values` reports."""
-    try:
+    with suppress(ConfigurationError):
         return getattr(current(), name)
-    except ConfigurationError:
-        return None
 
 
 def _check_proxies() -> Iterator[CheckMessage]:
     for network in _value("trusted_proxies") or ():
         if network != "unix" and not network.prefixlen:
-            yield CheckWarning(
+            yield finding(
+                "W008",
                 f'QUOTA["TRUSTED_PROXIES"] holds {str(network)!r}, which is every address: any client can choose the '
                 "address that is limited.",
-                hint='Name the networks of your proxies. Use, for example, "10.1.2.0/24".',
-                id="django_quota.W008",
+                'Name the networks of your proxies. Use, for example, "10.1.2.0/24".',
             )
 
 
@@ -196,14 +88,14 @@ def _check_template() -> Iterator[CheckMessage]:
     try:
         get_template(name)
     except (TemplateDoesNotExist, OSError, ValueError):  # the last two: the name cannot be a file name
-        yield CheckWarning(
+        yield finding(
+            "W002",
             f"The template {name!r} for refused visitors is not found: they get plain text.",
-            hint='Add the template, or add "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',
-            id="django_quota.W002",
+            'Add the template, or add "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',
         )
 
 
-def _check_logins(given: Mapping[str, object]) -> Iterator[CheckMessage]:
+def _check_logins() -> Iterator[CheckMessage]:
     """Run the checks of the backends that limit logins, and find `LOGIN` without such a backend."""
     if not apps.is_installed("django.contrib.auth"):
         return
@@ -214,87 +106,115 @@ def _check_logins(given: Mapping[str, object]) -> Iterator[CheckMessage]:
     check = next(filter(None, (getattr(backend, "check_quota", None) for backend in backends)), None)
     if check is not None:
         yield from check()
-    elif "LOGIN" in given:
-        yield CheckWarning(
+    elif "LOGIN" in current().given:
+        yield finding(
+            "W022",
             'QUOTA["LOGIN"] is set, but no backend asks it: logins are not limited.',
-            hint=f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
-            id="django_quota.W022",
+            f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
         )
+
+
+# --- where it counts --------------------------------------------------------------------------------------------------
 
 
 def _check_store() -> Iterator[CheckMessage]:
-    """Check where the limits are counted."""
-    store = _value("store")
-    if store == "redis":
+    store, alias = _value("store"), _value("database")
+    if store == "redis" and _value("cache") is not None:
         yield from _check_redis()
-    elif store == "database":
-        yield from _check_database()
-    given = getattr(settings, "QUOTA", None) or {}
-    unused = [
-        name
-        for name, needed in (("CACHE", "redis"), ("REDIS", "redis"), ("DATABASE", "database"))
-        if name in given and store != needed
-    ]
-    for name in unused if store is not None else ():
-        yield CheckWarning(
-            f'QUOTA["{name}"] is set, but QUOTA["STORE"] is {store!r}: it has no effect.',
-            hint=f'Remove it, or set "STORE": "{"database" if name == "DATABASE" else "redis"}".',
-            id="django_quota.W034",
-        )
-
-
-def _check_database() -> Iterator[CheckMessage]:
-    alias = _value("database")
-    if alias is None:
-        return
-    try:
-        vendor_of(alias)
-    except ConfigurationError as error:
-        code = "E028" if alias not in settings.DATABASES else "E029"
-        yield Error(error.problem, hint=error.hint or None, id=f"django_quota.{code}")
+    elif store == "database" and alias is not None:
+        try:
+            vendor_of(alias)
+        except ConfigurationError as error:
+            code = "E028" if alias not in settings.DATABASES else "E029"
+            yield finding(code, error.problem, error.hint)
 
 
 def _check_redis() -> Iterator[CheckMessage]:
     """Check the Redis of the settings and its options."""
-    if _value("cache") is None:
-        return
+    # A site without Redis needs none of its packages.
+    from django_quota.stores.redis.settings import ANSWER_TIMEOUT, long_timeouts  # noqa: PLC0415
+
     try:
         which = which_redis()
     except ConfigurationError:
         return  # `_check_values` has reported it
     problem = which.problem()
-    if problem is None:
-        yield from _check_timeouts(which)
-    else:
+    if problem is not None:
         # Settings for development and tests often have another cache. Both must start; a limit then says what it needs.
         is_tolerated = problem.is_another_cache and (settings.DEBUG or is_testing())
-        kind = CheckWarning if is_tolerated or problem.code.startswith("W") else Error
-        yield kind(problem.message, hint=problem.hint, id=f"django_quota.{problem.code}")
-
-
-def _check_timeouts(which: WhichRedis) -> Iterator[CheckMessage]:
-    # A site without Redis needs none of its packages.
-    from django_quota.stores.redis.settings import (  # noqa: PLC0415
-        ANSWER_TIMEOUT,
-        PLAIN_TIMEOUT,
-        long_timeouts,
-        timeouts_not_set,
-    )
-
-    missing = timeouts_not_set(which)
-    if missing:
-        options = ", ".join(f"{name!r}: {ANSWER_TIMEOUT:g}" for name in missing)
-        yield CheckWarning(
-            f"{which.name} sets no {' and no '.join(missing)}. Limits still wait {ANSWER_TIMEOUT:g} s at most, "
-            f"the admin and commands {PLAIN_TIMEOUT:g} s, but the cache's own calls wait for as long as Redis hangs.",
-            hint=f'Use, for example, "OPTIONS": {{{options}}}.',
-            id="django_quota.W007",
-        )
+        yield finding(problem.code, problem.message, problem.hint, is_warning=is_tolerated)
+        return
     for place, seconds in long_timeouts(which):
-        yield CheckWarning(
+        yield finding(
+            "W012",
             f"{place} is {seconds:g}. When Redis hangs, every thread that asks it "
             f"waits {seconds:g} s, and later one thread at a time until Redis answers.",
-            hint=f"Use, for example, {ANSWER_TIMEOUT:g}. For a cache that needs longer, name the Redis of the limits "
+            f"Use, for example, {ANSWER_TIMEOUT:g}. For a cache that needs longer, name the Redis of the limits "
             'apart from it, in QUOTA["REDIS"] or another QUOTA["CACHE"].',
-            id="django_quota.W012",
         )
+
+
+# --- `check --database` -----------------------------------------------------------------------------------------------
+
+
+@register("django_quota", Tags.database)
+def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Find missing tables, and more overrides than a process should hold."""
+    needed: dict[str, set[str]] = {}
+    if has_database():
+        needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChanges._meta.db_table}  # noqa: SLF001
+    if _value("store") == "database" and _is_postgresql(_value("database")):  # a file of SQLite makes its tables itself
+        needed.setdefault(_value("database"), set()).update((STATES, EVENTS, BANS))
+    found = []
+    for using in needed.keys() & (databases or ()):
+        there = set(connections[using].introspection.table_names())
+        missing = sorted(needed[using] - there) if there else []  # without any table, `migrate` comes first
+        if missing:
+            problem = f"The database {using!r} lacks the tables {', '.join(missing)}."
+            hint = f"Run `manage.py migrate --database {using}`. If this is `migrate`, it makes them now."
+            found.append(finding("W031", problem, hint))
+        elif there and using == write_database() and (number := count_overrides()) > MAX_OVERRIDES:
+            found.append(
+                finding(
+                    "W032",
+                    f"{number:,} overrides have not ended. Each process holds all of them, and reads them before its "
+                    "first decision.",
+                    f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
+                    "networks and kinds, such as user:*, take one override.",
+                )
+            )
+    return found
+
+
+def _is_postgresql(alias: str) -> bool:
+    with suppress(ConfigurationError):  # `_check_store` reports it
+        return vendor_of(alias) == "postgresql"
+    return False
+
+
+# --- `check --deploy` -------------------------------------------------------------------------------------------------
+
+
+@register("django_quota", deploy=True)
+def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
+    """Find settings that suit only a developer's machine, and rules that only calls in the project's code use."""
+    found = []
+    if _value("enabled") is False:
+        problem = 'QUOTA["ENABLED"] is False: nothing is limited, and bans and overrides have no effect.'
+        found.append(finding("W010", problem, "Remove it, or set it to True."))
+    if _value("store") == "memory":
+        problem = (
+            'QUOTA["STORE"] is "memory": each process counts for itself, so several processes admit several times '
+            "the limit, and a restart forgets all counts."
+        )
+        hint = 'Use "redis" and name it in QUOTA["REDIS"], or "database", or run exactly one process.'
+        found.append(finding("W011", problem, hint))
+    unused: list[str] = []
+    with suppress(ConfigurationError, RuleError):  # the other checks report it
+        used = {rule.name for rule in rules_of_requests()}
+        unused += [name for name in current().rules if name not in used and current().rule(name).match is None]
+    if unused:
+        problem = f'QUOTA["RULES"] has {", ".join(map(repr, unused))} without "match", and no view uses them.'
+        hint = f"Add a 'match', name them on a view with @quota(rule={unused[0]!r}), or ask them in your code."
+        found.append(Info(problem, hint=hint, id="django_quota.W039"))
+    return found

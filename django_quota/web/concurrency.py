@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclo
 from dataclasses import replace
 from functools import cache, partial
 from inspect import isawaitable
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
@@ -60,31 +60,33 @@ V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
 
 
+class SlotOptions(TypedDict, total=False):
+    """The options of `@concurrency` beside its `key`."""
+
+    lease: Duration
+    wait: Duration | None
+    renew: bool
+    on_unavailable: OnUnavailable | None
+    block: bool
+    share: Mapping[str, float] | None
+    tier: Callable[[Any], Any] | None
+
+
 def concurrency(
-    limit: int,
-    key: Any = GLOBAL,
-    lease: Duration = 30,
-    wait: Duration | None = None,
-    name: str | None = None,
-    *,
-    renew: bool = False,
-    on_unavailable: OnUnavailable | None = None,
-    block: bool = True,
-    share: Mapping[str, float] | None = None,
-    tier: Callable[[Any], Any] | None = None,
+    limit: int, key: Any = GLOBAL, *, name: str | None = None, **options: Unpack[SlotOptions]
 ) -> Callable[[V], V]:
     """Limit how many requests are in a view at once.
 
     `limit`: 1 to 1,000,000, for each subject. `key`: the key of a rule: `"user"`, `"ip"`, a function of the request;
     `"global"` counts all requests together. `lease`: the time after which a slot is free again, even if its worker was
-    killed: above 0 and up to 366 days. Choose more than the view takes. `wait`: how long to wait for a slot; None or 0:
-    do not wait. `name`: the name of the slot, by default the path of the function, of the class, or of the class and
-    the method. Views with the same name share it. `renew`: renew the lease in the background, for views that may take
-    longer. `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each
-    process counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the
-    view runs without a slot. `share`: how much of the limit requests of each tier may fill, `{"critical": 1.0, "batch":
-    0.5}`: all count together, and batch is refused above half of the limit. `tier`: a function of the request that
-    returns the tier; by default `"anonymous"` or `"authenticated"`.
+    killed: above 0 and up to 366 days, by default 30 seconds. Choose more than the view takes. `wait`: how long to wait
+    for a slot; None or 0: do not wait. `name`: the name of the slot, by default the path of the function, of the class,
+    or of the class and the method. Views with the same name share it. `renew`: renew the lease in the background, for
+    views that may take longer. `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"`
+    (503) or `"local"` (each process counts by itself); None for the setting. `block`: if False, a refusal only shows on
+    `request.quota`, and the view runs without a slot. `share`: how much of the limit requests of each tier may fill,
+    `{"critical": 1.0, "batch": 0.5}`: all count together, and batch is refused above half of the limit. `tier`: a
+    function of the request that returns the tier; by default `"anonymous"` or `"authenticated"`.
 
     A `TemplateResponse` is rendered after the slot has been given back.
 
@@ -92,18 +94,7 @@ def concurrency(
     """
     if callable(cast("object", limit)):
         raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
-    slots = RequestSlot(
-        "@concurrency" if name is None else name,
-        limit,
-        key=key,
-        lease=lease,
-        wait=wait,
-        renew=renew,
-        on_unavailable=on_unavailable,
-        block=block,
-        share=share,
-        tier=tier,
-    )
+    slots = RequestSlot("@concurrency" if name is None else name, limit, key=key, **options)
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):
@@ -137,8 +128,8 @@ class Gate(NamedTuple):
 Entered: TypeAlias = "tuple[Holding, HttpResponse | None]"
 """What a request holds, and the response if it is refused."""
 
-SLOT_OPTIONS = ("at_once", "key", "lease", "wait", "renew", "on_unavailable", "block", "share", "tier")
-"""The options of a slot in the settings and on views of frameworks: those of `@concurrency`."""
+SLOT_OPTIONS = ("at_once", "key", *SlotOptions.__annotations__)
+"""The options of a slot in the settings and on views of frameworks."""
 
 
 class RequestSlot:
@@ -148,48 +139,36 @@ class RequestSlot:
     the work inside `async with holding:`, whose end gives the slot back. Raises `RuleError` if an argument is wrong.
     """
 
-    def __init__(
-        self,
-        name: str,
-        limit: int,
-        *,
-        key: Any = GLOBAL,
-        lease: Duration = 30,
-        wait: Duration | None = None,
-        renew: bool = False,
-        on_unavailable: OnUnavailable | None = None,
-        block: bool = True,
-        share: Mapping[str, float] | None = None,
-        tier: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, limit: int, *, key: Any = GLOBAL, **options: Unpack[SlotOptions]) -> None:
+        _check_names(options)
+        block, on_unavailable = options.get("block", True), options.get("on_unavailable")
         if not isinstance(cast("object", block), bool):
             raise RuleError(f"block={block!r} is not True or False.")
-        self._make = cache(partial(Slot, lease=lease, wait=wait, renew=renew))
+        if on_unavailable not in (None, *get_args(OnUnavailable)):
+            raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
         self.name: str = name
         """Its name in keys, headers and errors."""
         self.key: Any = key
         """Who holds the slot."""
         self._block = block
-        self._limit = limit
-        self._limits = _limits_of_tiers(limit, share, tier)
-        self._tier = tier
         self._on_unavailable = on_unavailable
+        self._limit = limit
+        self._tier = options.get("tier")
+        self._limits = _limits_of_tiers(limit, options.get("share"), self._tier)
+        lease, wait, renew = options.get("lease", 30), options.get("wait"), options.get("renew", False)
+        self._make = cache(partial(Slot, lease=lease, wait=wait, renew=renew))
         self._make(name, limit)
         compile_key(key)
-        if on_unavailable not in (None, *get_args(OnUnavailable)):
-            raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
 
     @classmethod
     def read(cls, name: str, given: Mapping[str, Any]) -> Self:
         """Make a slot from `at_once` and the options of `@concurrency`. Raises `RuleError` for a wrong one."""
-        for option in given:
-            if option in OPTIONS.keys() - {*SLOT_OPTIONS, "match", "exclude"} | {"rate"}:
-                raise RuleError(
-                    f"{option!r} does not go with 'at_once', which limits how many run at once.",
-                    "Write two rules: one with 'rate', one with 'at_once'.",
-                )
-            if option not in SLOT_OPTIONS:
-                raise RuleError(f"{option!r} is not an option of a slot.", did_you_mean(str(option), SLOT_OPTIONS))
+        for option in given.keys() & (OPTIONS.keys() - {*SLOT_OPTIONS} | {"rate"}):
+            raise RuleError(
+                f"{option!r} does not go with 'at_once', which limits how many run at once.",
+                "Write two rules: one with 'rate', one with 'at_once'.",
+            )
+        _check_names(given)
         options: dict[str, Any] = {
             option: tuple(value) if isinstance(value, list) else import_option(option, value)
             for option, value in given.items()
@@ -276,6 +255,11 @@ class RequestSlot:
                 return lease, replace(decision, degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    for option in given.keys() - {*SLOT_OPTIONS}:
+        raise RuleError(f"{option!r} is not an option of a slot.", did_you_mean(str(option), SLOT_OPTIONS).strip())
 
 
 def _limits_of_tiers(limit: int, share: object, tier: object) -> dict[str, int]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import time
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from django.http import HttpRequest
 from django.template import Context, Template, TemplateDoesNotExist
 from django.template.loader import get_template
 from django.utils import timezone
-from django.utils.html import escape
-from django.utils.translation import get_language
 
 from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND, frozen_now
@@ -64,18 +61,13 @@ def page_context(request: HttpRequest, decision: Decision, status: int) -> dict[
 def render_page(name: str, context: dict[str, object], request: HttpRequest) -> str:
     """Return the page of this template. Raises `TemplateDoesNotExist`.
 
-    The default template needs only the nonce of the request, for its style. Pages that differ in nothing else are
-    rendered once, so that a refusal costs about as much as an allowed request.
+    The default template gets no context processors of the site, which may ask the database.
     """
     found: Any = get_template(name)
     template = _own(found)
     if template is None:
         return str(found.render(context, request))
-    nonce = context["csp_nonce"]
-    limits = tuple(tuple(limit.items()) for limit in cast("list[LimitShown]", context["limits"]))
-    shown = {**context, "csp_nonce": "", "limits": limits, "decision": None}
-    page = rendered(template, get_language(), timezone.get_current_timezone_name(), tuple(shown.items()))
-    return page.replace("<style>", f'<style nonce="{escape(nonce)}">', 1) if nonce else page
+    return str(template.render(Context(context, autoescape=template.engine.autoescape)))
 
 
 def is_our_page(name: str) -> bool:
@@ -92,14 +84,6 @@ def _own(found: Any) -> Template | None:
 
 
 _OURS = str(Path(__file__).parents[1] / "templates" / "429.html")
-
-
-@lru_cache(maxsize=128)
-def rendered(template: Template, _language: str | None, _zone: str, shown: tuple[tuple[str, Any], ...]) -> str:
-    """Return the default page with this context, rendered once for each language and time zone."""
-    context = dict(shown)
-    context["limits"] = [dict(limit) for limit in context["limits"]]
-    return str(template.render(Context(context, autoescape=template.engine.autoescape)))
 
 
 def _moment_in(seconds: int) -> datetime:

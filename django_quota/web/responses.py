@@ -31,7 +31,6 @@ from django_quota.web.refusal_page import (
     is_our_page,
     page_context,
     render_page,
-    rendered,
 )
 from django_quota.web.wording import message, refusal_status, title, whole_wait
 
@@ -209,7 +208,6 @@ def _preferred(accept: str) -> str:
 
 
 def _forget(**_: object) -> None:
-    rendered.cache_clear()
     _answer.cache_clear()
 
 

@@ -15,11 +15,10 @@ from django.urls import ResolverMatch
 
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, RuleError
-from django_quota.core.rules import Rule, dotted_path
+from django_quota.core.rules import Rule
 from django_quota.limiting.known_rules import finds_rules, slot_finders
 from django_quota.requests.site_rules import applies_to
 from django_quota.web.concurrency import Gate
-from django_quota.web.decorators import UnderABareOne
 from django_quota.web.request_rules import Limited, needs_view
 from django_quota.web.view_kinds import bound_to_class, class_of, given_to, is_a_trial, naming
 from django_quota.web.view_marks import Mark, marks_of, marks_of_function
@@ -80,8 +79,8 @@ class Endpoint(NamedTuple):
                 rule = current().rule(name)
                 if applies_to(rule, self) and needs_view(rule):
                     yield rule
-        for view in limited_views([self.pattern]):
-            yield from filter(needs_view, view.rules() if view.called_by is None else ())
+        for found in limited_views([self.pattern]):
+            yield from filter(needs_view, found.rules() if found.called_by is None else ())
 
 
 def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:
@@ -110,81 +109,68 @@ _ARGUMENT = re.compile(r"\(\?P<\w+>(\[[^\]]*\]|[^()])*\)|<[^>]*>")
 _OF_REGEX = str.maketrans("", "", "^$\\")
 
 
-class LimitedView(NamedTuple):
-    """A `@quota` behind a URL, with those directly above it."""
+class Found(NamedTuple):
+    """A decorator of ours on a view behind a URL."""
 
-    path: str
-    """The dotted path of the function, the class or the method."""
-    spec: Limited
+    mark: Mark
     owner: type | None
-    """The class of the view, if the rules need it; see `Limited.rules`."""
+    """The class of the view, if the decorator is on a method of it."""
     called_by: type | None
     """The class whose `dispatch()` calls it; None if it runs before that, or if there is no class."""
 
+    @property
+    def path(self) -> str:
+        """The dotted path of the function, the class or the method under a `@quota`."""
+        return naming(self.mark.kept.view)(self.owner)
+
     def rules(self) -> Iterator[Rule]:
-        """Return the rules, without those that are wrong."""
-        for source in self.spec.sources:
-            try:
+        """Return the rules of a `@quota`, with those directly below it, and without those that are wrong."""
+        for source in self.mark.kept.sources:
+            with suppress(ConfigurationError):  # a system check reports it
                 yield source.rule_for(self.owner)
-            except ConfigurationError:  # a system check reports it
-                continue
+
+    @property
+    def identity(self) -> Any:
+        """What the mark is on, under any name: a class and its arguments, or the innermost function."""
+        view = cast("Any", self.mark.wrapper).__wrapped__
+        owner = self.owner or bound_to_class(view)
+        if owner is not None:
+            return owner
+        return unwrap(view) if class_of(view) is None else (class_of(view), given_to(view))
 
 
-def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
+def limited_views(patterns: Iterable[Any]) -> Iterator[Found]:
     """Find every `@quota` on functions, classes and methods once, also below other decorators."""
-    for spec, found in marked_views(patterns, Limited):
-        yield LimitedView(naming(spec.view)(found.owner), spec, found.owner, found.called_by)
+    for _, found in marked_views(patterns, Limited):
+        yield found
 
 
 def rules_of_endpoint(view: Any, method: str) -> list[Rule]:
     """Return the rules of the `@quota` that a request of this method meets at a view, the outermost first."""
     actions = getattr(view, "actions", None) or {}
     names = {"dispatch", method.lower(), actions.get(method.lower())} | ({"get"} if method == "HEAD" else set())
-    met: list[tuple[int, list[Rule]]] = []
-    for found in _marks_of_view(view, set()):
-        spec = found.mark.kept
-        if not isinstance(spec, Limited):
-            continue
-        limited = LimitedView(naming(spec.view)(found.owner), spec, found.owner, found.called_by)
-        if None in (found.called_by, found.owner) or limited.path.rpartition(".")[2] in names:
-            depth = 2 if found.called_by is not None else 0 if found.owner is None else 1
-            met.append((depth, list(limited.rules())))
+    met = [found for found in _marks_of_view(view, set()) if isinstance(found.mark.kept, Limited)]
     met.reverse()  # the marks of a function have the innermost first
-    return [rule for _, rules in sorted(met, key=lambda each: each[0]) for rule in rules]
-
-
-def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
-    """Return the paths of views under a `@quota` without parentheses."""
-    for bare, _ in marked_views(patterns, UnderABareOne):
-        yield dotted_path(bare.view)
+    met.sort(key=lambda found: (found.called_by is not None, found.owner is not None))
+    fits = [found for found in met if found.called_by is None or found.path.rpartition(".")[2] in names]
+    return [rule for found in fits for rule in found.rules()]
 
 
 @finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all limited views, without those that are wrong."""
-    for view in limited_views(patterns):
-        yield from view.rules()
+    for found in limited_views(patterns):
+        yield from found.rules()
 
 
-def slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
-    """Return the names of the slots of `@concurrency` on views."""
+def slots_of_views(patterns: Iterable[Any], *, before: bool = False) -> Iterator[tuple[str, Gate]]:
+    """Return the slots of `@concurrency` with their names; `before`: only those that are taken before `dispatch()`."""
     for gate, found in marked_views(patterns, Gate):
-        yield gate.name_for(found.owner)
+        if found.called_by is None or not before:
+            yield gate.name_for(found.owner), gate
 
 
-def slots_of_users(patterns: Iterable[Any]) -> Iterator[str]:
-    """Return the names of the slots of users on views, without those on methods, which run when the user is known."""
-    for gate, found in marked_views(patterns, Gate):
-        if found.called_by is None and is_by_user(gate.key):
-            yield gate.name_for(found.owner)
-
-
-def is_by_user(key: object) -> bool:
-    """Say whether a key has a part that is the user."""
-    return not {"user", "user_or_ip"}.isdisjoint(key if isinstance(key, tuple) else (key,))
-
-
-slot_finders.append(slots_of_views)
+slot_finders.append(lambda patterns: [name for name, _ in slots_of_views(patterns)])
 
 
 def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
@@ -200,25 +186,6 @@ def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
 
 
 # --- the marks of views -----------------------------------------------------------------------------------------------
-
-
-class Found(NamedTuple):
-    """A mark on a view behind a URL."""
-
-    mark: Mark
-    owner: type | None
-    """The class of the view, if the decorator is on a method of it."""
-    called_by: type | None
-    """See `LimitedView`."""
-
-    @property
-    def identity(self) -> Any:
-        """What the mark is on, under any name: a class and its arguments, or the innermost function."""
-        view = cast("Any", self.mark.wrapper).__wrapped__
-        owner = self.owner or bound_to_class(view)
-        if owner is not None:
-            return owner
-        return unwrap(view) if class_of(view) is None else (class_of(view), given_to(view))
 
 
 def marked_views(patterns: Iterable[Any], kind: type[K]) -> Iterator[tuple[K, Found]]:

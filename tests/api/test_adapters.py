@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, reset, slot
+from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, slot
 from django_quota.adapters import (
     RequestSlot,
     adecide,
@@ -24,14 +24,13 @@ from django_quota.adapters import (
     decide,
     refusal,
     set_body_parser,
-    write_headers,
 )
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
 from django_quota.testing import freeze
 from tests.support.calls import both, calls_of, fetch
 from tests.support.outages import no_answer
-from tests.support.steps import SECOND, START
+from tests.support.steps import START
 
 IP = "ip:127.0.0.1"
 
@@ -64,24 +63,6 @@ def test_a_body_that_cannot_be_parsed_is_the_error_of_rules_that_refuse(shadow: 
     rule = Rule.make("by-phone", "9/m", key="json:phone", shadow=shadow)
     with nullcontext() if shadow else pytest.raises(UnicodeError):
         assert decide(request, rule).outcomes == ()
-
-
-@pytest.mark.usefixtures("either_store")
-def test_a_part_that_is_taken_back_leaves_the_hits_after_it_alone() -> None:
-    first, second = Rule.make("first", "5/m"), Rule.make("second", "0/m", key="json:phone")
-    request = request_by("post", content_type="application/json")
-
-    def parse() -> dict[str, str]:  # meanwhile the subject begins anew
-        with freeze(START + SECOND):
-            assert reset(first, IP)
-            assert [check(first, IP).allowed for _ in range(2)] == [True, True]
-        return {"phone": "1"}
-
-    set_body_parser(request, parse)
-    with freeze(START):
-        assert decide(request, [first, second]).rule == "second"
-    with freeze(START + 2 * SECOND):
-        assert peek(first, IP).remaining == 3
 
 
 @pytest.mark.usefixtures("either_store")
@@ -125,11 +106,6 @@ class TestDecide:
         with pytest.raises(RuleError, match="pass the request"):
             decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
 
-    def test_a_pair_is_decided_before_the_body_is_read(self) -> None:
-        rules: list[Any] = [("1/m", "user:42"), Rule.make("phone", "5/m", key="post:phone")]
-        assert [bool(decide(request_by("post", data={"phone": "1"}), rules)) for _ in range(2)] == [True, False]
-        assert decide(request_by("post", data={"phone": "1"}), rules[1:]).remaining == 3
-
     def test_a_request_that_wraps_djangos_is_seen_through(self) -> None:
         wrapped = SimpleNamespace(_request=request_by())
         decision = apply_decision(wrapped, decide(wrapped, "0/m"))
@@ -156,15 +132,6 @@ class TestAnswers:
             decision = apply_decision(request, decide(request, [rule]))
             found = asyncio.run(arefusal(request, decision)) if is_async else refusal(request, decision)
         assert (found.status_code, found.content, found.headers) == (429, expected.content, expected.headers)
-
-    def test_decisions_of_one_request_are_joined(self) -> None:
-        request = request_by()
-        first = apply_decision(request, decide(request, [Rule.make("first", "5/m")]))
-        both = apply_decision(request, decide(request, [Rule.make("second", "2/m")]))
-        assert both.outcomes[:1] == first.outcomes
-        assert both.rule == "second"
-        response = write_headers(HttpResponse(), both)
-        assert response.headers["RateLimit"].startswith('"first";r=4')
 
 
 def decided_again(request: HttpRequest) -> HttpResponse:
@@ -223,11 +190,6 @@ class TestRequestSlot:
                 assert refused.status_code == 429
             asyncio.run(ask())
 
-    def test_a_wrong_argument_is_an_error_at_once(self) -> None:
-        for options in ({"limit": 0}, {"limit": 1, "key": "nobody"}, {"limit": 1, "on_unavailable": "maybe"}):
-            with pytest.raises(RuleError):
-                RequestSlot("sockets", **options)
-
 
 class TestObservers:
     @pytest.mark.usefixtures("either_store")
@@ -254,16 +216,6 @@ class TestObservers:
         assert [(decision.allowed, decision.degraded) for decision in heard] == [
             (True, False), (False, False), (False, False), (False, True)
         ]  # fmt: skip
-
-    @pytest.mark.usefixtures("memory_store")
-    def test_a_request_whose_body_is_read_late_is_one_decision(self, heard: list[Decision]) -> None:
-        for refuses in (False, True):
-            rules = [Rule.make("all", "9/m"), Rule.make("sms", "0/m" if refuses else "9/m", key="post:phone")]
-            request = RequestFactory().post("/", {"phone": "123"})
-            decision = decide(request, rules)
-            assert heard.pop() == decision
-            assert heard == []
-            assert len(decision.outcomes) == 2
 
     @pytest.mark.usefixtures("memory_store")
     def test_an_observer_that_raises_is_logged_and_breaks_nothing(

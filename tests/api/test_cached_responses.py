@@ -138,9 +138,6 @@ class TestCacheOfTheSite:
     def test_a_limited_view_shows_no_headers(self, route: str) -> None:
         assert ask(route, ANN, BOB, ANN) == [None] * 3
 
-    def test_what_is_private_is_not_stored_and_has_its_headers(self) -> None:
-        assert ask("private", ANN, BOB, ANN) == ['"own";r=2', '"own";r=2', '"own";r=1']
-
 
 def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(settings: Any) -> None:
     own = {"rate": "3/m", "key": "ip", "match": "/", "exempt": "192.0.2.9"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from ipaddress import ip_network
 from traceback import walk_tb
 from types import MappingProxyType
@@ -12,22 +11,16 @@ import pytest
 from django.conf import settings as live
 from django.core.signals import setting_changed
 from django.test import RequestFactory, override_settings
-from django.utils.functional import cached_property
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule, check
 from django_quota.adapters import client_ip
-from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, current, rule_of
+from django_quota.conf import KNOWN_SETTINGS, current, rule_of
 from django_quota.exceptions import ConfigurationError, QuotaError, RateError, RuleError
 
 PEER = "192.0.2.1"
 PROXIES = ["10.0.0.0/8", "2001:db8:aaaa::/48"]
-
-
-class CallableCost:
-    def __call__(self, request: object) -> int:
-        return 1
 
 
 def address(peer: str | None = PEER, forwarded: str | None = None) -> str:
@@ -45,10 +38,6 @@ class TestSettings:
         for settings.QUOTA in ({}, None):
             for name in KNOWN_SETTINGS:
                 getattr(current(), name.lower())
-        properties = {
-            name for name, value in vars(QuotaSettings).items() if isinstance(value, (property, cached_property))
-        }
-        assert {name.upper() for name in properties if not name.startswith("_")} == set(KNOWN_SETTINGS)
 
     def test_overrides_nest(self) -> None:
         with override_settings(QUOTA={"PREFIX": "outer"}):
@@ -143,26 +132,13 @@ class TestRules:
         settings.QUOTA = {"RULES": {"a": {"rate": "2/s"}}}
         assert str(current().rule("a").rates[0]) == "2/s"
 
-    @pytest.mark.parametrize("function", [lambda request: 1, functools.partial(int, "1"), CallableCost()])
-    def test_a_rule_whose_option_is_a_function_of_any_kind_is_made_once(self, settings: Any, function: Any) -> None:
-        settings.QUOTA = {"RULES": {"a": {"rate": "1/s", "cost": function}}}
-        rule = current().rule("a")
-        assert current().rule("a") is rule
-        assert rule.cost is function
-
     def test_an_unknown_name_gets_the_nearest_one(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "1/s", "login": "1/s"}}
         with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
             current().rule("serach")
-        with pytest.raises(
-            RateError,
-            match=r"""'serach' is not a rate: it is not the name of a rule.* either\. Did you mean 'search'""",
-        ):
-            check("serach", "global")
-        with pytest.raises(
-            RateError, match=r"'ten/m' is not a rate: the count is not a whole number.* Nor is it a rule"
-        ):
-            check("ten/m", "global")
+        for rate, near in (("serach", "Did you mean 'search'"), ("ten/m", "Known: login, search")):
+            with pytest.raises(RateError, match=rf"'{rate}' is not a rate: the count .* Nor is it a rule.*{near}"):
+                check(rate, "global")
 
     def test_a_rule_takes_no_options_where_it_is_used(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "1/s"}}
@@ -177,12 +153,6 @@ class TestRules:
         except QuotaError:
             return
         assert " at 0x" not in name
-
-    def test_rate_functions_with_other_arguments_are_other_rules(self) -> None:
-        for one, other in (("a", "b"), (("a", 1), ("b", 1)), (("a", (1, 2)), ("a", (1, 3)))):
-            rules = [rule_of(functools.partial(max, argument), {}) for argument in (one, other)]
-            assert rules[0].name != rules[1].name
-        assert rule_of(functools.partial(max, ("a" * 60, "b" * 60)), {}).name.endswith("(builtins.tuple)")
 
 
 class TestClientAddress:

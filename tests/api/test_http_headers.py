@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import http_sf
 import pytest
-from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
@@ -27,7 +26,7 @@ from django_quota import Decision, Rule, acheck, check, concurrency, quota
 from django_quota.adapters import write_headers
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
-from tests.support.calls import always, get, run
+from tests.support.calls import always
 from tests.support.inputs import inputs
 
 NOW = 1_790_000_000_123_457
@@ -188,40 +187,6 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
                 now += int(response.headers["Retry-After"]) * SECOND
                 assert ask(name, now).status_code == 200, "a client that waits that long is admitted"
             now += step
-
-
-@pytest.mark.usefixtures("either_store")
-@pytest.mark.parametrize("name", sorted(VIEWS))
-def test_on_every_store_every_edge_says_the_same(name: str) -> None:
-    store = django_settings.QUOTA
-    options = {"key": always("ann"), "cost": 2}
-    ASKED.update(rates="5/m; 9/h", options={**options, "name": "r"}, slot="s")
-    rules = {"r": {"rate": "5/m; 9/h", "match": "/", **options}} if name.startswith("middleware") else {}
-    with override_settings(ROOT_URLCONF=__name__, QUOTA={**store, "RULES": rules}):
-        replies = [ask(name, NOW) for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [200, 200, 429]
-    policy = [limit for limit in parsed(replies[-1], "RateLimit-Policy") if limit[0] != "s"]
-    state = [limit for limit in parsed(replies[-1], "RateLimit") if limit[0] != "s"]
-    assert policy == [("r-m", {"q": 5, "w": 60}), ("r-h", {"q": 9, "w": 3_600})]
-    assert state == [("r-m", {"r": 1, "t": 60}), ("r-h", {"r": 5, "t": 3_600})]
-    assert replies[-1].headers["Retry-After"] == "60"
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_refusal_for_a_slot_says_when_one_comes_free_at_the_latest(is_async: bool) -> None:
-    name = f"only-{is_async}"
-    inner: Any = concurrency(1, name=name, lease=30)(free_async if is_async else free)
-
-    async def outer(request: HttpRequest) -> Any:
-        return await inner(get())
-
-    view: Any = concurrency(1, name=name, lease=30)(outer if is_async else lambda request: inner(get()))
-    with freeze(NOW):
-        response = run(view)
-    assert response.status_code == 429
-    assert parsed(response, "RateLimit-Policy") == [(name, {"q": 1, "qu": "concurrent-requests"})]
-    assert parsed(response, "RateLimit") == [(name, {"r": 0, "t": 30})]
-    assert response.headers["Retry-After"] == "30"
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,3 @@ NAMES = {
 def test_a_module_has_these_public_names(module: ModuleType) -> None:
     assert module.__all__ == sorted(NAMES[module].split())
     assert all(hasattr(module, name) for name in module.__all__)
-
-
-def test_each_name_is_public_in_one_place() -> None:
-    names = [name for listed in NAMES.values() for name in listed.split()]
-    assert len(names) == len(set(names))

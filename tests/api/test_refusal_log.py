@@ -84,23 +84,9 @@ def test_a_flood_is_logged_once_a_second_for_each_rule(view: str, rule: str, cap
     assert len(logged(caplog)) == 2
 
 
-def test_each_rule_has_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    with freeze(NOW):
-        statuses("/decorated/")
-        statuses("/other/")
-    assert [line.split("'")[1] for line in logged(caplog)] == ["decorated", "site"]
-
-
-def test_a_clock_that_steps_back_silences_no_rule(caplog: pytest.LogCaptureFixture) -> None:
-    for now in (NOW + 7_200_000_000, NOW):
-        with freeze(now):
-            statuses(f"/decorated/{now}/")
-    assert len(logged(caplog)) == 2
-
-
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", ["decorated", "raised-async", "other"])
 @pytest.mark.parametrize(
-    "sent", ["a" * 5_000, "\n" * 150, "a\nERROR django.request forged line", "\x1b[2J\x1b]0;title\x07\u202e\u2028"]
+    "sent", ["a" * 5_000, "a\nERROR django.request forged line", "\x1b[2J\x1b]0;x\x07\u202e\u2028"]
 )
 def test_what_a_client_sent_makes_a_short_line_without_escape_sequences(
     view: str, sent: str, caplog: pytest.LogCaptureFixture

@@ -94,11 +94,6 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         f"The limit is 1 per minute. {IN_A_MINUTE}",
         f"Rule 'search' admits 1 per minute for {IP}{AGAIN}",
     ),
-    "rate, by user": (
-        lambda: limited("1/m", 1, 1, subject="user:7"),
-        f"The limit is 1 per minute. {IN_A_MINUTE}",
-        f"Rule 'search' admits 1 per minute for user:7{AGAIN}",
-    ),
     "calendar quota": (
         lambda: limited("10000/month", 10_000, 1, name="plan", subject="org:7", algorithm="calendar"),
         f"The limit is 10,000 per month. {IN_TEN_DAYS}",
@@ -117,11 +112,6 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         "The limit is 30 per minute, at most 5 at once. Please try again in 2 seconds.",
         f"Rule 'bursts' admits 30 per minute, at most 5 at once, for {IP}; try again in 2 seconds.",
     ),
-    "leaky bucket": (
-        lambda: limited("2/s", *[1] * 6, name="queue", algorithm="leaky_bucket", burst=5),
-        "The limit is 2 per second, at most 5 at once. Please try again in 1 second.",
-        f"Rule 'queue' admits 2 per second, at most 5 at once, for {IP}; try again in 1 second.",
-    ),
     "cost above what is left": (
         lambda: limited("10/m", 8, 5),
         f"The limit is 10 per minute. This request counts as 5, and 2 of 10 are left. {IN_A_MINUTE}",
@@ -132,24 +122,10 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         f"The limit is 10 per minute. This request counts as 11, more than the 10 that are ever left. {NO_TIME}",
         f"A cost of 11 is more than rule 'search' (10 per minute) ever admits for {IP}; waiting does not help.",
     ),
-    "cost above the bucket": (
-        lambda: limited("30/m", 11, algorithm="token_bucket", burst=5),
-        "The limit is 30 per minute, at most 5 at once. This request counts as 11, more than the 5 that are ever left. "
-        + NO_TIME,
-        (
-            "A cost of 11 is more than rule 'search' (30 per minute, at most 5 at once) ever admits for "
-            f"{IP}; waiting does not help."
-        ),
-    ),
     "concurrency": (
         lambda: full("export", 3, "user:7"),
         "The limit is 3 at once. Please try again in 30 seconds.",
         "All 3 slots 'export' of user:7 are held; try again in 30 seconds.",
-    ),
-    "lock": (
-        lambda: full("nightly", 1, "global"),
-        "The limit is 1 at once. Please try again in 30 seconds.",
-        "Lock 'nightly' is held; try again in 30 seconds.",
     ),
     "distinct": (
         lambda: counting("2/d", "abc"),
@@ -161,20 +137,10 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         "Too many requests were refused, so access is blocked for a while. Please try again in 10 minutes.",
         f"Rule 'login' refuses {IP}, which is banned; try again in 10 minutes.",
     ),
-    "block by an override": (
-        lambda: under("b 0 0 -"),
-        f"Access is blocked. {NO_TIME}",
-        "Rule 'search' refuses user:8, blocked by an operator; waiting does not help.",
-    ),
     "block until a moment": (
         lambda: under(f"b 0 {START + 86_400 * SECOND} -"),
         "Access is blocked. Please try again in 24 hours.",
         "Rule 'search' refuses user:8, blocked by an operator; try again in 1 day.",
-    ),
-    "another rate by an override": (
-        lambda: under("r 0 0 2/m", 3),
-        f"The limit is 2 per minute. {IN_A_MINUTE}",
-        f"Rule 'search' admits 2 per minute for user:8{AGAIN}",
     ),
     "a rate of 0": (
         lambda: limited("0/m", 1),

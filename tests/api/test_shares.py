@@ -39,15 +39,6 @@ def test_each_kind_fills_its_share_of_one_count(algorithm: Any, the_clock_stands
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_a_share_of_slices_and_of_one_hit(the_clock_stands: QuotaKit) -> None:
-    """A limit above the precision counts in slices, and so does its share, though that is below the precision."""
-    rule = api("120/m", precision=100)
-    assert [admitted(rule, kind, 200) for kind in ("batch", "critical")] == [60, 60]
-    one = Rule.make("one", "1/m", key="global", share=0.001)
-    assert [bool(check(one, "global")) for _ in range(2)] == [True, False]
-
-
-@pytest.mark.usefixtures("memory_store")
 def test_what_one_kind_gives_back_another_may_take(the_clock_stands: QuotaKit) -> None:
     rule = api()
     assert (admitted(rule, "critical"), admitted(rule, "batch")) == (10, 0)
@@ -147,17 +138,3 @@ def test_each_kind_holds_its_share_of_the_slots(is_async: bool) -> None:
         first, *following = kinds
         response = run(view, get(HTTP_X_KIND=first))
         assert (response.status_code, len(served)) == (status, len(kinds) - (status == 429))
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
-        ({"share": 0.5}, "share=0.5 is not a dict of shares by tier. For all requests, give a lower limit."),
-        ({"share": KINDS, "tier": "batch"}, "tier='batch' is not a function of the request"),
-        ({"tier": kind_of}, "needs share="),
-    ],
-)
-def test_wrong_shares_of_slots_are_refused(options: Any, says: str) -> None:
-    with pytest.raises(RuleError, match=says):
-        concurrency(10, **options)

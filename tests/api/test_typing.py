@@ -70,13 +70,3 @@ def test_the_types_name_every_option_and_algorithm() -> None:
     known = set(str(caught.value).partition("Known: ")[2].rstrip(".").split(", "))
     assert set(OF_A_VIEW) | {"name"} == known
     assert set(OF_A_CALL) == known - {"cost", "costs", "count_when", "settle"}
-
-
-@pytest.mark.parametrize("verb", [check, acheck, peek, apeek, refund, arefund, reset, areset, reserve, areserve])
-def test_each_function_has_typed_options(verb: object) -> None:
-    assert get_args(get_type_hints(verb)["rule_options"]) == get_args(get_type_hints(check)["rule_options"])
-
-
-def test_costs_by_view_are_no_option_of_a_call() -> None:
-    with pytest.raises(RuleError, match="Use cost= here"):
-        check("1/m", "user:1", costs={"export": 50})  # type: ignore[call-arg]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import redis
 from django.core.management import call_command
@@ -34,6 +33,7 @@ from django_quota import (
     slot,
     unban,
 )
+from django_quota.core.algorithms import AlgorithmName
 from django_quota.core.clock import SECOND
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
@@ -67,9 +67,11 @@ def prepared(client: redis.Redis) -> None:
 
 # --- web processes ----------------------------------------------------------------------------------------------------
 
+ALGORITHMS: tuple[AlgorithmName, ...] = ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
+
 
 def _limits() -> None:
-    for algorithm in ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"):
+    for algorithm in ALGORITHMS:
         for _ in range(4):
             check("2/m", WHO, name=algorithm, algorithm=algorithm)
         peek("2/m", WHO, name=algorithm, algorithm=algorithm)
@@ -86,11 +88,6 @@ def limits() -> None:
             for _ in range(4):
                 check("2/m", WHO, name="counts", count_refused=True)
                 check("2/m", WHO, name="banning", ban={"after": "1/m", "for": ["1m", "1h"]})
-
-
-def several_at_once() -> None:
-    with reserve_all([("7/m", WHO), ("500/h", WHO, 50)]) as hold:
-        hold.settle([1, 20])
 
 
 def limits_async() -> None:
@@ -115,7 +112,7 @@ def bans_in_code() -> None:
 
 
 def refunds_and_resets() -> None:
-    for algorithm in ("sliding_window", "fixed_window", "calendar", "token_bucket"):
+    for algorithm in ALGORITHMS[:4]:
         for _ in range(3):
             check("9/m", WHO, name=algorithm, algorithm=algorithm, cost=2)
         refund("9/m", WHO, name=algorithm, algorithm=algorithm, cost=3)
@@ -128,6 +125,8 @@ def reservations() -> None:
             hold.settle(actual)
     with suppress(ZeroDivisionError), reserve("500/h", WHO, 50, name="tokens"):
         _ = 1 / 0
+    with reserve_all([("7/m", WHO), ("500/h", WHO, 50)]) as both:
+        both.settle([1, 20])
 
 
 def counters() -> None:
@@ -162,17 +161,13 @@ def metrics() -> None:
     keys = MetricsKeys(*(system_key("quota", name) for name in names))
     rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
     subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
-    slots = {"user:7 export 2": SECOND}
     for counts in (rules, {"one-more:a": 1}):
-        current_store().run(AddMetrics(keys, counts, subjects, slots))
+        current_store().run(AddMetrics(keys, counts, subjects, {"user:7 export 2": SECOND}))
 
 
-def seen_before() -> None:
-    once("event", "1", ttl=60)
-    once("event", "1", ttl=60)
-
-
-def own_usage() -> None:
+def seen_before_and_usage() -> None:
+    for _ in range(2):
+        once("event", "1", ttl=60)
     check("7/m", WHO)
     recent_usage(WHO)
 
@@ -186,52 +181,24 @@ def blocked_and_exempt() -> None:
 
 
 WEB: tuple[Callable[[], None], ...] = (
-    limits,
-    limits_async,
-    refunds_and_resets,
-    bans_in_code,
-    reservations,
-    several_at_once,
-    counters,
-    slots,
-    metrics,
-    a_round_of_the_flusher,
-    seen_before,
-    own_usage,
-    blocked_and_exempt,
-)
+    limits, limits_async, refunds_and_resets, bans_in_code, reservations, counters, slots, metrics,
+    a_round_of_the_flusher, seen_before_and_usage, blocked_and_exempt,
+)  # fmt: skip
 
 
 # --- the admin and the commands ---------------------------------------------------------------------------------------
 
-
-def _manage(*words: str, **options: Any) -> None:
-    with suppress(SystemExit):
-        call_command(*words, stdout=io.StringIO(), stderr=io.StringIO(), **options)
-
-
-def sweeping() -> None:
-    _manage("quota_sweep")
-    _manage("quota_sweep", dry_run=True)
+COMMANDS = (
+    "quota_sweep", "quota_sweep --dry-run", "quota_rollup", f"quota_override set {WHO} 100/m --rule login --force",
+    f"quota_override clear {WHO} --rule login", f"quota_status {WHO} --all", f"quota_reset {WHO} --dry-run",
+    f"quota_reset {WHO}", "quota_events --last 5",
+)  # fmt: skip
 
 
-def rolling_up() -> None:
-    _manage("quota_rollup")
-
-
-def overriding() -> None:
-    _manage("quota_override", "set", WHO, "100/m", rule="login", force=True)
-    _manage("quota_override", "clear", WHO, rule="login")
-
-
-def status() -> None:
-    _manage("quota_status", WHO, all=True)
-    _manage("quota_reset", WHO, dry_run=True)
-    _manage("quota_reset", WHO)
-
-
-def events() -> None:
-    _manage("quota_events", last=5)
+def commands() -> None:
+    for command in COMMANDS:
+        with suppress(SystemExit):
+            call_command(*command.split(), stdout=io.StringIO(), stderr=io.StringIO())
 
 
 def following_events() -> None:
@@ -257,17 +224,7 @@ def admin_pages() -> None:
         client.post(f"{ADMIN}/subject/action/{act}/", given)
 
 
-OFFICE: tuple[Callable[[], None], ...] = (
-    *WEB,
-    sweeping,
-    rolling_up,
-    overriding,
-    status,
-    events,
-    following_events,
-    admin_pages,
-    handling_events,
-)
+OFFICE: tuple[Callable[[], None], ...] = (*WEB, commands, following_events, admin_pages, handling_events)
 """Who serves the admin serves requests too."""
 
 

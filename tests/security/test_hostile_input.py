@@ -15,15 +15,14 @@ from django.test import Client, RequestFactory, override_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, check, peek, reset
+from django_quota import Rule, peek
 from django_quota.adapters import decide
 from django_quota.exceptions import QuotaError
 from tests.support.calls import get, subject_of
+from tests.support.findings import SETTINGS
 from tests.support.inputs import inputs
-from tests.support.pages import read
 from tests.support.stores import caches
 
-SETTINGS = re.findall(r"^\| `(\w+)` \|", read("docs/settings.md"), re.MULTILINE)
 MANY = inputs(1_000)
 SOME = inputs(100)
 
@@ -69,20 +68,6 @@ class TestSecrets:
             data["k"] = value
             setattr(request, kind.upper(), data)
         return request
-
-
-@SOME
-@given(st.text(min_size=1, max_size=200))
-def test_any_subject_is_limited_by_itself(subject: str) -> None:
-    with override_settings(QUOTA={"STORE": "memory"}):
-        try:
-            reset("2/m", subject)
-            decisions = [check("2/m", subject).allowed for _ in range(3)]
-        except QuotaError:  # "ip:" with what is no address, or no value at all
-            assert "ip:" in subject or subject.partition(":")[2] == ""
-            return
-        assert decisions == [True, True, False]
-        assert peek("2/m", "user:somebody-else")
 
 
 FIELDS = [

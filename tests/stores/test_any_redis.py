@@ -236,7 +236,6 @@ def test_the_redis_of_djangos_own_cache(django_cache: dict[str, Any], raw: Any, 
 @pytest.mark.parametrize(
     ("changed", "code", "words"),
     [
-        ({"OPTIONS": {}}, "W007", "sets no socket_timeout and no socket_connect_timeout"),
         ({"OPTIONS": {"socket_timeout": 0.2, "socket_connect_timeout": 5}}, "W012", "socket_connect_timeout of CACHES"),
         ({"OPTIONS": {"socket_timeout": "x"}}, "E013", "socket_timeout of CACHES"),
         ({"OPTIONS": {"pool_class": "nowhere.Pool"}}, "E014", "No module named 'nowhere'"),

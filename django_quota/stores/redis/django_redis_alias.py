@@ -12,7 +12,7 @@ from django_redis.pool import get_connection_factory
 
 from django_quota.stores.cluster.client import ClusterClient, ClusterConnectionFactory, address_of
 from django_quota.stores.redis.aliases import NAME_A_REDIS, Alias, cannot_serve
-from django_quota.stores.redis.settings import TIMEOUTS, RedisProblem
+from django_quota.stores.redis.settings import RedisProblem
 from django_quota.stores.redis.urls import Address, Options, read_server
 
 
@@ -23,7 +23,6 @@ class DjangoRedisAlias(Alias):
         "Give CONNECTION_POOL_KWARGS options of redis.Connection, paths that lead to classes, and SENTINELS as "
         '[("10.0.0.1", 26379)]. For TLS behind Sentinel, use redis:// with "CONNECTION_POOL_KWARGS": {"ssl": True}.'
     )
-    timeout_names = tuple(name.upper() for name in TIMEOUTS)
 
     @property
     def _client(self) -> Any:

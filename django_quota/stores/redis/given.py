@@ -37,7 +37,6 @@ class GivenRedis(WhichRedis):
     name = NAME
     options_name = f"The options of {NAME}"
     options_hint = _DICT_HINT
-    timeout_names = ()
 
     def __init__(self, given: object) -> None:
         self._given = given

@@ -53,8 +53,6 @@ class WhichRedis:
     """How texts name its options."""
     options_hint: str
     """What to write instead of options that redis-py refuses."""
-    timeout_names: Sequence[str] = TIMEOUTS
-    """How its settings write the time-outs; empty if nobody but the limits uses its connections."""
     is_cluster: bool = False
 
     def place_problem(self) -> RedisProblem | None:
@@ -111,12 +109,6 @@ def _option_problem(which: WhichRedis) -> RedisProblem | None:
 def long_timeouts(which: WhichRedis) -> list[tuple[str, float]]:
     """Return the time-outs that keep threads waiting for long, each with its place."""
     return [(place, value) for place, value in _timeouts(which, which.new_pool()) if value > LONG_TIMEOUT]
-
-
-def timeouts_not_set(which: WhichRedis) -> Sequence[str]:
-    """Return the time-outs that others who use these settings need and that are not set, by the names they have."""
-    given = which.new_pool().connection_kwargs
-    return [shown for name, shown in zip(TIMEOUTS, which.timeout_names, strict=False) if given.get(name) is None]
 
 
 def _timeouts(which: WhichRedis, pool: Any) -> Iterator[tuple[str, Any]]:
