@@ -7,22 +7,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from django_quota.core.clock import SECOND, moment_of
+from django_quota.core.clock import moment_of
 from django_quota.management.console import counted
 from django_quota.operating.replay import Refusals, RuleSet, Traffic
 from django_quota.operating.tightest import Demand
 from django_quota.requests.addresses import is_trusted_proxy
 from django_quota.requests.subjects import digest
 
-WIDTH = 79
-LABEL = 20
+WIDTH, LABEL = 79, 20
 """Columns of the text, and of its labels."""
 
 DIGEST = 12
 """Digits of a digest that stands for a subject."""
 
-FEW_SECONDS = 10 * SECOND
-"""Up to this window, whole seconds in a log make a difference."""
+WORST = 3
+"""Subjects that are listed for each rule, those refused most."""
 
 CAVEAT = (
     "These are upper bounds. A client that is refused usually slows down, so that many of the requests that were "
@@ -54,11 +53,9 @@ def make_report(
     result: Result,
     elsewhere: Mapping[str, str],
     *,
-    worst: int,
     shows_subjects: bool,
 ) -> Report:
     """Return the figures. `elsewhere`: rules that the middleware does not decide, and why they are left out."""
-    refused = len(result.refusals.positions)
     return {
         "log": {
             "files": list(files),
@@ -67,32 +64,27 @@ def make_report(
             "requests": traffic.requests,
             "begins": moment_of(traffic.begins).isoformat(),
             "ends": moment_of(traffic.ends).isoformat(),
-            "answered_429": traffic.turned_away,
             "unreadable": traffic.unreadable,
             "first_unreadable": [each._asdict() for each in traffic.shown],
         },
         "title": result.title,
-        "refused": refused,
-        "share": _share(refused, traffic.requests),
-        "rules": {name: _figures(name, result, worst, shows_subjects) for name in result.demands},
+        "refused": len(result.refusals.positions),
+        "rules": {name: _figures(name, result, shows_subjects) for name in result.demands},
         "left_out": {**result.rules.left_out, **elsewhere},
-        "notes": [*_notes(traffic, result.demands.values()), CAVEAT],
+        "notes": [*_proxy_note(result.demands.values()), CAVEAT],
     }
 
 
-def _figures(name: str, result: Result, worst: int, shows_subjects: bool) -> Report:
+def _figures(name: str, result: Result, shows_subjects: bool) -> Report:
     """Return the figures of the rules of one name."""
     demand, first = result.demands[name], next(rule for rule in result.rules.rules if rule.name == name)
     refused = {subject: count for (rule, subject), count in result.refusals.by_rule.items() if rule == name}
-    shown = sorted(refused, key=lambda subject: (-refused[subject], subject))[:worst]
     return {
         "rate": "; ".join(str(limit.rate) for limit in demand.limits) or "unlimited",
         "key": " + ".join(map(str, first.key)) if isinstance(first.key, tuple) else str(first.key),
-        "algorithm": first.algorithm if first.distinct is None else f"different values of {first.distinct}",
         "shadow": first.shadow,
         "requests": demand.requests,
         "refused": sum(refused.values()),
-        "share": _share(sum(refused.values()), demand.requests),
         "subjects": len(demand.subjects),
         "subjects_refused": len(refused),
         "bans": sum(count for (rule, _), count in result.refusals.bans.items() if rule == name),
@@ -102,17 +94,13 @@ def _figures(name: str, result: Result, worst: int, shows_subjects: bool) -> Rep
                 "requests": len(demand.subjects[subject].times),
                 "refused": refused[subject],
             }
-            for subject in shown
+            for subject in sorted(refused, key=lambda subject: (-refused[subject], subject))[:WORST]
         ],
         "no_refusals_from": [
             None if count is None else str(replace(limit.rate, count=count))
             for limit, count in zip(demand.limits, result.tightest[name], strict=True)
         ],
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 6) if whole else 0.0
 
 
 def hidden(subject: str) -> str:
@@ -124,15 +112,8 @@ def hidden(subject: str) -> str:
     return "+".join(parts)
 
 
-def _notes(traffic: Traffic, demands: Collection[Demand]) -> Iterator[str]:
-    if traffic.unordered:
-        yield f"{counted(traffic.unordered, 'request')} came out of order: the log was sorted by time."
-    has_short = any(limit.rate.period <= FEW_SECONDS for demand in demands for limit in demand.limits)
-    if has_short and not any(time % SECOND for time in traffic.times):
-        yield "The log has whole seconds. Rates over a few seconds need finer times: log JSON with $msec of nginx."
-    addresses = {
-        subject.removeprefix("ip:") for demand in demands for subject in demand.subjects if subject[:3] == "ip:"
-    }
+def _proxy_note(demands: Collection[Demand]) -> Iterator[str]:
+    addresses = {subject.removeprefix("ip:") for each in demands for subject in each.subjects if subject[:3] == "ip:"}
     proxy = min(filter(is_trusted_proxy, addresses), default=None)
     if proxy:
         yield (
@@ -146,46 +127,37 @@ def _notes(traffic: Traffic, demands: Collection[Demand]) -> Iterator[str]:
 
 def lines_of(report: Report) -> Iterator[str]:
     """Return the lines that the command prints."""
-    rules, refused = report["rules"], report["refused"]
-    yield from _log_lines(report["log"])
-    if rules:
-        yield f"{report['title']} would have refused {_with_percent(refused, report['log']['requests'], 'request')}."
-    else:
-        yield f"{report['title']}: no rule could be replayed."
-    used = [name for name, figures in rules.items() if figures["requests"]]
-    for name in used:
-        yield ""
-        yield from _rule_lines(name, rules[name])
-    if len(used) < len(rules):
-        yield ""
-        yield from _wrapped(f"No request met {', '.join(name for name in rules if name not in used)}.")
-    if report["left_out"]:
-        yield ""
-        yield "Left out, because a log does not show what these rules need:"
-        for name, reason in report["left_out"].items():
-            yield from _wrapped(f"{name}: {reason}", "  ")
-    yield ""
-    for note in [*[MEANING] * bool(used), *report["notes"]]:
-        yield from _wrapped(note)
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    deeper = indent + "  " * bool(indent)
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=deeper, break_on_hyphens=False)
-
-
-def _log_lines(log: Report) -> Iterator[str]:
+    log, rules = report["log"], report["rules"]
     files = log["files"][0] if len(log["files"]) == 1 else f"{len(log['files'])} files"
     begins, ends = (log[edge][:19].replace("T", " ") for edge in ("begins", "ends"))
     yield f"{files}: {counted(log['requests'], 'request')} in the format {log['format']}"
     yield f"  from {begins} to {ends} UTC"
-    if log["answered_429"]:
-        yield f"  {log['answered_429']:,} of them were answered 429 when they came"
     if log["unreadable"]:
         yield f"  {counted(log['unreadable'], 'line')} could not be used, for example:"
-        for each in log["first_unreadable"]:
-            yield f"    {unreadable(**each)}"
+        yield from (f"    {unreadable(**each)}" for each in log["first_unreadable"])
     yield ""
+    if rules:
+        refused = f"{counted(report['refused'], 'request')} ({_percent(report['refused'], log['requests'])})"
+        yield f"{report['title']} would have refused {refused}."
+    else:
+        yield f"{report['title']}: no rule could be replayed."
+    unused = [name for name, figures in rules.items() if not figures["requests"]]
+    for name, figures in rules.items():
+        if name not in unused:
+            yield from ("", *_rule_lines(name, figures))
+    if unused:
+        yield from ("", *_wrapped(f"No request met {', '.join(unused)}."))
+    if report["left_out"]:
+        yield from ("", "Left out, because a log does not show what these rules need:")
+        for name, reason in report["left_out"].items():
+            yield from _wrapped(f"{name}: {reason}", "  ")
+    yield ""
+    for note in [*[MEANING] * (len(unused) < len(rules)), *report["notes"]]:
+        yield from _wrapped(note)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
 
 
 def unreadable(number: int, reason: str, text: str) -> str:
@@ -194,38 +166,26 @@ def unreadable(number: int, reason: str, text: str) -> str:
 
 
 def _rule_lines(name: str, figures: Report) -> Iterator[str]:
-    requests, subjects = figures["requests"], figures["subjects"]
+    requests, subjects, refused = figures["requests"], figures["subjects"], figures["subjects_refused"]
     rows = {
         "rate": f"{figures['rate']}{' (shadow)' * figures['shadow']}",
         "key": figures["key"],
         "requests": f"{requests:,}",
-        "refused": _with_percent(figures["refused"], requests),
+        "refused": f"{figures['refused']:,} ({_percent(figures['refused'], requests)})",
         "subjects": f"{subjects:,}",
-        "subjects refused": _with_percent(figures["subjects_refused"], subjects),
+        "subjects refused": f"{refused:,} ({_percent(refused, subjects)})",
         "bans": f"{figures['bans']:,}" if figures["bans"] else "",
         "no refusals from": "; ".join(rate or "no count" for rate in figures["no_refusals_from"]),
     }
     yield name
-    for label, value in rows.items():
-        if value:
-            yield f"  {label:<{LABEL}}{value}"
+    yield from (f"  {label:<{LABEL}}{value}" for label, value in rows.items() if value)
     if figures["worst"]:
         yield "  refused most"
-        for worst in figures["worst"]:
-            share = percent(worst["refused"], worst["requests"])
-            yield f"    {worst['subject']}"
-            yield f"      {worst['refused']:,} of {counted(worst['requests'], 'request')} ({share})"
+    for worst in figures["worst"]:
+        share = _percent(worst["refused"], worst["requests"])
+        yield f"    {worst['subject']}"
+        yield f"      {worst['refused']:,} of {counted(worst['requests'], 'request')} ({share})"
 
 
-def _with_percent(part: int, whole: int, what: str = "") -> str:
-    return f"{counted(part, what) if what else f'{part:,}'} ({percent(part, whole)})"
-
-
-def percent(part: int, whole: int) -> str:
-    """Return a share in percent with two digits, or more above 10 %."""
-    if not part or not whole:
-        return "0%"
-    share = 100 * part / whole
-    if share < 0.01:  # noqa: PLR2004
-        return "<0.01%"
-    return f"{share:.2g}%" if share < 10 else f"{share:.1f}%"  # noqa: PLR2004
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "0.0%"

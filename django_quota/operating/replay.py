@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
 from django.core.exceptions import SuspiciousOperation
@@ -25,7 +25,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from django_quota.conf import current, import_option, time_zone
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_sync
-from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path, functions_of, key_parts
+from django_quota.core.rules import Rule, functions_of, key_parts
 from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Asked, Plan
@@ -38,8 +38,7 @@ from django_quota.requests.site_rules import RuleIndex
 ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
 
-MAX_SHOWN = 3
-MAX_TEXT = 500
+MAX_SHOWN, MAX_TEXT = 3, 500
 """How many unreadable lines are kept to show them, and how many characters of each."""
 
 MAX_KNOWN = 20_000
@@ -55,13 +54,13 @@ SWEEP_INTERVAL = 50_000
 class LoggedRequest(HttpRequest):
     """A request as an access log shows it. It has no user, no session and no body."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, method: str, path: str, meta: Mapping[str, str], query: str = "") -> None:
         # Not super().__init__(), which makes dicts for a form and for files.
-        self.META = {**_SERVER, **entry.meta}
-        self.method = entry.method
-        self.path = self.path_info = entry.path
+        self.META = {"SERVER_NAME": "", "SERVER_PORT": "80", **meta}
+        self.method = method
+        self.path = self.path_info = path
         self.resolver_match: ResolverMatch | None = None
-        self._query = entry.query
+        self._query = query
 
     @cached_property
     def GET(self) -> QueryDict:  # type: ignore[override]  # noqa: N802 — Django's name
@@ -75,10 +74,6 @@ class LoggedRequest(HttpRequest):
         return {**parse_cookie(self.META.get("HTTP_COOKIE", "")), **known}
 
 
-_SERVER = {"SERVER_NAME": "", "SERVER_PORT": "80"}
-"""What Django asks for if a request names no host."""
-
-
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
@@ -87,10 +82,12 @@ def why_left_out(rule: Rule, fields: frozenset[str]) -> str:
     return next(_lacks(rule, fields), "")
 
 
+_NEVER_LOGGED = {"user": "the user", "user_or_ip": "the user", "session": "the session"}
+_NEVER_LOGGED |= {"post": "the body", "json": "the body"}
+
+
 def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
-    for option, value in functions_of(rule):
-        what = "the response" if option in AFTER_RESPONSE else "the request"
-        yield f"{option}= is a function of {what} ({dotted_path(value)})"
+    yield from (f"{option}= is a function" for option, _ in functions_of(rule))
     if rule.tiers:
         yield "its rate depends on the user"
     if rule.exempt is not None and rule.exempt.staff:
@@ -100,35 +97,22 @@ def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
     if rule.distinct is True:
         yield "distinct=True: only your code knows the value"
     for option, part in key_parts(rule):
-        missing = _missing(part, fields)
-        if missing:
-            yield f"{option}={part!r} needs {missing}" if isinstance(part, str) else f"{option}= is {missing}"
+        kind, colon, name = part.partition(":") if isinstance(part, str) else (".", "", "")
+        name = name.strip()
+        needed = {
+            "ip": {"ip"},
+            "header": {f"header:{name.lower()}"},
+            "cookie": {f"cookie:{name}", "header:cookie"},
+        }.get(kind)
+        if "." in kind and not colon:
+            yield f"{option}= is a function"
+        elif kind in _NEVER_LOGGED:
+            yield f"{option}={part!r} needs {_NEVER_LOGGED[kind]}"
+        elif needed and not needed & fields:
+            yield f"{option}={part!r} needs it in the log"
     patterns = [pattern for place in (rule.match, rule.exclude) if place is not None for pattern in place.patterns]
     if "host" not in fields and any(pattern.kind == "host" for pattern in patterns):
         yield "match= needs the host"
-
-
-def _missing(part: object, fields: frozenset[str]) -> str:
-    """Return what a part of a key needs that is not in the log; empty if nothing is missing."""
-    if not isinstance(part, str):
-        return f"a function of the request ({dotted_path(part)})"
-    kind, colon, name = part.partition(":")
-    name = name.strip()
-    if not colon and "." in part:
-        return "a function of the request"
-    needed = {
-        "ip": ("the client's address", {"ip"}),
-        "user": ("the user", set()),
-        "user_or_ip": ("the user", set()),
-        "session": ("the session", set()),
-        "post": ("the body", set()),
-        "json": ("the body", set()),
-        "header": (f"the header {name}", {f"header:{name.lower()}"}),
-        "cookie": (f"the cookie {name}", {f"cookie:{name}", "header:cookie"}),
-        "get": ("the query", {"query"}),
-    }
-    what, any_of = needed.get(kind, ("", set[str]()))
-    return "" if fields & any_of else what
 
 
 def read_rules(given: Mapping[str, object], place: str) -> dict[str, Rule]:
@@ -142,6 +126,12 @@ def read_rules(given: Mapping[str, object], place: str) -> dict[str, Rule]:
             raise RuleError(f"{place}[{name!r}]: {error.problem}", error.hint) from error
         rules[name] = rule
     return rules
+
+
+PlanKey = tuple[tuple[int, str, str], ...]
+"""A plan: the number of each rule, with the subject and the digest of the value that it counts ("" for none)."""
+
+NOT_PLACED = "it has no match=, and no view has it on its outside. Add, for example, match = '/search/'"
 
 
 class RuleSet:
@@ -162,36 +152,21 @@ class RuleSet:
         """The rules that are replayed. Plans name them by their number."""
         self.left_out: dict[str, str] = {}
         """Why other rules are not replayed, by name."""
-        self._numbers: dict[int, int] = {}
-        """The number of each rule, by its id."""
         self._own = rules
-        self._fields = fields
-        self._only = None if only is None else set(only)
         of_views, self._find_in_view = views
-        self._places: dict[tuple[str, str, str], tuple[list[Rule], ResolverMatch | None]] = {}
-        placed = [rule for rule in rules.values() if rule.match is not None and self._takes(rule)]
-        for rule in map(self._as_here, of_views):
-            self._takes(rule)
-        for name, rule in rules.items():
-            if rule.match is None and id(rule) not in self._numbers and self._is_wanted(name):
-                self.left_out.setdefault(name, why_left_out(rule, fields) or NOT_PLACED)
-        self._index = RuleIndex(placed)
-
-    def _is_wanted(self, name: str) -> bool:
-        return self._only is None or name in self._only
-
-    def _takes(self, rule: Rule) -> bool:
-        """Give a rule a number if it can be replayed; else note why not."""
-        if not self._is_wanted(rule.name):
-            return False
-        if id(rule) not in self._numbers:
-            reason = why_left_out(rule, self._fields)
-            if reason:
+        here = [rule for rule in rules.values() if rule.match is not None]
+        self._index = RuleIndex(here)
+        here += map(self._as_here, of_views)
+        wanted = {rule.name for rule in [*rules.values(), *here]} if only is None else set(only)
+        for rule in {id(rule): rule for rule in here if rule.name in wanted}.values():
+            if reason := why_left_out(rule, fields):
                 self.left_out[rule.name] = reason
-                return False
-            self._numbers[id(rule)] = len(self.rules)
-            self.rules.append(rule)
-        return True
+            else:
+                self.rules.append(rule)
+        for name in wanted.intersection(rules).difference(rule.name for rule in here):
+            self.left_out[name] = why_left_out(rules[name], fields) or NOT_PLACED
+        self._numbers = {id(rule): number for number, rule in enumerate(self.rules)}
+        self._find = lru_cache(maxsize=MAX_KNOWN)(self._find_place)
 
     def _as_here(self, rule: Rule) -> Rule:
         """Return the rule of a view; if the view names a configured rule, the rule of that name in this set."""
@@ -202,25 +177,19 @@ class RuleSet:
 
     def plan_of(self, entry: Entry) -> PlanKey:
         """Return the plan of a request; empty if no rule applies to it. Raises `ConfigurationError`."""
-        place = (entry.method, entry.path, entry.meta.get("HTTP_HOST", ""))
-        known = self._places.get(place)
-        if known is None:
-            known = self._find(LoggedRequest(entry))
-            if len(self._places) >= MAX_KNOWN:
-                self._places.clear()
-            self._places[place] = known
-        rules, match = known
+        rules, match = self._find(entry.method, entry.path, entry.meta.get("HTTP_HOST", ""))
         if not rules:
             return ()
-        request = LoggedRequest(entry)
+        request = LoggedRequest(entry.method, entry.path, entry.meta, entry.query)
         request.resolver_match = match
         asked = run_sync(asked_flow(rules, request))
         return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in asked])
 
-    def _find(self, request: LoggedRequest) -> tuple[list[Rule], ResolverMatch | None]:
+    def _find_place(self, method: str, path: str, host: str) -> tuple[list[Rule], ResolverMatch | None]:
         """Return the rules that the middleware would decide for a request, and the view behind its path."""
+        request = LoggedRequest(method, path, {"HTTP_HOST": host} if host else {})
         try:
-            request.resolver_match = get_resolver().resolve(request.path_info) if url_patterns() else None
+            request.resolver_match = get_resolver().resolve(path) if url_patterns() else None
         except Resolver404:  # the middleware decides it on the way back
             request.resolver_match = None
         rules = list(self._index.find(request))
@@ -230,17 +199,9 @@ class RuleSet:
 
     def plan(self, key: PlanKey) -> Plan:
         """Return a plan that can be decided."""
-        asked: list[Asked] = []
-        for number, subject, value in key:
-            rule = self.rules[number]
-            asked.append((rule, subject, cast("int", rule.cost), value))
+        rules = [(self.rules[number], subject, value) for number, subject, value in key]
+        asked: list[Asked] = [(rule, subject, cast("int", rule.cost), value) for rule, subject, value in rules]
         return Plan("replay", zone=time_zone, asked=asked)
-
-
-PlanKey = tuple[tuple[int, str, str], ...]
-"""A plan: the number of each rule, with the subject and the digest of the value that it counts ("" for none)."""
-
-NOT_PLACED = "it has no match=, and no view has it on its outside. Add, for example, match = '/search/'"
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -255,7 +216,7 @@ class Unreadable(NamedTuple):
 
 
 class Traffic:
-    """The requests of a log to which a rule applies."""
+    """The requests of a log to which a rule applies, in the order of their times."""
 
     def __init__(self) -> None:
         self.times = array("q")
@@ -263,9 +224,8 @@ class Traffic:
         """The number of each request's plan."""
         self.plans: dict[PlanKey, int] = {}
         """The plans with their numbers, from 0 on."""
-        self.lines = self.requests = self.turned_away = self.unreadable = self.unordered = 0
-        """The lines of the log, its requests, those answered 429, lines that could not be used, and requests that were
-        out of order."""
+        self.lines = self.requests = self.unreadable = 0
+        """The lines of the log, its requests, and the lines that could not be used."""
         self.begins = self.ends = 0
         """The first and the last time, also of requests without rules."""
         self.shown: list[Unreadable] = []
@@ -273,7 +233,6 @@ class Traffic:
     def add_request(self, entry: Entry, key: PlanKey) -> None:
         """Add a request with its plan."""
         self.requests += 1
-        self.turned_away += entry.status == TOO_MANY
         self.begins = min(self.begins or entry.time, entry.time)
         self.ends = max(self.ends, entry.time)
         if key:
@@ -288,15 +247,9 @@ class Traffic:
 
     def sort(self) -> None:
         """Sort the requests by time. Those of one time stay in their order."""
-        times = self.times
-        self.unordered = sum(map(int.__gt__, times, times[1:]))
-        if self.unordered:
-            order = sorted(range(len(times)), key=times.__getitem__)
-            self.times = array("q", map(times.__getitem__, order))
-            self.numbers = array("I", map(self.numbers.__getitem__, order))
-
-
-TOO_MANY = 429
+        order = sorted(range(len(self.times)), key=self.times.__getitem__)
+        self.times = array("q", map(self.times.__getitem__, order))
+        self.numbers = array("I", map(self.numbers.__getitem__, order))
 
 
 def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *, is_of_server: bool = False) -> Traffic:
@@ -312,13 +265,9 @@ def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *,
             if adds_peer:  # as the proxy that wrote the log does
                 hops = map(entry.meta.get, ("HTTP_X_FORWARDED_FOR", "REMOTE_ADDR"))
                 entry.meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
-            key = rules.plan_of(entry)
-        except ConfigurationError as error:
-            traffic.add_unreadable(error.problem, line)
-        except (UnreadableLineError, SuspiciousOperation) as error:  # Django answers 400
-            traffic.add_unreadable(str(error), line)
-        else:
-            traffic.add_request(entry, key)
+            traffic.add_request(entry, rules.plan_of(entry))
+        except (ConfigurationError, UnreadableLineError, SuspiciousOperation) as error:  # the last: Django answers 400
+            traffic.add_unreadable(error.problem if isinstance(error, ConfigurationError) else str(error), line)
     traffic.sort()
     return traffic
 
@@ -357,17 +306,13 @@ class Refusals:
 def decide(rules: RuleSet, traffic: Traffic, advance: Callable[[int], object] = lambda _: None) -> Refusals:
     """Decide the requests by the specification, from empty counts on. `advance` gets the number of requests done."""
     keys = list(traffic.plans)
-    plans: dict[int, Plan] = {}
+    plan_of = lru_cache(maxsize=MAX_KNOWN)(lambda number: rules.plan(keys[number]))
     states, refusals = DictStates(), Refusals()
     for position, (number, now) in enumerate(zip(traffic.numbers, traffic.times, strict=True)):
         if position % SWEEP_INTERVAL == SWEEP_INTERVAL - 1:
             states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}
             advance(SWEEP_INTERVAL)
-        plan = plans.get(number)
-        if plan is None:
-            if len(plans) >= MAX_KNOWN:
-                plans.clear()
-            plan = plans[number] = rules.plan(keys[number])
+        plan = plan_of(number)
         raw = plan.operation(now, "check").run(states, now)
         if plan.has_groups or not allows_without_flags(raw, plan.hits):
             refusals.note(position, plan, Reply.decode(raw, plan.hits))

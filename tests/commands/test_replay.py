@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.http import HttpResponse
 from django.test import Client, override_settings
+from django.urls import path as url
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_quota import quota
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
@@ -30,7 +33,7 @@ from django_quota.testing import clear, freeze
 from django_quota.web.request_rules import rules_of_view
 from tests.support.inputs import inputs
 from tests.support.pages import blocks
-from tests.support.steps import SECOND, START, Spec
+from tests.support.steps import SECOND, START
 
 LINE = '{ip} - - [21/Nov/2025:04:{minute:02}:{second:02} +0000] "{method} {path} HTTP/1.1" {status} 12 "-" "{agent}"'
 
@@ -79,8 +82,6 @@ def log(lines: Sequence[str], name: str = "access.log") -> str:
     Path(name).write_text("\n".join(lines) + "\n")
     return name
 
-
-# --- decisions --------------------------------------------------------------------------------------------------------
 
 RULES: list[dict[str, Any]] = [
     {"api": {"rate": "2/10s", "match": "/api/"}},
@@ -190,77 +191,57 @@ def test_requests_of_one_time_stay_in_their_order(folder: Path) -> None:
     assert (found["one"]["refused"], found["all"]["refused"]) == (1, 2)
 
 
-@given(
-    st.sampled_from(["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]),
-    st.lists(st.tuples(st.integers(0, 8 * SECOND), st.sampled_from(["1.1.1.1", "2.2.2.2"])), min_size=1, max_size=40),
-)
-@inputs(100)
-def test_the_tightest_count_fits_and_one_less_does_not(algorithm: str, steps: list[tuple[int, str]]) -> None:
-    sent = timed([(wait, "GET", ip, "/", "curl") for wait, ip in steps])
-    rules = {"api": {"rate": "5/10s", "algorithm": algorithm, "match": "/"}}
-    demand = demands(*read(as_lines(sent), rules))["api"]
-    least = tightest(demand, demand.limits[0])
-    assert least is not None
-    assert not refusals(f"{least}/10s", algorithm, sent)
-    assert least == 1 or refusals(f"{least - 1}/10s", algorithm, sent)
-
-
-def refusals(rate: str, algorithm: str, sent: Requests) -> int:
-    """Return how many requests a rule by address refuses, by the specification."""
-    specs: dict[str, Spec] = {}
-    refused = 0
-    for time, _, ip, _, _ in sent:
-        spec = specs.setdefault(ip, Spec(rate, algorithm))
-        spec.now = time
-        refused += not spec.run().allowed
-    return refused
+WINDOWS = [
+    {"algorithm": name} for name in ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
+]
 
 
 @given(
+    st.sampled_from([*WINDOWS, {"distinct": "header:User-Agent"}]),
     st.lists(
-        st.tuples(st.integers(0, 8) | st.integers(0, 8 * SECOND), st.sampled_from("abcde")), min_size=1, max_size=40
-    )
+        st.tuples(
+            st.integers(0, 8) | st.integers(0, 8 * SECOND),
+            st.sampled_from(["1.1.1.1", "2.2.2.2"]),
+            st.sampled_from("abcde"),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
 )
-@inputs(50)
-def test_the_tightest_count_of_different_values_is_what_the_rule_needs(steps: list[tuple[int, str]]) -> None:
-    sent = timed([(wait, "GET", "203.0.113.9", "/", agent) for wait, agent in steps])
-
-    def refused(count: int) -> int:
-        rules = {"agents": {"rate": f"{count}/10s", "distinct": "header:User-Agent", "match": "/"}}
-        return len(decide(*read(as_lines(sent), rules)).positions)
-
-    rules = {"agents": {"rate": "9/10s", "distinct": "header:User-Agent", "match": "/"}}
-    demand = demands(*read(as_lines(sent), rules))["agents"]
-    least = tightest(demand, demand.limits[0])
-    assert least is not None
-    assert not refused(least)
-    assert least == 1 or refused(least - 1)
-
-
-def test_the_tightest_count_knows_that_a_hit_of_a_coarse_window_counts_longer() -> None:
-    sent = timed([(3 * SECOND // 2, "GET", "203.0.113.9", "/", "curl")] * 30)  # seven in any ten seconds
+@inputs(150)
+def test_the_tightest_count_refuses_nobody_and_one_less_does(
+    options: dict[str, Any], steps: list[tuple[int, str, str]]
+) -> None:
+    lines = as_lines(timed([(wait, "GET", ip, "/", agent) for wait, ip, agent in steps]))
 
     def replayed(count: int) -> tuple[RuleSet, Traffic]:
-        return read(as_lines(sent), {"api": {"rate": f"{count}/10s", "precision": 2, "match": "/"}})
+        return read(lines, {"api": {"rate": f"{count}/10s", "match": "/", **options}})
 
     demand = demands(*replayed(5))["api"]
-    assert tightest(demand, demand.limits[0]) == 10
-    assert [len(decide(*replayed(count)).positions) for count in (9, 10)] == [2, 0]
+    least = tightest(demand, demand.limits[0])
+    assert least is not None
+    assert not decide(*replayed(least)).positions
+    assert least == 1 or decide(*replayed(least - 1)).positions
 
 
-def test_the_tightest_rate_of_a_bucket_keeps_its_burst() -> None:
-    sent = [(START + at * SECOND, "GET", "203.0.113.9", "/", "curl") for at in range(10)]
-    rules = {"bucket": {"rate": "60/m", "algorithm": "token_bucket", "burst": 2, "match": "/"}}
-    demand = demands(*read(as_lines(sent), rules))["bucket"]
-    assert tightest(demand, demand.limits[0]) == 54  # eight come back in nine seconds
-    demand = demands(*read(as_lines([sent[0]] * 3), rules))["bucket"]
-    assert tightest(demand, demand.limits[0]) is None  # three at once never fit into the bucket
+@pytest.mark.parametrize(
+    ("rule", "moments", "least"),
+    [
+        ({"rate": "5/10s", "precision": 2}, [1.5 * n for n in range(30)], 10),  # a slice counts longer than 10 s
+        ({"rate": "60/m", "algorithm": "token_bucket", "burst": 2}, range(10), 54),  # eight come back in nine seconds
+        ({"rate": "60/m", "algorithm": "token_bucket", "burst": 2}, [0] * 3, None),  # never fits into the bucket
+        ({"rate": "150/10s", "cost": 40}, [0] * 5, 200),
+    ],
+)
+def test_the_tightest_count_knows_slices_bursts_and_costs(
+    rule: dict[str, Any], moments: Sequence[float], least: int | None
+) -> None:
+    lines = as_lines([(START + int(at * SECOND), "GET", "203.0.113.9", "/", "curl") for at in moments])
+    demand = demands(*read(lines, {"api": {"match": "/", **rule}}))["api"]
+    assert tightest(demand, demand.limits[0]) == least
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_rules_of_the_settings_are_replayed(folder: Path) -> None:
+def test_the_report_says_what_the_rules_of_the_settings_would_have_refused(folder: Path) -> None:
     name = log([line(second) for second in range(5)] + [line(5, ip="198.51.100.7"), line(6, path="/nowhere/")])
     printed = run(name)
     assert "access.log: 7 requests in the format combined" in printed
@@ -269,21 +250,13 @@ def test_the_rules_of_the_settings_are_replayed(folder: Path) -> None:
     assert re.search(r"subjects refused +1 \(50.0%\)", printed)
     assert re.search(r"no refusals from +5/m", printed)
     assert "2 of 5 requests (40.0%)" in printed
-    assert "upper bounds" in printed
     assert "203.0.113.9" not in printed
     assert "ip:203.0.113.9" in run(name, "--show-subjects")
 
 
-def test_a_report_fits_eighty_columns(folder: Path) -> None:
-    rules = {
-        f"a-rule-with-a-long-name-{n}": {"rate": "10/s; 500/h; 5000/d", "match": "/", "key": ["ip", "path"]}
-        for n in "ab"
-    }
-    Path("a-long-name-of-drafts.toml").write_text(
-        "".join(
-            f"[{name}]\nrate = {value['rate']!r}\nmatch = '/'\nkey = ['ip', 'path']\n" for name, value in rules.items()
-        )
-    )
+def test_a_report_fits_eighty_columns_and_moves_no_cursor(folder: Path) -> None:
+    rule = 'rate = "10/s; 500/h; 5000/d"\nmatch = "/"\nkey = ["ip", "path"]\n'
+    Path("a-long-name-of-drafts.toml").write_text("".join(f"[a-rule-with-a-long-name-{n}]\n{rule}" for n in "ab"))
     lines = [line(second, path="/a/very/long/path/" * 9) for second in range(50)] + ["?" * 200, "\x1b[31m"]
     printed = run(log(lines), "--rules", "a-long-name-of-drafts.toml")
     assert max(map(len, printed.splitlines())) <= 80
@@ -291,12 +264,7 @@ def test_a_report_fits_eighty_columns(folder: Path) -> None:
 
 
 def test_a_draft_replaces_the_rule_that_a_view_names(folder: Path, settings: Any) -> None:
-    from django.http import HttpResponse
-    from django.urls import path
-
-    from django_quota import quota
-
-    settings.ROOT_URLCONF = (path("named/", quota(rule="named")(lambda request: HttpResponse())),)
+    settings.ROOT_URLCONF = (url("named/", quota(rule="named")(lambda request: HttpResponse())),)
     settings.QUOTA = {"RULES": {"named": "4/m"}}
     Path("drafts.toml").write_text('named = "2/m"\n')
     name = log([line(second, path="/named/") for second in range(5)])
@@ -307,49 +275,34 @@ def test_a_draft_replaces_the_rule_that_a_view_names(folder: Path, settings: Any
 def test_a_rate_alone_answers_the_quick_question(folder: Path) -> None:
     lines = [line(second, ip=f"203.0.113.{second % 2}", path=f"/{second}") for second in range(6)]
     found = run_json(log(lines), "--rate", "2/m", "--key", "ip")
-    assert list(found["rules"]) == ["2/m by ip"]
-    assert found["refused"] == 2
+    assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
     assert run_json(log(lines), "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
     assert run_json(log(lines), "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
 
 
-def test_one_rule_can_be_chosen(folder: Path, settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"api": {"rate": "3/m", "match": "/"}, "other": {"rate": "1/m", "match": "/"}}}
-    name = log([line(second) for second in range(5)])
-    assert list(run_json(name, "--rule", "other")["rules"]) == ["other"]
-    assert "Did you mean 'other'?" in error_of(name, "--rule", "othr")
-
-
-def test_bans_are_counted(folder: Path, settings: Any) -> None:
+def test_one_rule_can_be_chosen_and_bans_are_counted(folder: Path, settings: Any) -> None:
     ban = {"after": "2/m", "for": "10s"}
-    settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}}}
-    figures = run_json(log([line(second) for second in range(30)]))["rules"]["api"]
-    assert figures["refused"] == 29
-    assert figures["bans"] == 3
+    settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}, "other": {"rate": "1/m"}}}
+    found = run_json(log([line(second) for second in range(30)]), "--rule", "api")
+    assert (list(found["rules"]), found["left_out"]) == (["api"], {})
+    assert (found["rules"]["api"]["refused"], found["rules"]["api"]["bans"]) == (29, 3)
 
 
 def test_packed_logs_several_files_and_stdin_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line(second) for second in range(5)]
     Path("1.gz").write_bytes(gzip.compress("\n".join(lines[:2]).encode()))
     log(lines[2:4], "2.log")
-    stdin = io.BufferedReader(io.BytesIO(lines[4].encode()))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(lines[4].encode()))))
     found = run_json("2.log", "1.gz", "-")
-    assert found["log"]["requests"] == 5
-    assert found["refused"] == 2
-    assert "came out of order" in found["notes"][0]
+    assert (found["log"]["requests"], found["refused"]) == (5, 2)
 
 
 def test_lines_that_cannot_be_used_are_counted_and_shown(folder: Path) -> None:
     broken = ["nonsense", line(1, path="\\x16\\x03"), line(2).replace("GET /api/plain/ HTTP/1.1", "-"), line(3, ip="-")]
-    found = run_json(log([line(0, status=429), *broken, ""]))["log"]
-    assert (found["requests"], found["unreadable"], found["answered_429"]) == (1, 4, 1)
+    found = run_json(log([line(0), *broken, "", "x" * 250_000]))["log"]  # a line that never ends is read in pieces
+    assert (found["requests"], found["unreadable"], found["lines"]) == (1, 7, 9)
     reasons = [(each["number"], each["reason"]) for each in found["first_unreadable"]]
     assert reasons == [(2, "it is not in this format"), (3, "it has no request"), (4, "it has no request")]
-    error = error_of(log([line(0, method="get"), "nonsense"]))
-    assert "No line of the log could be used" in error
-    assert "The first: line 1, it has no request: 203.0.113.9 - - [21/Nov/2025" in error
-    assert error_of(log([])) == "The log is empty."
     error = error_of(log(["\x1b[2J\x07\u202egnp", line(0, method="get")]))
     assert error.endswith(r"The first: line 1, it is not in this format: \x1b[2J\x07\u202egnp")
 
@@ -360,7 +313,7 @@ def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> 
     left_out = run_json(log([line(0)]))["left_out"]
     assert left_out["by_user"] == "key='user' needs the user"
     assert "has no match=" in left_out["unplaced"]
-    assert left_out["by-method-decorator"] == "your view or your code decides it"
+    assert "your code" in left_out["by-method-decorator"]
     assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
 
 
@@ -370,17 +323,14 @@ def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> 
         ({"key": "user_or_ip"}, "the user"),
         ({"key": ("ip", "session")}, "the session"),
         ({"key": "post:phone"}, "the body"),
-        ({"key": "json:phone"}, "the body"),
-        ({"key": "header:X-Api-Key"}, "the header X-Api-Key"),
-        ({"key": "cookie:device"}, "the cookie device"),
-        ({"key": "tests.commands.test_replay.line"}, "a function of the request"),
-        ({"key": line}, "a function of the request (tests.commands.test_replay.line)"),
-        ({"skip": line}, "skip= is a function of the request"),
-        ({"cost": line}, "cost= is a function of the request"),
-        ({"exempt": line}, "exempt= is a function of the request"),
+        ({"key": "header:X-Api-Key"}, "header:X-Api-Key"),
+        ({"key": "cookie:device"}, "cookie:device"),
+        ({"key": "tests.commands.test_replay.line"}, "a function"),
+        ({"key": line}, "a function"),
+        ({"skip": line}, "skip= is a function"),
+        ({"settle": line}, "settle= is a function"),
         ({"exempt": "staff"}, "the user"),
-        ({"settle": line}, "settle= is a function of the response"),
-        ({"distinct": "header:X-Device"}, "the header X-Device"),
+        ({"distinct": "header:X-Device"}, "header:X-Device"),
         ({"distinct": True}, "only your code knows the value"),
         ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
         ({"match": "host:a.example"}, "match= needs the host"),
@@ -388,29 +338,25 @@ def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> 
         ({"key": ("ip", "path", "kwarg:pk", "get:q", "global")}, ""),
         ({"exempt": "10.0.0.0/8"}, ""),
     ],
-)  # fmt: skip
+)
 def test_what_a_rule_needs_is_said(options: dict[str, Any], reason: str) -> None:
-    fields = find_format([line(0)]).fields
-    found = why_left_out(Rule.from_setting("rule", {"rate": "1/m", **options}), fields)
+    found = why_left_out(Rule.from_setting("rule", {"rate": "1/m", **options}), find_format([line(0)]).fields)
     assert reason in found
     assert bool(found) == bool(reason)
 
 
-def test_a_key_of_a_logged_header_and_cookie_is_replayed(folder: Path) -> None:
+def test_a_key_of_a_logged_header_cookie_and_host_is_replayed(folder: Path) -> None:
     Path("drafts.toml").write_text(
         '[key]\nrate = "1/m"\nkey = "header:X-Api-Key"\nmatch = "/"\n'
         '[device]\nrate = "2/m"\nkey = "cookie:device"\nmatch = "host:a.example"\n'
     )
-    logged = {"remote_addr": "203.0.113.9", "cookie_device": "d", "host": "a.example", "status": 200}
+    logged = {"remote_addr": "203.0.113.9", "cookie_device": "d", "host": "a.example"}
     lines = [
         json.dumps(logged | {"msec": 1763700000 + n, "request": f"GET /{n} HTTP/1.1", "http_x_api_key": str(n)})
         for n in range(4)
     ]
-    found = run_json(log(lines), "--rules", "drafts.toml")
-    assert {name: each["refused"] for name, each in found["rules"].items() if each["requests"]} == {
-        "key": 0,
-        "device": 2,
-    }
+    found = run_json(log(lines), "--rules", "drafts.toml")["rules"]
+    assert (found["key"]["refused"], found["device"]["refused"]) == (0, 2)
 
 
 def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None:
@@ -419,87 +365,76 @@ def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None
         json.dumps({"ip": "10.0.0.1", "time": START + n, "request": "GET / HTTP/1.1", "http_x_forwarded_for": hop})
         for n, hop in enumerate(hops)
     ]
-    worst = [log(lines), "--rate", "0/m", "--show-subjects", "--worst", "9"]
+    words = [log(lines), "--rate", "0/m", "--show-subjects"]
 
     def subjects() -> set[str]:
-        return {each["subject"] for each in run_json(*worst)["rules"]["0/m by ip"]["worst"]}
+        return {each["subject"] for each in run_json(*words)["rules"]["0/m by ip"]["worst"]}
 
     assert subjects() == {"ip:10.0.0.1"}
     settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
     assert subjects() == {"ip:203.0.113.1", "ip:203.0.113.2", "ip:10.0.0.1"}
-    assert "10.0.0.1 counts as a client" in run(*worst)
+    assert "10.0.0.1 counts as a client" in run(*words)
     settings.QUOTA = {"TRUSTED_PROXY_COUNT": 1}
     assert subjects() == {"ip:10.0.0.1"}
-    worst.append("--server-log")
+    words.append("--server-log")
     assert subjects() == {"ip:203.0.113.1", "ip:203.0.113.2", "ip:10.0.0.1"}
 
 
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["nowhere.log"], "'nowhere.log' is not a file."),
-        (["access.log", "--rules", "nowhere.toml"], "--rules nowhere.toml: No such file"),
+        (["nowhere.log"], "nowhere.log"),
+        (["access.log", "--rules", "nowhere.toml"], "Use a TOML file"),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "empty.toml"], "has no rule"),
-        (["access.log", "--rules", "nameless.toml"], "Write a line such as [search] above them."),
-        (["access.log", "--rules", "nested.toml"], "has a table RULES. Leave it out"),
         (["access.log", "--rules", "wrong.toml"], "wrong.toml['api']: '10/month' is not a rate"),
         (["access.log", "--rules", "unkeyed.toml"], "unkeyed.toml['api']: key='usr' is not a key. Did you mean"),
-        (["access.log", "--key", "ip"], "--key is only for --rate"),
-        (["access.log", "--rate", "10/m", "--rules", "wrong.toml"], "Leave --rules out"),
+        (["access.log", "--key", "ip"], "only for --rate"),
+        (["access.log", "--rate", "10/m", "--rules", "wrong.toml"], "Leave --rules"),
         (["access.log", "--rate", "10/mo"], "'mo' is not a unit"),
-        (["access.log", "--worst", "-1"], "Use 0 or more"),
+        (["access.log", "--rule", "apy"], "Did you mean 'api'?"),
         (["odd.log"], "The format of the log is unknown"),
+        (["empty.toml"], "No line of the log"),
         (["cut.gz"], "cannot be read to its end"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_option_is_named(words: list[str], error: str, folder: Path) -> None:
     log([line(0)])
     log(["nothing of a log"], "odd.log")
-    packed = gzip.compress(b"".join(f"{line(n % 60)}\n".encode() for n in range(99)))
-    Path("cut.gz").write_bytes(packed[:-20])
-    for name, text in {
-        "broken": "[api", "empty": "", "wrong": 'api = "10/month"', "unkeyed": '[api]\nrate = "1/m"\nkey = "usr"',
-        "nameless": 'rate = "1/m"\nmatch = "/"', "nested": '[RULES.api]\nrate = "1/m"',
-    }.items():  # fmt: skip
+    Path("cut.gz").write_bytes(gzip.compress(b"".join(f"{line(n % 60)}\n".encode() for n in range(99)))[:-20])
+    unkeyed = '[api]\nrate = "1/m"\nkey = "usr"'
+    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"', "unkeyed": unkeyed}.items():
         Path(f"{name}.toml").write_text(text)
     assert error in error_of(*words)
 
-
-# --- formats ----------------------------------------------------------------------------------------------------------
 
 MOMENT = START + 123_000
 REQUEST = "GET /a%20b/?q=1 HTTP/1.1"
 COMMON = f'203.0.113.9 - ann [21/Nov/2025:05:40:00 +0100] "{REQUEST}" 200 12'
 CADDY = {
-    "ts": MOMENT / SECOND, "status": 200,
+    "ts": START / SECOND,
     "request": {"client_ip": "203.0.113.9", "method": "GET", "uri": "/a%20b/?q=1", "host": "a.example",
                 "headers": {"User-Agent": ["curl"]}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "agent"),
     [
-        COMMON,
-        f'{COMMON} "-" "curl \\"x\\""',
-        f'{COMMON} "-" "curl" "more" 12',
-        json.dumps({**CADDY, "ts": START / SECOND}),
-        f'{{"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "request": "{REQUEST}", "status": 200}}',
+        (COMMON, None),
+        (f'{COMMON} "-" "curl \\"x\\""', 'curl "x"'),
+        (f'{COMMON} "-" "curl" "more" 12', "curl"),
+        (json.dumps(CADDY), "curl"),
+        (f'{{"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "request": "{REQUEST}"}}', None),
+        ('{"time": 1763700000, "ip": "203.0.113.9", "method": "GET", "path": "/a%20b/", "query": "?q=1"}', None),
     ],
 )
-def test_a_format_is_read(text: str) -> None:
-    entry = find_format([text]).read(text)
-    assert (entry.time, entry.method, entry.path, entry.query, entry.status) == (START, "GET", "/a b/", "q=1", 200)
-    assert entry.meta["REMOTE_ADDR"] == "203.0.113.9"
-
-
-def test_a_format_has_the_fields_of_its_lines() -> None:
-    assert "header:user-agent" not in find_format([COMMON]).fields
-    assert "header:user-agent" in find_format([f'{COMMON} "-" "curl"']).fields
-    entry = find_format([json.dumps(CADDY)]).read(json.dumps(CADDY))
-    assert entry.meta == {"HTTP_USER_AGENT": "curl", "HTTP_HOST": "a.example", "REMOTE_ADDR": "203.0.113.9"}
-    assert find_format([COMMON]).read(COMMON.replace(" 200 ", " ²00 ")).status == 0
+def test_a_format_is_read(text: str, agent: str | None) -> None:
+    log_format = find_format([text])
+    entry = log_format.read(text)
+    assert entry[:4] == (START, "GET", "/a b/", "q=1")
+    assert (entry.meta["REMOTE_ADDR"], entry.meta.get("HTTP_USER_AGENT")) == ("203.0.113.9", agent)
+    assert ("header:user-agent" in log_format.fields) == (agent is not None)
     with pytest.raises(ConfigurationError, match="has no method"):
         find_format(['{"time": 1763700000, "path": "/"}'])
 
@@ -512,10 +447,8 @@ def test_a_format_has_the_fields_of_its_lines() -> None:
         ("1763700000123", MOMENT),
         ("1763700000123000", MOMENT),
         ("1763700000123000000", MOMENT),
-        ("2025-11-21T04:40:00.123Z", MOMENT),
         ("2025-11-21T05:40:00.123+01:00", MOMENT),
         ("2025-11-21 04:40:00,123", MOMENT),
-        ("21/Nov/2025:05:40:00 +0100", START),
         ("20/Nov/2025:23:10:00 -0530", START),
     ],
 )
@@ -546,15 +479,15 @@ LOGGED = {
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"request": "GET http://[x HTTP/1.1"}, "it has no path"),
+        ({"request": "GET http://[x HTTP/1.1"}, "it has no request"),
         ({"request": f"GET /?{'&' * 2000}q=1 HTTP/1.1"}, "DATA_UPLOAD_MAX_NUMBER_FIELDS"),
         ({"time": "9999-12-31T23:59:59Z"}, "its time is before 1970 or too late"),
-        ({"host": None}, None),
+        ({"host": None}, None),  # it meets rules of hosts, as a host that is not allowed does
         ({"http_x_key": "\udcff\ud800"}, None),
     ],
 )
 def test_what_strangers_send_does_not_stop_a_replay(given: dict[str, Any], reason: str | None) -> None:
-    log_format = find_format([json.dumps(LOGGED)])
+    log_format = find_format([json.dumps({**LOGGED, "http_x_key": "k"})])
     rules = {
         "query": {"rate": "5/m", "key": "get:q", "match": "/"},
         "header": {"rate": "5/m", "key": "header:X-Key", "match": "/"},
@@ -564,10 +497,18 @@ def test_what_strangers_send_does_not_stop_a_replay(given: dict[str, Any], reaso
     traffic = read_traffic([json.dumps(LOGGED | given)], log_format, replayed)
     decide(replayed, traffic)
     assert [(reason or "no reason") in each.reason for each in traffic.shown] == ([] if reason is None else [True])
-    assert traffic.requests == (reason is None)
+    assert [len(plan) for plan in traffic.plans] == ([3] if reason is None else [])
 
 
-NO_TIMES = ["", "today", "12", "40/Nov/2025:04:40:00 +0000", "21/Foo/2025:04:40:00 +0000", "x/y"]
+NO_TIMES = [
+    "",
+    "today",
+    "12",
+    "40/Nov/2025:04:40:00 +0000",
+    "x/y",
+    "9999-12-31T23:59:59-05:00",
+    "0001-01-01T00:00+05:00",
+]
 
 
 @pytest.mark.parametrize(
@@ -576,18 +517,14 @@ NO_TIMES = ["", "today", "12", "40/Nov/2025:04:40:00 +0000", "21/Foo/2025:04:40:
         *(json.dumps({"time": time, "method": "GET", "path": "/"}) for time in NO_TIMES),
         '{"time": 1763700000}',
         '{"time": 1763700000, "method": "GET", "path": "-"}',
-        '{"method": "GET", "path": "/"}',
         '{"time": 1, "method": "GET", "path": "/%s"}' % ("x" * 5_000),
         "{",
         "[]",
-        COMMON.replace("21/Nov/2025", "31/Dec/9999"),
         "203.0.113.9 - " + " [" * 40_000,
         "203.0.113.9 - - " + " " * 90_000,
         '203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "' + '" 1 ' * 20_000,
         "a:" * 45_000,
         json.dumps({"time": 1763700000, "method": "GET", "path": "/\ud800?"}),
-        json.dumps({"time": "9999-12-31T23:59:59-05:00", "method": "GET", "path": "/"}),
-        json.dumps({"time": "0001-01-01T00:00:00+05:00", "method": "GET", "path": "/"}),
         '{"a":' * 990 + "1" + "}" * 990,
     ],
     ids=lambda text: text[:40].strip(),
@@ -600,34 +537,6 @@ def test_a_line_that_is_no_request_is_unreadable_and_shown_in_short(text: str) -
     assert len(traffic.shown[0].text) <= MAX_TEXT
 
 
-def test_a_line_without_a_host_meets_rules_of_hosts_like_a_host_that_is_not_allowed(
-    folder: Path, settings: Any
-) -> None:
-    settings.QUOTA = {"RULES": {"api": {"rate": "1/m", "match": "host:api.example"}}}
-    settings.ALLOWED_HOSTS = ["*"]
-    hosts = [{"host": "api.example"}, {}, {"host": "api.example"}]
-    lines = [json.dumps({"ip": "203.0.113.9", "time": START, "method": "GET", "path": "/x/", **host}) for host in hosts]
-    assert run_json(log(lines))["rules"]["api"]["requests"] == 3
-
-
-def test_a_line_that_never_ends_is_read_in_pieces(folder: Path) -> None:
-    found = run_json(log([line(0), "x" * 250_000, line(1)]))["log"]
-    assert (found["lines"], found["requests"], found["unreadable"]) == (5, 2, 3)
-
-
-def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert error_of("-").startswith("stdin is closed.")
-
-
-def test_a_site_without_urls_is_replayed_by_its_settings(settings: Any, folder: Path) -> None:
-    del settings.ROOT_URLCONF
-    assert "api" in run(log([line(0), line(1)]))
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_shows_what_the_command_prints(folder: Path, settings: Any) -> None:
     settings.ROOT_URLCONF = ()
     shown = blocks("docs/testing.md")
@@ -638,8 +547,7 @@ def test_the_page_shows_what_the_command_prints(folder: Path, settings: Any) -> 
     lines = [line(int(second), ip=ip, path=path) for second, ip, path in sorted(moments)]
     Path("access.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     log([json.dumps({"ip": "203.0.113.9", "time": START, "method": "GET", "path": "/search/"})], "access.json")
-    for language, text in shown:
+    for _, text in shown:
         for words, printed in re.findall(r"^\$ manage\.py quota_replay (.*)\n((?:(?!\$).*\n)*)", text, re.MULTILINE):
-            assert language == "console"
             found = run(*shlex.split(words))
             assert not printed or printed.strip() == found.strip(), found

@@ -23,7 +23,7 @@ from django.http import HttpRequest
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.rules import Rule
-from django_quota.limiting.known_rules import known_login_rules, known_rules, known_slots, url_patterns
+from django_quota.limiting.known_rules import known_rules, known_slots, url_patterns
 from django_quota.management.console import QuotaCommand, printable, progress
 from django_quota.management.replay_report import Result, lines_of, make_report, unreadable
 from django_quota.operating.access_log import find_format
@@ -53,30 +53,33 @@ class Command(QuotaCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("logs", nargs="+", metavar="LOG", help="access logs, also packed by gzip; - for stdin")
-        rules = parser.add_argument_group("which rules")
-        rules.add_argument("--rules", metavar="FILE", help="a TOML file of rules as RULES has them (the settings)")
-        rules.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
-        rules.add_argument("--rate", metavar="RATE", help="instead of rules: this rate, for example 10/m")
-        rules.add_argument("--key", action="append", metavar="KEY", help="with --rate: the key (ip); you may repeat it")
-        rules.add_argument("--match", metavar="PATH", help="with --rate: where it applies (/)")
-        log = parser.add_argument_group("the log")
-        log.add_argument(
+        parser.add_argument("--rules", metavar="FILE", help="a TOML file of rules as RULES has them (the settings)")
+        parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
+        parser.add_argument("--rate", metavar="RATE", help="instead of rules: this rate, for example 10/m")
+        parser.add_argument(
+            "--key", action="append", metavar="KEY", help="with --rate: the key (ip); you may repeat it"
+        )
+        parser.add_argument("--match", metavar="PATH", help="with --rate: where it applies (/)")
+        parser.add_argument(
             "--server-log",
             action="store_true",
             help="with TRUSTED_PROXY_COUNT: the log is of the server behind the proxies, and has their addresses",
         )
-        output = parser.add_argument_group("the report")
-        output.add_argument("--worst", type=int, default=3, metavar="N", help="name the N subjects refused most (3)")
-        output.add_argument("--show-subjects", action="store_true", help="print subjects, not digests of them")
-        output.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument("--show-subjects", action="store_true", help="print subjects, not digests of them")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        _check(options)
+        if options["rate"] and (options["rules"] or options["rule"]):
+            raise CommandError("--rate is a rule by itself. Leave --rules and --rule out.")
+        if not options["rate"] and (options["key"] or options["match"]):
+            raise CommandError("--key and --match are only for --rate. Add, for example, --rate 10/m.")
         title, rules = _chosen_rules(options)
         show = partial(progress, self.stderr)
-        of_views, only = [] if options["rate"] else rules_of_views(), options["rule"]
-        elsewhere = {} if options["rate"] else _elsewhere(of_views)
-        _check_names(only, {*elsewhere, *(rule.name for rule in of_views), *rules})
+        of_views = [] if options["rate"] else rules_of_views()
+        elsewhere, only = {} if options["rate"] else _elsewhere(of_views), options["rule"]
+        known = {*elsewhere, *(rule.name for rule in of_views), *rules}
+        for name in set(only or ()) - known:
+            raise CommandError(f"--rule {name!r} is not the name of a rule.{did_you_mean(name, known)}")
         with show("Reading lines", None) as advance:
             lines = _lines(options["logs"], advance)
             sample = list(islice(lines, SAMPLE))
@@ -84,10 +87,8 @@ class Command(QuotaCommand):
             chosen = RuleSet(rules, log_format.fields, (of_views, rules_of_view), only)
             traffic = read_traffic(chain(sample, lines), log_format, chosen, is_of_server=options["server_log"])
         if not traffic.requests:
-            if not traffic.shown:
-                raise CommandError("The log is empty.")
-            example = "The first: " + printable(unreadable(*traffic.shown[0]))
-            raise CommandError(f"No line of the log could be used as a request ({log_format.name}). {example}")
+            first = f" The first: {printable(unreadable(*traffic.shown[0]))}" if traffic.shown else ""
+            raise CommandError(f"No line of the log could be used as a request ({log_format.name}).{first}")
         with show("Deciding requests", len(traffic.times)) as advance:
             refusals = decide(chosen, traffic, advance)
         found = demands(chosen, traffic)
@@ -102,54 +103,25 @@ class Command(QuotaCommand):
             traffic,
             Result(title, chosen, refusals, found, rates),
             {name: reason for name, reason in elsewhere.items() if only is None or name in only},
-            worst=options["worst"],
             shows_subjects=options["show_subjects"],
         )
         self.print_result(options, report, map(printable, lines_of(report)), is_asked=True)
 
 
-# --- logs -------------------------------------------------------------------------------------------------------------
-
-
 def _lines(names: Sequence[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yield the lines of logs one after the other, unpacked. Raises `CommandError`."""
     for name in names:
-        if name != "-" and not Path(name).is_file():
-            raise CommandError(f"{name!r} is not a file. Use the path of an access log, or - for stdin.")
-    for name in names:
         with ExitStack() as stack:
-            if name != "-":
-                raw = stack.enter_context(Path(name).open("rb"))
-            elif sys.stdin is None:
-                raise CommandError("stdin is closed. Give it the log: manage.py quota_replay - < access.log")
-            else:
-                raw = cast("BufferedReader", sys.stdin.buffer)
             try:
-                log = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if raw.peek(2)[:2] == GZIP else raw
+                raw = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
+                packed = cast("BufferedReader", raw).peek(2)[:2] == GZIP
+                log = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
                 for number, line in enumerate(iter(partial(log.readline, MAX_LINE), b""), 1):
                     if number % STEP == 0:
                         advance(STEP)
                     yield line.decode(errors="surrogateescape").rstrip("\r\n")
             except (EOFError, OSError, zlib.error) as error:
                 raise CommandError(f"{name!r} cannot be read to its end: {error}") from error
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
-
-
-def _check(options: dict[str, Any]) -> None:
-    """Check options that do not go together. Raises `CommandError`."""
-    for name in ("key", "match"):
-        if options[name] and not options["rate"]:
-            raise CommandError(f"--{name} is only for --rate. Add, for example, --rate 10/m.")
-    for name in ("rules", "rule"):
-        if options["rate"] and options[name]:
-            raise CommandError(f"--rate is a rule by itself. Leave --{name} out.")
-    if options["worst"] < 0:
-        raise CommandError(f"--worst {options['worst']} is below 0. Use 0 or more.")
-
-
-# --- rules ------------------------------------------------------------------------------------------------------------
 
 
 def _chosen_rules(options: dict[str, Any]) -> tuple[str, dict[str, Rule]]:
@@ -159,27 +131,20 @@ def _chosen_rules(options: dict[str, Any]) -> tuple[str, dict[str, Rule]]:
         value = {"rate": options["rate"], "key": key if len(key) > 1 else key[0], "match": options["match"] or "/"}
         title = f"{options['rate']} by {' + '.join(key)}"
         return title, read_rules({title: value}, "--rate")
-    if options["rules"]:
-        return options["rules"], _draft(options["rules"])
+    if name := options["rules"]:
+        try:
+            given = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CommandError(f"--rules {name}: {error.strerror}. Use a TOML file of rules.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise CommandError(f"--rules {name} is not TOML: {error}.") from error
+        if not given:
+            example = 'search = {rate = "10/m", match = "/"}'
+            raise CommandError(f"--rules {name} has no rule. Write, for example: {example}")
+        return name, read_rules(given, name)
     settings = current()
     read_rules(settings.rules, 'QUOTA["RULES"]')
     return "the settings", {str(rule): settings.rule(str(rule)) for rule in settings.rules}
-
-
-def _draft(name: str) -> dict[str, Rule]:
-    try:
-        given = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandError(f"--rules {name}: {error.strerror}. Use a TOML file of rules.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CommandError(f"--rules {name} is not TOML: {error}.") from error
-    if not given:
-        raise CommandError(f'--rules {name} has no rule. Write, for example: search = {{rate = "10/m", match = "/"}}')
-    if not any(isinstance(value, dict) for value in given.values()) and "rate" in given:
-        raise CommandError(f"--rules {name} has options of no rule. Write a line such as [search] above them.")
-    if list(given) == ["RULES"]:
-        raise CommandError(f"--rules {name} has a table RULES. Leave it out: write, for example, [search].")
-    return read_rules(given, name)
 
 
 def rules_of_views() -> list[Rule]:
@@ -198,16 +163,7 @@ def rules_of_views() -> list[Rule]:
 
 
 def _elsewhere(of_views: Sequence[Rule]) -> dict[str, str]:
-    """Return the rules that the middleware does not decide, and why."""
-    here = {rule.name for rule in of_views} | set(map(str, current().rules))
-    logins = {rule.name for rule in known_login_rules()}
-    found = {name: "your view or your code decides it" for name in known_rules() if name not in here | logins}
-    found |= dict.fromkeys(sorted(logins), "only failed logins count")
-    return found | {name: "a slot limits how many run at once" for name in known_slots() if name not in found}
-
-
-def _check_names(only: Sequence[str] | None, known: set[str]) -> None:
-    """Raise `CommandError` for a name in `--rule` that no rule has."""
-    for name in only or ():
-        if name not in known:
-            raise CommandError(f"--rule {name!r} is not the name of a rule.{did_you_mean(name, known)}")
+    """Return the rules and slots that the middleware does not decide, and why they are left out."""
+    here = {*(rule.name for rule in of_views), *map(str, current().rules)}
+    found = {name: "your view, your code or a failed login decides it" for name in known_rules() if name not in here}
+    return dict.fromkeys(known_slots(), "a slot limits how many run at once") | found
