@@ -37,7 +37,6 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.models import QuotaOverride, Subject
 from django_quota.operating.lookup import (
     SubjectMatch,
-    composite_subjects,
     find_subjects,
     is_bare,
     login_names,
@@ -120,10 +119,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         page = build_page(subject, request.user, own)
         shown = [subject, *(each.subject for each in page["longer"])]
         names = login_names_among(shown, [user]) if sees_users and limits_logins() else {}
-        words, composite = subject_in_words(subject, names), composite_subjects(subject)
-        for alias, name in own.items():
-            longer = composite_subjects(alias).items()
-            composite |= {rule: whole.replace(alias, f"login:username={name}") for rule, whole in longer}
+        words = subject_in_words(subject, names)
         is_met = any(page.get(part) for part in ("used", "refused", "overrides", "bans", "leases", "days", "longer"))
         hint = "" if is_met else subject_hint(subject, with_users=sees_users)
         is_nobody = bool(hint) and is_bare(subject)
@@ -139,10 +135,9 @@ class SubjectAdmin(ReadOnlyAdmin):
             "links": _links(request, subject, user),
             "hint": hint,
             "is_nobody": is_nobody,
-            "composite": composite,
             "longer": longer_rows,
             "is_refused": bool(page.get("answers") or any(row.refused for row in longer_rows)),
-            "has_others": bool(composite or page["longer"] or (subject.startswith("user:") and limits_logins())),
+            "has_others": bool(page["longer"] or (subject.startswith("user:") and limits_logins())),
             "sees_overrides": may_see(request, QuotaOverride),
             "rule_url": rule_url(request, self.admin_site.name),
             "is_enabled": current().enabled,

@@ -1,4 +1,4 @@
-"""What the commands share: output, errors, notes about input, signals and a progress bar."""
+"""What the commands share: output, errors, notes about input, repeating, signals and a progress bar."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
-from importlib.util import find_spec
 from io import TextIOBase
 from types import FrameType
 from typing import Any, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, close_old_connections
 from django.utils.connection import ConnectionDoesNotExist
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import is_naive, make_aware
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
@@ -44,8 +40,11 @@ SUBJECT_HELP = (
     "failed logins"
 )
 
-PROGRESS_INTERVAL = 2.0
-"""Seconds between two lines of progress where rich is not installed."""
+BAR_WIDTH = 20
+"""Characters of a bar."""
+
+PROGRESS_INTERVAL = 0.2
+"""Seconds between two drawings of a progress bar."""
 
 
 class QuotaCommand(BaseCommand):
@@ -91,14 +90,14 @@ class QuotaCommand(BaseCommand):
     def print_result(
         self, options: Mapping[str, Any], value: object, lines: Iterable[str], *, is_asked: bool = False
     ) -> None:
-        """Print a value as JSON with `--json`, and these lines without it.
+        """Print a value as one line of JSON with `--json`, and these lines without it.
 
         At `--verbosity 0` the lines are left out, unless they are what the command `is_asked` for.
         """
         if options["json"]:
             self.print_json(value)
         elif options["verbosity"] or is_asked:
-            self.stdout.write("\n".join(lines))
+            self.stdout.write("\n".join(map(printable, lines)))
         self.stdout.flush()
 
     def note(self, *notes: str) -> None:
@@ -112,19 +111,33 @@ class QuotaCommand(BaseCommand):
         if is_address(given) and given != subject:
             self.note(f"Note: {given!r} is taken for {subject!r}.")
         if not is_used:
-            self.note(_subject_note(subject))
+            try:
+                hint = subject_hint(subject)
+            except (DatabaseError, ImproperlyConfigured):  # there is no table of users
+                hint = subject_hint(subject, with_users=False)
+            self.note(f"Note: {hint}" if hint else "")
 
     def note_rules(self, names: Iterable[str]) -> None:
         """Print which of these names no known rule has."""
         self.note(*(f"Note: {hint}" for hint in map(rule_hint, names) if hint))
 
+    def repeat(self, every: float | None, once: Callable[[threading.Event], None]) -> None:
+        """Do something once, or again and again with a pause of `every` seconds.
 
-def _subject_note(subject: str) -> str:
-    try:
-        hint = subject_hint(subject)
-    except (DatabaseError, ImproperlyConfigured):  # there is no table of users
-        hint = subject_hint(subject, with_users=False)
-    return f"Note: {hint}" if hint else ""
+        `once` gets an event, which a signal sets: then it finishes its step, and nothing is repeated. Errors of the
+        store and the database end the command only if it does not repeat.
+        """
+        with stopping() as stop:
+            while True:
+                try:
+                    once(stop)
+                except (StoreUnavailable, DatabaseError) as error:
+                    if every is None:
+                        raise
+                    self.note(f"{str(error).rstrip('.')}. Trying again in {every:g} s.")
+                if every is None or stop.wait(every):
+                    return
+                close_old_connections()
 
 
 def shared_store() -> Store:
@@ -159,15 +172,6 @@ def second_of(moment: int) -> str:
     return f"{datetime.fromtimestamp(moment // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def parse_moment(text: str) -> datetime | None:
-    """Return an ISO 8601 date and time, in the time zone of the settings if it names none; None for another text."""
-    try:
-        moment = parse_datetime(text)
-    except ValueError:  # the form is right, but there is no such day or hour
-        return None
-    return make_aware(moment) if moment is not None and is_naive(moment) else moment
-
-
 def duration_of(option: str, given: object) -> float | None:
     """Return a duration of the command line in seconds; a bare number is seconds. Raises `RuleError`."""
     if given is None:
@@ -180,6 +184,12 @@ def duration_of(option: str, given: object) -> float | None:
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number and what it counts: `1 key`, `1,000 keys`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def bar(share: float) -> str:
+    """Return a bar that is filled by a share from 0 to 1."""
+    filled = round(BAR_WIDTH * min(1.0, share))
+    return "█" * filled + "░" * (BAR_WIDTH - filled)
 
 
 @contextmanager
@@ -208,45 +218,35 @@ def stopping() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
-
-
 Advance = Callable[[int], object]
 """Moves a progress bar on by a number."""
 
 
 @contextmanager
 def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iterator[Advance]:
-    """Show progress on a terminal for as long as the block lasts: a bar with rich, plain lines without it.
+    """Draw a progress bar for as long as the block lasts, if a text stream or `self.stderr` is a terminal.
 
-    `stream`: a text stream or a command's `self.stderr`. If it is not a terminal, nothing is written.
     `total`: None if it is not known.
     """
     # Django's wrapper would add a line end to each drawing, and color it.
     out = cast("TextIO", getattr(stream, "_out", stream))
-    if not out.isatty():
-        yield lambda _: None
-    elif find_spec("rich"):
-        from rich.console import Console  # noqa: PLC0415 — optional
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: PLC0415
+    done, drawn = 0, 0.0
 
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Other output goes through Django's wrappers, which rich cannot redirect.
-        with Progress(*columns, console=Console(file=out), redirect_stdout=False, redirect_stderr=False) as bar:
-            yield partial(bar.advance, bar.add_task(label, total=total))
-    else:
-        yield _plain_lines(out, label, total)
+    def draw(end: str = "") -> None:
+        nonlocal drawn
+        drawn = time.monotonic()
+        words = f"{bar(done / total)} {done:,} of {total:,}" if total else f"{done:,}"
+        out.write(f"\r{label} {words}{end}")
+        out.flush()
 
+    def advance(number: int) -> None:
+        nonlocal done
+        done += number
+        if out.isatty() and time.monotonic() - drawn >= PROGRESS_INTERVAL:
+            draw()
 
-def _plain_lines(out: TextIO, label: str, total: int | None) -> Advance:
-    done, printed_at = 0, time.monotonic()
-
-    def advance(n: int) -> None:
-        nonlocal done, printed_at
-        done += n
-        if time.monotonic() - printed_at >= PROGRESS_INTERVAL:
-            printed_at = time.monotonic()
-            out.write(f"{label}: {done:,}{f' of {total:,}' if total else ''}\n")
-            out.flush()
-
-    return advance
+    try:
+        yield advance
+    finally:
+        if out.isatty():
+            draw("\n")

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import DAY, frozen_now
+from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
@@ -24,11 +24,8 @@ from django_quota.features.event_stream import PAGE, newest_events
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store
-from django_quota.stores.database.log import EventTable
+from django_quota.stores.database.log import EventTable, LoggedBan
 from django_quota.stores.scanning import Walk, time_of
-
-if TYPE_CHECKING:
-    from django_quota.stores.redis.store import RedisStore
 
 MINUTES = 60
 """Minutes that the overview shows, up to now."""
@@ -88,15 +85,15 @@ class RuleActivity:
         return OTHER_LABEL if self.is_rest else self.rule or self.part
 
     @property
-    def fields(self) -> list[str]:
-        """Its fields in the hashes of a day and of a minute, for the counts above zero."""
-        counts = {":a": self.allowed, ":r": self.refused, ":s": self.shadowed}
-        return [f"{self.part}{suffix}" for suffix, count in counts.items() if count]
-
-    @property
     def total(self) -> int:
         """All checks of today."""
         return self.allowed + self.refused + self.shadowed
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add counts, by the letter of their field."""
+        self.allowed += counts.get("a", 0)
+        self.refused += counts.get("r", 0)
+        self.shadowed += counts.get("s", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +156,23 @@ class DayTotal(NamedTuple):
         return 100 * self.refused / self.checks if self.checks else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Activity:
     """All figures at one moment of the store's clock."""
 
     now: int
     """Microseconds since 1970."""
     day: date
-    rules: list[RuleActivity] = field(default_factory=list)
+    rules: list[RuleActivity]
     """Those with most checks today first."""
-    today: DayTotal = field(default_factory=DayTotal)
-    yesterday: DayTotal = field(default_factory=DayTotal)
-    refused: list[RefusedSubject] = field(default_factory=list)
-    bans: list[ActiveBan] | None = field(default_factory=list)
+    today: DayTotal
+    yesterday: DayTotal
+    refused: list[RefusedSubject]
+    bans: list[ActiveBan] | None
     """None for the memory store, which has no index of bans."""
-    banned: int = 0
+    banned: int
     """The number of bans."""
-    slots: list[SlotUse] = field(default_factory=list)
+    slots: list[SlotUse]
     """The fullest first."""
 
     @property
@@ -202,11 +199,23 @@ def activity() -> Activity:
     Raises `StoreUnavailable` if the store does not answer.
     """
     store = _store_with_metrics_sent()
-    found, counts = _read(store, None)
-    found.rules = _rules(counts)
-    found.today = DayTotal.of(found.rules)
-    _add_minutes(store, found)
-    return found
+    now = _now(store)
+    day = day_of(now, current().time_zone).date
+    counts, before = _hashes(store, [f"metrics:{day}", f"metrics:{day - timedelta(days=1)}"])
+    rules = _rules(counts)
+    _add_minutes(store, now, [rule for rule in rules if not rule.is_rest])
+    banned, bans = bans_in_force(BANS)
+    return Activity(
+        now,
+        day,
+        rules,
+        DayTotal.of(rules),
+        DayTotal.of(_rules(before)),
+        [RefusedSubject(named(subject), count) for subject, count in highest(store, f"refused:{day}", SUBJECTS)],
+        bans,
+        banned,
+        _slots(store, now),
+    )
 
 
 def running_totals() -> RunningTotals:
@@ -214,8 +223,10 @@ def running_totals() -> RunningTotals:
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    found, counts = _read(_store_with_metrics_sent(), "totals")
-    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), found.banned, found.slots)
+    store = _store_with_metrics_sent()
+    (counts,) = _hashes(store, ["totals"])
+    banned, _ = bans_in_force(1)
+    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), banned, _slots(store, _now(store)))
 
 
 def subjects_seen(days: int = 1) -> list[str]:
@@ -224,21 +235,12 @@ def subjects_seen(days: int = 1) -> list[str]:
     `days`: how many days to look at, up to today. Raises `StoreUnavailable` if the store does not answer.
     """
     store = _store_with_metrics_sent()
+    today = day_of(_now(store), current().time_zone).date
     found: list[str | None] = []
-    if store.redis is not None:
-        with store.redis.commands() as client:
-            for key in _refused_keys(frozen_now() or time_of(client), days):
-                subjects: Any = client.zrevrange(key, 0, -1)
-                found += [named(text(subject)) for subject in subjects]
-    else:
-        for counts in _hashes(store, _refused_keys(clock.now(), days)):
-            found += map(named, sorted(counts, key=lambda subject: -counts[subject]))
+    for ago in range(days):
+        found += [named(subject) for subject, _ in highest(store, f"refused:{today - timedelta(days=ago)}")]
     found += [event.subject for event in newest_events(store, current().prefix, PAGE)]
     return list(dict.fromkeys(filter(None, found)))
-
-
-def _refused_keys(now: int, days: int) -> list[str]:
-    return [_at(now - ago * DAY, None)[2] for ago in range(days)]
 
 
 def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
@@ -251,12 +253,24 @@ def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
         with store.redis.commands() as client:
             after = f"({frozen_now() or time_of(client)}"
             number: Any = client.zcount(_key("bans"), after, "+inf")
-            bans: Any = client.zrangebyscore(_key("bans"), after, "+inf", start=0, num=most, withscores=True)
-        return number, [_ban(text(member), int(stop)) for member, stop in bans]
-    if store.database is None:
+            members: Any = client.zrangebyscore(_key("bans"), after, "+inf", start=0, num=most, withscores=True)
+        pairs = [(text(member).partition(" "), int(until)) for member, until in members]
+        found = [LoggedBan(subject, rule, until) for (subject, _, rule), until in pairs]
+    elif store.database is not None:
+        number, found = EventTable(store.database, _key("events")).bans(clock.now(), most)
+    else:
         return 0, None
-    total, rows = EventTable(store.database, _key("events")).bans(clock.now(), most)
-    return total, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in rows]
+    return number, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in found]
+
+
+def highest(store: Store, what: str, most: int = 0) -> list[tuple[str, int]]:
+    """Return the members of a sorted set of the whole site with the highest scores; all if `most` is 0."""
+    if store.redis is not None:
+        with store.redis.commands() as client:
+            found: Any = client.zrevrange(_key(what), 0, most - 1, withscores=True)
+        return [(text(member), int(score)) for member, score in found]
+    (scores,) = _hashes(store, [what])
+    return sorted(scores.items(), key=lambda pair: -pair[1])[: most or None]
 
 
 def _store_with_metrics_sent() -> Store:
@@ -268,113 +282,45 @@ def _store_with_metrics_sent() -> Store:
     return limiter.store
 
 
-# --- of a store -------------------------------------------------------------------------------------------------------
-
-
-def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
-    """Return all figures except those of rules, and the counts of the rules: today's, or those under `what`."""
-    redis = store.redis
-    if redis is None:
-        return _read_by_operations(store, what)
-    with redis.commands() as client:
-        found, counts, refused = _at(frozen_now() or time_of(client), what)
-        after = f"({found.now}"
-        with client.pipeline(transaction=False) as lent:
-            pipeline: Any = lent  # redis-py leaves it untyped
-            pipeline.hgetall(counts)
-            pipeline.hgetall(_day_before(found.day))
-            pipeline.zrevrange(refused, 0, SUBJECTS - 1, withscores=True)
-            pipeline.zcount(_key("bans"), after, "+inf")
-            pipeline.zrangebyscore(_key("bans"), after, "+inf", start=0, num=BANS, withscores=True)
-            pipeline.zrevrangebyscore(_key("slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-            counted, before, most_refused, found.banned, bans, slots = pipeline.execute()
-    found.yesterday = DayTotal.of(_rules(_counts(before)))
-    found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in most_refused]
-    found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
-    found.slots = _slots(redis, [text(slot) for slot in slots], after)
-    return found, _counts(counted)
-
-
-def _counts(reply: Mapping[Any, Any]) -> dict[str, int]:
-    return {text(name): int(count) for name, count in reply.items()}
-
-
-def _day_before(day: date) -> str:
-    """Return the key of the counts of the day before."""
-    return _key(f"metrics:{(day - timedelta(days=1)).isoformat()}")
-
-
-def _read_by_operations(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
-    """Return the figures of a store that is no Redis; see `_read`."""
-    found, *keys = _at(clock.now(), what)
-    found.banned, found.bans = bans_in_force(BANS)
-    counts, refused, slots, before = _hashes(store, [*keys, _key("slots"), _day_before(found.day)])
-    found.yesterday = DayTotal.of(_rules(before))
-    most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
-    found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
-    for slot in [slot for slot, stop in slots.items() if stop > found.now][:MAX_SLOTS_READ]:
-        (ends,) = _hashes(store, [_leases_key(slot)])
-        found.slots.append(_slot_use(slot, sum(stop > found.now for stop in ends.values())))
-    found.slots.sort(key=_emptiness)
-    return found, counts
-
-
-def _at(now: int, what: str | None) -> tuple[Activity, str, str]:
-    """Return the activity at a moment, still empty, and the keys of the counts and of who was refused that day."""
-    day = day_of(now, current().time_zone).date
-    return Activity(now, day), _key(what or f"metrics:{day.isoformat()}"), _key(f"refused:{day.isoformat()}")
-
-
-def _slots(store: RedisStore, slots: Sequence[str], after: str) -> list[SlotUse]:
-    """Return how slots are used. Those on a server of a Cluster that does not answer are left out."""
-    counts: dict[str, int] = {}
-    walk = Walk(store)
-    for server, keys in store.by_server(map(_leases_key, slots)).items():
-        with walk.past(), store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.zcount(key, after, "+inf")
-            counts.update(zip(keys, pipeline.execute(), strict=True))
-    known = [(slot, counts[key]) for slot in slots if (key := _leases_key(slot)) in counts]
-    return sorted((_slot_use(slot, held) for slot, held in known), key=_emptiness)
-
-
-def _add_minutes(store: Store, found: Activity) -> None:
-    """Add what the listed rules decided in each minute, and their rates."""
-    listed = [rule for rule in found.rules if not rule.is_rest]
-    fields = [name for rule in listed for name in rule.fields]
-    last = found.now // MINUTE
-    keys = [_key(f"metrics:{minute}") for minute in range(last - MINUTES + 1, last + 1)]
-    if not fields:
-        return
-    if store.redis is not None:
-        with store.redis.commands() as client, client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.hmget(key, fields)
-            minutes = [dict(zip(fields, map(_whole, row), strict=True)) for row in pipeline.execute()]
-    else:
-        minutes = _hashes(store, keys)
-    part_of_last = 1 - found.now % MINUTE / MINUTE
-    for rule in listed:
-        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
-        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
-        before, this = sum(rule.minutes[-2]), sum(rule.minutes[-1])
-        rule.rate = this + before * part_of_last
-
-
-def _hashes(store: Store, keys: Sequence[str]) -> list[dict[str, int]]:
-    reply = store.run(ReadDays(keys), frozen_now())
-    return [dict(zip(flat[::2], map(int, flat[1::2]), strict=True)) for flat in reply]
-
-
-# --- what the figures say ---------------------------------------------------------------------------------------------
+def _now(store: Store) -> int:
+    if store.redis is None:
+        return clock.now()
+    with store.redis.commands() as client:
+        return frozen_now() or time_of(client)
 
 
 def _key(what: str) -> str:
     return system_key(current().prefix, what)
 
 
-def _whole(value: str | bytes | None) -> int:
-    return int(value or 0)
+def _hashes(store: Store, names: Sequence[str]) -> list[dict[str, int]]:
+    return _read(store, list(map(_key, names)))
+
+
+def _read(store: Store, keys: Sequence[str]) -> list[dict[str, int]]:
+    """Return hashes of one subject, or of the site."""
+    reply = store.run(ReadDays(keys), frozen_now())
+    return [dict(zip(map(text, flat[::2]), map(int, flat[1::2]), strict=True)) for flat in reply]
+
+
+def _add_minutes(store: Store, now: int, rules: Sequence[RuleActivity]) -> None:
+    """Add what these rules decided in each minute, and their rates."""
+    fields = [f"{rule.part}{suffix}" for rule in rules for suffix in (":a", ":r", ":s")]
+    last = now // MINUTE
+    names = [f"metrics:{minute}" for minute in range(last - MINUTES + 1, last + 1)]
+    if not fields:
+        return
+    if store.redis is not None:  # which sends the fields of the listed rules alone
+        with store.redis.commands() as client, client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.hmget(_key(name), fields)
+            minutes = [dict(zip(fields, (int(value or 0) for value in row), strict=True)) for row in pipeline.execute()]
+    else:
+        minutes = _hashes(store, names)
+    for rule in rules:
+        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
+        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
+        rule.rate = sum(rule.minutes[-1]) + sum(rule.minutes[-2]) * (1 - now % MINUTE / MINUTE)
 
 
 def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
@@ -382,40 +328,35 @@ def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
     rules: dict[str, RuleActivity] = {}
     for name, count in counts.items():
         part, _, kind = name.rpartition(":")
-        if name == OUTAGES:
-            continue
-        rule = rules.setdefault(part, RuleActivity(part))
-        if kind == "a":
-            rule.allowed = count
-        elif kind == "r":
-            rule.refused = count
-        else:
-            rule.shadowed = count
+        if name != OUTAGES:
+            rules.setdefault(part, RuleActivity(part)).add({kind: count})
     rest = rules.pop(OTHER, RuleActivity(OTHER))
     order = sorted(rules.values(), key=lambda rule: (-rule.total, rule.part))
     for rule in order[most:]:
-        rest.allowed += rule.allowed
-        rest.refused += rule.refused
-        rest.shadowed += rule.shadowed
+        rest.add({"a": rule.allowed, "r": rule.refused, "s": rule.shadowed})
     return [*order[:most], *([rest] if rest.total else [])]
 
 
-def _ban(member: str, until: int) -> ActiveBan:
-    subject, _, rule = member.partition(" ")
-    return ActiveBan(named(subject), named(rule), until)
-
-
-def _leases_key(slot: str) -> str:
-    """Return the key of a slot's leases."""
-    subject, name, _ = slot.split(" ")
-    return f"{part_base(current().prefix, subject)}}}:l:{name}"  # both names are escaped already
-
-
-def _slot_use(slot: str, held: int) -> SlotUse:
-    subject, name, limit = slot.split(" ")
-    return SlotUse(named(subject), named(name), held, int(limit))
-
-
-def _emptiness(use: SlotUse) -> tuple[float, str]:
-    """Sort the fullest slots first."""
-    return -use.held / use.limit, use.name or ""
+def _slots(store: Store, now: int) -> list[SlotUse]:
+    """Return how slots are used, the fullest first. Those on a server of a Cluster that is silent are left out."""
+    keys = {}
+    for slot, until in highest(store, "slots", MAX_SLOTS_READ):
+        subject, name, _ = slot.split(" ")
+        if until > now:
+            keys[slot] = f"{part_base(current().prefix, subject)}}}:l:{name}"  # both names are escaped already
+    held: dict[str, int] = {}
+    if store.redis is None:
+        held = {key: sum(end > now for end in _read(store, [key])[0].values()) for key in keys.values()}
+    else:
+        walk = Walk(store)
+        for server, its_keys in store.redis.by_server(keys.values()).items():
+            with walk.past(), store.redis.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+                for key in its_keys:
+                    pipeline.zcount(key, f"({now}", "+inf")
+                held.update(zip(its_keys, pipeline.execute(), strict=True))
+    found = []
+    for slot, key in keys.items():
+        subject, name, limit = slot.split(" ")
+        if key in held:
+            found.append(SlotUse(named(subject), named(name), held[key], int(limit)))
+    return sorted(found, key=lambda use: (-use.held / use.limit, use.name or ""))

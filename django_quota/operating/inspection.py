@@ -27,15 +27,16 @@ from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.operations import text
 from django_quota.engine.plans import Plan, rule_under
-from django_quota.engine.subject_operations import InspectSubject, ReadDays
+from django_quota.engine.subject_operations import InspectSubject
 from django_quota.features.event_stream import PAGE, Event, newest_events
 from django_quota.features.usage import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import known_rules, known_slots
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
+from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
 from django_quota.requests.request_hits import new_plan
-from django_quota.stores.base import Store, all_well
+from django_quota.stores.base import all_well
 
 BATCH_SIZE = 100
 """Rules that one script call peeks at."""
@@ -173,8 +174,8 @@ class SubjectSnapshot:
     """By rule, the tier that the subject had at its last check."""
     unread: dict[str, str] = field(default_factory=dict)
     """By rule, why its limits could not be read."""
-    states: dict[str, list[str]] = field(default_factory=dict)
-    """By rule in `unread`, the ids of the states that a scan found."""
+    counted: list[str] = field(default_factory=list)
+    """The rules in `unread` that have counted something, as a scan has found."""
     refuses: str = ""
     """The store's error while it takes no changes, so that nothing is counted; otherwise empty."""
 
@@ -202,26 +203,22 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     """
     scanned = scan_keys(subject) if scan else None
     states, leases = _contents_of(scanned or {})
-    rules: dict[str, NamedRule] = dict(known_rules())
-    for name, state_ids in states.items():
-        rules.setdefault(name, rules_named(name, state_ids))
-    if names is not None:
-        rules = _chosen(names, rules)
     if scanned is None:
         base = keys.subject_base(current().prefix, subject)
         leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
     contents = read_contents(subject, leases)
     days = recent_usage(subject)
-    if names is None and scanned is None:
-        more = contents.rules.union(*days.values()) - rules.keys()
-        rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
+    rules: dict[str, NamedRule] = dict(known_rules())
+    more = contents.rules.union(states, *days.values()) - rules.keys()
+    rules |= {name: rules_named(name, states.get(name)) for name in sorted(more)[:MAX_NAMED]}
+    if names is not None:
+        rules = _chosen(names, rules)
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
-    snapshot.leases = contents.leases
-    snapshot.days = days
+    snapshot.leases, snapshot.days = contents.leases, days
     _read_limits(snapshot, rules)
-    snapshot.states = {name: sorted(states[name]) for name in snapshot.unread if name in states}
+    snapshot.counted = [name for name in snapshot.unread if name in states]
     return snapshot
 
 
@@ -301,25 +298,12 @@ def rules_named(name: str, state_ids: Collection[str] | None = None) -> NamedRul
 def _possible_slots(subject: str) -> list[str]:
     """Return the slots that a subject may hold: those of views, and those that calls used recently."""
     names = set(known_slots())
-    for member in _recent_slots(get_limiter().store, keys.system_key(current().prefix, "slots")):
+    for member, _until in highest(get_limiter().store, "slots", MAX_SLOTS):
         holder, part, _limit = member.split(" ")
         name = keys.named(part)
         if holder == keys.escape(subject) and name is not None:
             names.add(name)
     return sorted(names)
-
-
-def _recent_slots(store: Store, key: str) -> list[str]:
-    """Return the slots of all subjects that calls used lately, the last one first; none of the memory of a process."""
-    if store.redis is not None:
-        with store.redis.commands() as client:
-            recent: Any = client.zrevrange(key, 0, MAX_SLOTS - 1)
-        return list(map(text, recent))
-    if not store.is_shared:
-        return []
-    (flat,) = store.run(ReadDays([key]), frozen_now())
-    ends = dict(zip(flat[::2], map(int, flat[1::2]), strict=True))
-    return sorted(ends, key=lambda member: -ends[member])[:MAX_SLOTS]
 
 
 @dataclass(slots=True)

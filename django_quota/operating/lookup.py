@@ -60,9 +60,6 @@ def parts_of(subject: str) -> list[str]:
     return _BETWEEN_PARTS.split(subject)
 
 
-_FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
-"""The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
-
 _VALUE = re.compile(r"(?:(header|cookie|kwarg|get|post|json|login):([^=]+)|session)=(.*)", re.DOTALL)
 
 
@@ -73,14 +70,11 @@ def parse_subject_input(text: str) -> str:
     the digest of that value, `login:username=ann` for the failed logins of a user name, and any path. A plus sign joins
     the parts of a subject: `ip:203.0.113.9+post:username=ann`.
 
-    Raises `RuleError` for a text that cannot be a subject.
+    Raises `RuleError` for a text that cannot be a subject, and for a network, which only an override may be about.
     """
+    if hint := network_hint(text):
+        raise RuleError(hint)
     return named_subject("+".join(_parse_part(part) for part in parts_of(text)))
-
-
-def parse_search_input(text: str) -> str:
-    """Return the subject to search for. It differs from `parse_subject_input` for networks, which stay as typed."""
-    return named_subject(text) if network_hint(text) else parse_subject_input(text)
 
 
 def parse_override_input(text: str) -> str:
@@ -156,26 +150,6 @@ def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
 # --- what a key gives -------------------------------------------------------------------------------------------------
 
 
-def composite_subjects(subject: str) -> dict[str, str]:
-    """Return, by rule, the longer subjects that this one is a part of: those of known rules with several keys.
-
-    Unknown parts are in angle brackets: `ip:203.0.113.9+post:username=<value>`.
-    """
-    found = {}
-    for name, rule in known_rules().items():
-        parts = parts_of(subject)
-        if isinstance(rule, str) or not isinstance(rule.key, tuple) or len(parts) >= len(rule.key):
-            continue
-        filled = []
-        for key in rule.key:
-            own = next((part for part in parts if _is_own(key, part)), None)
-            filled.append(own or _placeholder(key))
-            parts = [part for part in parts if part != own]
-        if not parts:
-            found[name] = "+".join(filled)
-    return found
-
-
 def known_keys() -> dict[str, list[object]]:
     """Return the parts of the keys of the known rules, by name. Rules whose key may be unused are left out.
 
@@ -222,23 +196,6 @@ def _is_own(key: object, part: str) -> bool:
     return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)
 
 
-def _placeholder(key: object) -> str:
-    """Return what to type for a key, with what is unknown in angle brackets."""
-    if not isinstance(key, str) or (":" not in key and key not in _PLACEHOLDERS):
-        return f"key.{key if isinstance(key, str) else dotted_path(key)}:<value>"
-    return _PLACEHOLDERS.get(key, f"{key}=<value>")
-
-
-_PLACEHOLDERS = {
-    "ip": "ip:<address>",
-    "user": "user:<key>",
-    "user_or_ip": "user:<key>",
-    "session": "session=<key>",
-    "path": "path:<path>",
-    GLOBAL: GLOBAL,
-}
-
-
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
@@ -250,9 +207,6 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
     words = {"subject": subject}
     if network := network_hint(subject):
         return network
-    if is_address(subject):
-        words["meant"] = parse_subject_input(subject)
-        return _('No request has the subject "%(subject)s". Write the address as "%(meant)s".') % words
     users = find_users(subject) if with_users and is_bare(subject) else []
     if len(users) == 1:
         words["meant"] = user_subject(users[0])
@@ -262,15 +216,7 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
             'No request has the subject "%(subject)s". Use, for example, user:<key>, ip:<address> or global. It works '
             "only where your code passes this subject itself."
         ) % words  # fmt: skip
-    for part in parts_of(subject):
-        if part.partition(":")[0] in _FIELDS:
-            words["meant"] = f"{'login:username' if part.startswith('login:') else part.partition('=')[0]}=<value>"
-            return _('No request has the subject "%(subject)s": the value is missing. Write "%(meant)s".') % words
-    return _user_hint(subject) if with_users else ""
-
-
-def _user_hint(subject: str) -> str:
-    key = _user_key_of(subject)
+    key = _user_key_of(subject) if with_users else None
     if key is None or user_of(subject) is not None:
         return ""
     words, users = {"key": key}, find_users(key)
@@ -322,7 +268,8 @@ def override_problems(subject: str, rule: str, *, with_users: bool = True) -> li
     if not _is_rate(rule):
         problems.append(rule_hint(rule))
     if not is_given_by(keys, subject):
-        words = {"subject": subject, "rule": rule, "meant": "+".join(map(_placeholder, keys))}
+        key = "+".join(key if isinstance(key, str) else dotted_path(key) for key in keys)
+        words = {"subject": subject, "rule": rule, "meant": key}
         problems.append(
             _('No request has the subject "%(subject)s" under the rule "%(rule)s", which limits "%(meant)s".') % words
         )

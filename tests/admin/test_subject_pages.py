@@ -269,13 +269,6 @@ class TestPage:
         assert " for good (blocked by an override)." in first
         assert "api (if its tier is pro), 9/h: blocked by an override" in first
 
-    def test_rules_that_count_a_longer_subject_are_named(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": {"rate": "5/m", "key": ("ip", "post:username")}}}
-        client = superuser()
-        shown = page(client, "ip:203.0.113.9")
-        assert "login: <code>ip:203.0.113.9+post:username=&lt;value&gt;</code>" in shown
-        assert "together with more" not in page(client, f"ip:203.0.113.9+post.username:{digest('ann')}")
-
     def test_a_refusal_by_a_rule_of_a_call_is_shown(self) -> None:
         client = superuser()
         assert "Recent refusals" not in page(client)

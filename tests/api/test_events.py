@@ -533,7 +533,6 @@ NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "
 @pytest.mark.parametrize(
     ("words", "given", "said"),
     [
-        (["--last", "-1"], {}, "below 0"),
         (["--group", "g"], {}, "--group is only for --follow"),
         ([], {"QUOTA": {"STORE": "memory"}}, 'is "memory"'),
         ([], {"CACHES": NOWHERE}, "unavailable"),

@@ -232,11 +232,6 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
     assert "Deleted 0 expired states" in printed("quota_sweep")
 
 
-def test_a_sweep_by_rule_needs_redis(store: DatabaseStore) -> None:
-    with pytest.raises(CommandError, match="--rule needs Redis"):
-        printed("quota_sweep", "--rule", "login")
-
-
 def test_a_batch_is_not_larger_than_it_may_be(store: DatabaseStore) -> None:
     moment = now()
     fill(store, 7, moment - 2 * 3_600 * SECOND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock, patch
 
 from django_quota.core.keys import KINDS, key_of, subject_base, system_key
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
@@ -51,19 +52,10 @@ def swept(
         return Sweeper(redis_store(), "quota", budget_ms=1_000, **options).sweep(stop or threading.Event(), advance)
 
 
-def pause_after(work: Callable[[], object], budget_ms: int) -> tuple[float, list[float]]:
-    """Do some work as a sweep does a call; return how long it took, and the pauses behind it."""
-    waited: list[float] = []
-
-    class Stop(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waited.append(timeout or 0.0)
-            return False
-
-    sweeper = Sweeper(redis_store(), "quota", budget_ms=budget_ms)
-    report = sweeper.sweep(Stop(), lambda _: None)
-    waited.clear()
-    sweeper._round_trip = report.slowest = 0.0
-    with sweeper._paced():
-        work()
-    return report.slowest, waited
+def pauses_after_a_call_of_a_second(budget_ms: int) -> list[float]:
+    """Return how long a sweep pauses behind a call that took a second."""
+    sweeper, stop = Sweeper(redis_store(), "quota", budget_ms=budget_ms), Mock()
+    sweeper._stop = stop
+    with patch("time.perf_counter", side_effect=[5.0, 6.0]), sweeper._paced():
+        pass
+    return [each.args[0] for each in stop.wait.call_args_list]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -13,17 +12,12 @@ from django_quota.features.bans import ban, known_rule, lift_bans
 from django_quota.features.event_stream import iso
 from django_quota.features.logins import with_addresses
 from django_quota.limiting.known_rules import known_rules
-from django_quota.management.console import (
-    SUBJECT_HELP,
-    QuotaCommand,
-    duration_of,
-    printable,
-    second_of,
-    shared_store,
-)
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, duration_of, second_of, shared_store
 from django_quota.operating.activity import ActiveBan, bans_in_force
 from django_quota.operating.inspection import read_contents
-from django_quota.operating.lookup import parse_rule_input, parse_search_input
+from django_quota.operating.lookup import parse_rule_input, parse_subject_input
+
+_LONG = "a name too long to keep"
 
 
 class Command(QuotaCommand):
@@ -50,10 +44,9 @@ class Command(QuotaCommand):
         if options["rule"] is not None:
             options["rule"] = parse_rule_input(options["rule"])
         if options["subject"] is not None:
-            given, options["subject"] = options["subject"], parse_search_input(options["subject"])
+            given, options["subject"] = options["subject"], parse_subject_input(options["subject"])
             self.note_subject(given, options["subject"], is_used=options["verb"] != "set")
-        verbs: dict[str, Callable[[dict[str, Any]], None]] = {"list": self._list, "set": self._set, "lift": self._lift}
-        verbs[options["verb"]](options)
+        getattr(self, f"_{options['verb']}")(options)
 
     def _list(self, options: dict[str, Any]) -> None:
         subject, rule = options["subject"], options["rule"]
@@ -72,10 +65,7 @@ class Command(QuotaCommand):
         if rule is not None and not found:
             self.note_rules([rule])
         rows = [{"subject": each.subject, "rule": each.rule, "until": iso(each.until)} for each in found]
-        lines = [
-            f"{printable(each.subject or _LONG)} from {printable(each.rule or _LONG)} until {second_of(each.until)}"
-            for each in found
-        ]
+        lines = [f"{each.subject or _LONG} from {each.rule or _LONG} until {second_of(each.until)}" for each in found]
         self.print_result(options, rows, lines or ["There are no such bans."], is_asked=True)
 
     def _set(self, options: dict[str, Any]) -> None:
@@ -85,8 +75,7 @@ class Command(QuotaCommand):
             self.note(f"Note: the ban has no effect now. {decision.explain()}")
         ends_in = decision.retry_after or span
         row = {"subject": subject, "rule": rule.name, "ends_in": ends_in}
-        words = f"Banned {printable(subject)} from {printable(rule.name)} for {in_words(ends_in * SECOND)}."
-        self.print_result(options, row, [words])
+        self.print_result(options, row, [f"Banned {subject} from {rule.name} for {in_words(ends_in * SECOND)}."])
 
     def _lift(self, options: dict[str, Any]) -> None:
         found = [
@@ -95,17 +84,12 @@ class Command(QuotaCommand):
             for each in read_contents(subject).bans(known_rules())
             if options["rule"] in (None, each.rule)
         ]
-        if not options["dry_run"]:
-            for subject, each in found:
-                lift_bans(subject, [each.field])
+        for subject, each in found if not options["dry_run"] else ():
+            lift_bans(subject, [each.field])
         if options["rule"] is not None and not found:
             self.note_rules([options["rule"]])
         rows = [{"subject": subject, "rule": each.rule, "ends_in": each.ends_in} for subject, each in found]
         verb = "Would lift" if options["dry_run"] else "Lifted"
-        lines = [f"{verb} the ban of {printable(subject)} from {printable(each.rule)}" for subject, each in found]
-        nobody = f"No such ban of {printable(options['subject'])} is in force."
-        result = {"bans": rows, "dry_run": options["dry_run"]}
-        self.print_result(options, result, lines or [nobody])
-
-
-_LONG = "a name too long to keep"
+        lines = [f"{verb} the ban of {subject} from {each.rule}" for subject, each in found]
+        nobody = f"No such ban of {options['subject']} is in force."
+        self.print_result(options, {"bans": rows, "dry_run": options["dry_run"]}, lines or [nobody])

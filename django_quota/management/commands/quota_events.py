@@ -29,7 +29,6 @@ from django_quota.features.event_stream import (
 )
 from django_quota.management.console import QuotaCommand, printable, second_of, shared_store, stopping
 from django_quota.operating.lookup import parse_rule_input, rule_hint
-from django_quota.stores.base import Store
 
 PAUSE = 0.5
 """Seconds between two looks for new events."""
@@ -54,11 +53,11 @@ class Command(QuotaCommand):
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if options["last"] < 0:
-            raise CommandError(f"--last {options['last']} is below 0. Use 0 or more.")
         if options["group"] is not None and not options["follow"]:
             raise CommandError("--group is only for --follow. Add --follow, or leave --group out.")
-        log = _log(shared_store(), current().prefix)
+        log = event_log(shared_store(), current().prefix)
+        if log is None:
+            raise CommandError('QUOTA["STORE"] keeps no events.')
         wanted = _wanted(options, log)
 
         def show(events: Iterable[Event | None]) -> None:
@@ -153,24 +152,14 @@ class Command(QuotaCommand):
                     stop.wait(PAUSE)
 
 
-def _log(store: Store, prefix: str) -> EventLog:
-    log = event_log(store, prefix)
-    if log is None:
-        raise CommandError('QUOTA["STORE"] keeps no events.')
-    return log
-
-
 def _wanted(options: dict[str, Any], log: EventLog) -> Callable[[Event], bool]:
-    kinds, rules = options["kind"] or KINDS, list(map(parse_rule_input, options["rule"] or ()))
+    """Return which events to print. Raises `CommandError` for a rule that neither the site nor any event has."""
+    kinds, rules = options["kind"] or KINDS, set(map(parse_rule_input, options["rule"] or ()))
     for rule in rules:
-        _check_rule(rule, log)
+        hint = rule_hint(rule)  # events may have rules that are gone
+        if hint and not log.last(1, lambda event, rule=rule: event.rule == rule):  # type: ignore[misc]
+            raise CommandError(f"--rule: {hint} No event has it either.")
     return lambda event: event.kind in kinds and (not rules or event.rule in rules)
-
-
-def _check_rule(rule: str, log: EventLog) -> None:
-    """Raise `CommandError` for a rule that neither the site nor any event has; events may have rules that are gone."""
-    if (hint := rule_hint(rule)) and not log.last(1, lambda event: event.rule == rule):
-        raise CommandError(f"--rule: {hint} No event has it either.")
 
 
 def _line(event: Event) -> str:

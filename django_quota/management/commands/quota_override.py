@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -16,12 +15,11 @@ from django.utils import timezone
 
 from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
-from django_quota.core.rules import is_valid_name
 from django_quota.limiting.override_rows import set_override, write_database
-from django_quota.management.console import QuotaCommand, counted, duration_of, parse_moment, printable, progress
+from django_quota.management.console import QuotaCommand, counted, duration_of, progress
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
-from django_quota.operating.override_lists import ListChange, read_list, save_list
+from django_quota.operating.override_lists import read_list, save_list
 from django_quota.requests.addresses import is_address
 
 _RULE_HELP = {
@@ -85,22 +83,14 @@ class Command(QuotaCommand):
         clearing.add_argument("subject", nargs="?", help=f"{SUBJECT_HELP}; not needed with --label")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        verbs: dict[str, Callable[[dict[str, Any]], None]] = {
-            "list": self._list,
-            "set": self._set,
-            "import": self._import,
-            "clear": self._clear,
-        }
-        for option in ("rule", "reason", "label"):
-            given = options.get(option)
-            if given and not is_valid_name(given):  # Python reads a byte that is not UTF-8 as half of a character
-                raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
         if options["rule"] is not None:
             options["rule"] = parse_rule_input(options["rule"])
         try:
-            verbs[options["verb"]](options)
+            getattr(self, f"_{options['verb']}")(options)
         except ValidationError as error:
-            raise CommandError(_problems(error)) from error
+            problems = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
+            texts = (f"{field}: {' '.join(map(str, each))}" for field, each in problems.items())
+            raise CommandError(" ".join(texts)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
         rows = _chosen(options)
@@ -128,7 +118,13 @@ class Command(QuotaCommand):
             change = save_list(subjects, label, rule, values, dry_run=is_dry, advance=advance)
         numbers = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "deleted")}
         result = {"label": label, "dry_run": is_dry, **numbers, "kept": change.kept, "skipped": change.others}
-        self.print_result(options, result, _import_lines(change, label, is_dry=is_dry))
+        done = "Would add {added:,}, change {changed:,} and delete {deleted:,}"
+        done = done if is_dry else "Added {added:,}, changed {changed:,} and deleted {deleted:,}"
+        lines = [f"{done.format(**numbers)} with the label {label}; {change.kept:,} stay as they are."]
+        if change.others:
+            some = ", ".join([*change.others[:MAX_OTHERS], *["..."] * (len(change.others) > MAX_OTHERS)])
+            lines.append(f"{len(change.others):,} have an override without this label, which stays: {some}.")
+        self.print_result(options, result, lines)
 
     def _clear(self, options: dict[str, Any]) -> None:
         if options["subject"] is None and not options["label"]:
@@ -137,8 +133,8 @@ class Command(QuotaCommand):
         cleared = list(rows)
         if not options["dry_run"]:
             rows.delete()
-        whose = "" if options["subject"] is None else f" for {printable(parse_override_input(options['subject']))}"
-        whose += f" with the label {printable(options['label'])}" if options["label"] else ""
+        whose = "" if options["subject"] is None else f" for {parse_override_input(options['subject'])}"
+        whose += f" with the label {options['label']}" if options["label"] else ""
         self._print(
             cleared, options, f"There was no override{whose}.", "Would clear " if options["dry_run"] else "Cleared "
         )
@@ -156,7 +152,7 @@ class Command(QuotaCommand):
 
     def _print(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str = "", prefix: str = "") -> None:
         shown = MAX_CLEARED if options["verb"] == "clear" else len(rows)
-        lines = [prefix + printable(_line(row)) for row in rows[:shown]] or [empty]
+        lines = [prefix + _line(row) for row in rows[:shown]] or [empty]
         if len(rows) > shown:
             lines.append(f"{prefix}{counted(len(rows) - shown, 'more override')}")
         found = [_as_json(row) for row in rows] if options["json"] else None
@@ -178,11 +174,8 @@ def _chosen(options: dict[str, Any]) -> QuotaOverrideQuerySet:
 
 def _lines_of(name: str) -> list[str]:
     """Return the lines of a file, or of stdin. Raises `CommandError` if it cannot be read."""
-    if name == "-" and sys.stdin is None:
-        raise CommandError("stdin is closed. Give a file, or pipe the list: quota_override import -")
     try:
-        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:  # noqa: PTH123 — as stdin
-            return file.read().decode("utf-8-sig").splitlines()
+        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}. Use a file with an address a line, or - for stdin.") from error
     except UnicodeDecodeError as error:
@@ -201,23 +194,20 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
 
 def _expiry(options: dict[str, Any]) -> datetime | None:
     """Return the end that the options ask for. Raises `CommandError` if it is not a moment in the future."""
-    span = duration_of("--for", options["span"])
+    span, given = duration_of("--for", options["span"]), options["until"]
     if span is not None:
         return timezone.now() + timedelta(seconds=span)
-    if options["until"] is None:
+    if given is None:
         return None
-    moment = parse_moment(options["until"])
-    if moment is None:
-        raise CommandError(f"--until {options['until']!r} is not a date and time. Use, for example, 2030-01-31T12:00.")
-    moment = moment if settings.USE_TZ else timezone.make_naive(moment)
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        raise CommandError(f"--until {given!r} is not a date and time. Use, for example, 2030-01-31T12:00.") from None
+    if timezone.is_naive(moment) == settings.USE_TZ:
+        moment = timezone.make_aware(moment) if settings.USE_TZ else timezone.make_naive(moment)
     if moment <= timezone.now():
-        raise CommandError(f"--until {options['until']!r} is in the past. Use a moment in the future.")
+        raise CommandError(f"--until {given!r} is in the past. Use a moment in the future.")
     return moment
-
-
-def _problems(error: ValidationError) -> str:
-    problems = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-    return " ".join(f"{field}: {' '.join(map(str, texts))}" for field, texts in problems.items())
 
 
 def _line(row: QuotaOverride) -> str:
@@ -225,16 +215,6 @@ def _line(row: QuotaOverride) -> str:
     begins = f"from {_second_of(row.starts)} " if row.starts else ""
     label = f" [{row.label}]" if row.label else ""
     return f"{row}, {begins}{ends}{label}{f' ({row.reason})' if row.reason else ''}"
-
-
-def _import_lines(change: ListChange, label: str, *, is_dry: bool) -> list[str]:
-    done = "Would add {}, change {} and delete {}" if is_dry else "Added {}, changed {} and deleted {}"
-    counts = done.format(f"{len(change.added):,}", f"{len(change.changed):,}", f"{len(change.deleted):,}")
-    lines = [f"{counts} with the label {printable(label)}; {change.kept:,} stay as they are."]
-    if change.others:
-        some = ", ".join(change.others[:MAX_OTHERS]) + (", ..." if len(change.others) > MAX_OTHERS else "")
-        lines.append(f"{len(change.others):,} have an override without this label, which stays: {printable(some)}.")
-    return lines
 
 
 def _second_of(moment: datetime) -> str:

@@ -105,7 +105,7 @@ class Command(QuotaCommand):
             {name: reason for name, reason in elsewhere.items() if only is None or name in only},
             shows_subjects=options["show_subjects"],
         )
-        self.print_result(options, report, map(printable, lines_of(report)), is_asked=True)
+        self.print_result(options, report, lines_of(report), is_asked=True)
 
 
 def _lines(names: Sequence[str], advance: Callable[[int], object]) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_quota.features.logins import with_addresses
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, shared_store
-from django_quota.operating.lookup import parse_rule_input, parse_search_input
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, shared_store
+from django_quota.operating.lookup import parse_rule_input, parse_subject_input
 from django_quota.operating.reset import reset_subject
 
 
@@ -26,7 +26,7 @@ class Command(QuotaCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         shared_store()
-        subject, is_dry = parse_search_input(options["subject"]), options["dry_run"]
+        subject, is_dry = parse_subject_input(options["subject"]), options["dry_run"]
         rules = options["rule"] and list(map(parse_rule_input, options["rule"]))
         reports = {
             each: reset_subject(each, rules, scan=True, dry_run=is_dry) for each in [subject, *with_addresses(subject)]
@@ -39,6 +39,5 @@ class Command(QuotaCommand):
         self.print_result(
             options,
             {"subject": subject, "rules": found, "dropped": dropped, "dry_run": is_dry},
-            [f"{verb} {printable(name)} for {printable(each)}" for name, each in done]
-            or [f"Nothing was counted for {printable(subject)}."],
+            [f"{verb} {name} for {each}" for name, each in done] or [f"Nothing was counted for {subject}."],
         )

@@ -11,12 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
+from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features.rollup import BATCH_SIZE, RollupResult, roll_up
-from django_quota.management.console import QuotaCommand, counted, duration_of, progress, shared_store, stopping
-from django_quota.stores.base import Store
+from django_quota.management.console import QuotaCommand, counted, duration_of, progress, shared_store
 
 MAX_BATCH = 5_000
 """The largest batch, whose rows stay locked until it is committed."""
@@ -40,36 +39,24 @@ class Command(QuotaCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         if not 1 <= options["batch"] <= MAX_BATCH:
             raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH:,}, for example {BATCH_SIZE}.")
-        every = duration_of("--every", options["every"])
-        with stopping() as stop:
-            self._round(shared_store(), stop, options)
-            while every is not None and not stop.wait(every):
-                close_old_connections()
-                try:
-                    self._round(shared_store(), stop, options)
-                except (StoreUnavailable, DatabaseError) as error:
-                    self.note(f"{str(error).rstrip('.')}. Trying again in {every:g} s.")
+        self.repeat(duration_of("--every", options["every"]), lambda stop: self._round(stop, options))
 
-    def _round(self, store: Store, stop: threading.Event, options: dict[str, Any]) -> None:
+    def _round(self, stop: threading.Event, options: dict[str, Any]) -> None:
         done, problem = RollupResult(), None
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for moved in roll_up(store, options["batch"], options["database"]):
+                for moved in roll_up(shared_store(), options["batch"], options["database"]):
                     done.add(moved)
                     advance(moved.days)
                     if stop.is_set():
                         break
             except StoreUnavailable as error:
                 problem = error
-        lines = [_in_words(done, is_stopped=stop.is_set())]
-        self.print_result(options, asdict(done) | {"stopped": stop.is_set()}, lines)
+        words = (
+            f"{'Stopped before the end. ' if stop.is_set() else ''}Moved {counted(done.days, 'day')} of subjects: "
+            f"{done.allowed:,} allowed and {done.refused:,} refused checks, {counted(done.units, 'unit')}, "
+            f"to {counted(done.rows, 'row')}."
+        )
+        self.print_result(options, asdict(done) | {"stopped": stop.is_set()}, [words])
         if problem is not None:
             raise problem
-
-
-def _in_words(done: RollupResult, *, is_stopped: bool) -> str:
-    return (
-        f"{'Stopped before the end. ' if is_stopped else ''}Moved {counted(done.days, 'day')} of subjects: "
-        f"{done.allowed:,} allowed and {done.refused:,} refused checks, {counted(done.units, 'unit')}, "
-        f"to {counted(done.rows, 'row')}."
-    )

@@ -27,7 +27,7 @@ from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, option_in_words
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.management.console import QuotaCommand, printable
+from django_quota.management.console import QuotaCommand
 from django_quota.operating.lookup import find_users
 from django_quota.requests.addresses import is_address
 from django_quota.requests.request_hits import asked_flow, new_plan
@@ -78,9 +78,9 @@ def _described(name: str, rule: Rule | str) -> dict[str, Any]:
 
 def _line(row: dict[str, Any]) -> str:
     if "problem" in row:
-        return printable(f"{row['rule']}: {row['problem']}")
+        return f"{row['rule']}: {row['problem']}"
     where = f", at {', '.join(row['match'])}" if row["match"] else ""
-    return printable(f"{row['rule']}: {row['rate']} by {row['key']}{where}")
+    return f"{row['rule']}: {row['rate']} by {row['key']}{where}"
 
 
 def _request(options: dict[str, Any]) -> HttpRequest:
@@ -90,8 +90,6 @@ def _request(options: dict[str, Any]) -> HttpRequest:
         raise CommandError(f"{path!r} is no path. Begin it with a slash: /search/")
     if not is_address(address):
         raise CommandError(f"--ip {address!r} is no IP address. Use, for example, 203.0.113.9.")
-    if not method.isalpha():
-        raise CommandError(f"--method {options['method']!r} is no HTTP method. Use, for example, POST.")
     host = {} if options["host"] is None else {"HTTP_HOST": options["host"]}
     request = RequestFactory(SERVER_NAME=_host(), REMOTE_ADDR=address).generic(method, path, **host)
     try:
@@ -162,9 +160,9 @@ def _limit(outcome: Outcome) -> dict[str, Any]:
 def _lines(row: dict[str, Any]) -> Sequence[str]:
     title = f"{row['rule']} ({row['from']})"
     if row["problem"]:
-        return [printable(f"{title}: not known, {row['problem']}")]
+        return [(f"{title}: not known, {row['problem']}")]
     limits = [f"  {limit['rate']}: {_left(limit)}" for limit in row["limits"]] or ["  unlimited"]
-    return [printable(f"{title} for {row['subject']}"), *limits]
+    return [(f"{title} for {row['subject']}"), *limits]
 
 
 def _left(limit: dict[str, Any]) -> str:

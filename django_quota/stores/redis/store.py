@@ -95,17 +95,6 @@ class RedisStore:
             found.setdefault(self.server_of(key), []).append(key)
         return found
 
-    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
-        """Return the reply to a command on each key, for example `("HKEYS",)`: one round trip for each server."""
-        found: dict[str, Any] = {}
-        for server, its_keys in self.by_server(keys).items():
-            with self.commands(server) as client, client.pipeline(transaction=False) as lent:
-                pipeline: Any = lent  # redis-py leaves it untyped
-                for key in its_keys:
-                    pipeline.execute_command(*command, key)
-                found.update(zip(its_keys, pipeline.execute(), strict=True))
-        return [found[key] for key in keys]
-
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one script in one round trip. Each is atomic, all together are not."""
         return all_well(self.try_all(operations, now))
