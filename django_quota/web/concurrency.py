@@ -242,10 +242,9 @@ class RequestSlot:
         limiter = get_limiter()
         try:
             return (yield from _lease_flow(slot, subject, limiter.reporting_store))
-        except StoreFull:
-            return None, Decision(False, slot.name, subject, degraded=True, enforced=True)
         except StoreUnavailable as error:  # the store has reported it
             how = self._on_unavailable or current().without_store(is_full=isinstance(error, StoreOutOfMemory))
+            how = "deny" if isinstance(error, StoreFull) else how
         if how == "local":
             try:
                 lease, decision = yield from _lease_flow(slot, subject, limiter.fallback.local)

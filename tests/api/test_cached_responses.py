@@ -129,14 +129,15 @@ class TestCachePage:
         assert ask("below", BOB, ANN) == ['"own";r=1' if middleware else None, None]
 
 
-class TestCacheOfTheSite:
-    @pytest.fixture(autouse=True, params=[[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"])
-    def middleware(self, request: pytest.FixtureRequest, settings: Any) -> None:
-        settings.MIDDLEWARE = request.param
-
-    @pytest.mark.parametrize("route", ["limited", "limited-async", "limited-throttle"])
-    def test_a_limited_view_shows_no_headers(self, route: str) -> None:
+@pytest.mark.parametrize("middleware", [[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"])
+def test_under_the_cache_of_the_site_a_limited_view_shows_no_headers_unless_it_is_private(
+    middleware: list[str], settings: Any
+) -> None:
+    settings.MIDDLEWARE = middleware
+    for route in ("limited", "limited-async", "limited-throttle"):
+        cache.clear()
         assert ask(route, ANN, BOB, ANN) == [None] * 3
+    assert '"own"' in str(ask("private", BOB))
 
 
 def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(settings: Any) -> None:
