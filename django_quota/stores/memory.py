@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,7 @@ from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import tried
+from django_quota.stores.drafts import Draft
 
 logger = logging.getLogger("django_quota")
 
@@ -42,90 +43,9 @@ LINGERS = 2 * SECOND
 """How long an expired key stays at least: the clock may step back."""
 
 
-class _Kept:
-    """The keys of a store. They change under its lock."""
-
-    __slots__ = ("held", "most", "of_key")
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.of_key = OrderedDict[str, tuple[Any, int, str]]()
-        """The value of each key, when it expires, and the rule, counter or slot that it counts for."""
-        self.held = Counter[str]()
-        """The number of keys of each rule."""
-
-    def add(self, key: str, value: Any, expiry: int, owner: str) -> None:
-        """Keep a value under a new key. Raises `StoreFull`."""
-        if len(self.of_key) >= self.most or self.held[owner] >= self.most * SHARE:
-            raise StoreFull(f"{owner!r} may have no more keys in the memory of this process")
-        self.of_key[key] = (value, expiry, sys.intern(owner))
-        self.held[owner] += 1
-
-    def drop(self, key: str) -> tuple[Any, int, str] | None:
-        """Drop a key; return what it was."""
-        found = self.of_key.pop(key, None)
-        if found is not None:
-            owner = found[2]
-            self.held[owner] -= 1
-            if not self.held[owner]:
-                del self.held[owner]
-        return found
-
-    def sweep_some(self, now: int) -> None:
-        """Look at the next keys, and drop those that expired a while before `now`."""
-        for _ in range(min(LOOKED_AT, len(self.of_key))):
-            key = next(iter(self.of_key))
-            if self.of_key[key][1] <= now - LINGERS:
-                self.drop(key)
-            else:
-                self.of_key.move_to_end(key)
-
-
-class _Change:
-    """What an operation sees of the keys, and how it changes them. All that it has changed can be undone."""
-
-    __slots__ = ("_before", "_kept", "_keys")
-
-    def __init__(self, kept: _Kept, keys: Sequence[str]) -> None:
-        self._kept = kept
-        self._keys = keys
-        self._before: dict[str, tuple[Any, int, str] | None] = {}
-        """What each changed key was before; None: there was no such key."""
-
-    def get(self, key: str, now: int | None = None) -> Any:
-        value, expiry, _ = self._kept.of_key.get(key, _NOTHING)
-        return None if now is not None and expiry <= now else value
-
-    def put(self, key: str, value: Any, expiry: int) -> None:
-        before = self._kept.of_key.get(key)
-        if before is None:
-            self._kept.add(key, value, expiry, self._owner(key))
-        else:
-            self._kept.of_key[key] = (value, expiry, before[2])
-        self._before.setdefault(key, before)
-
-    def expiry(self, key: str) -> int:
-        return self._kept.of_key.get(key, _NOTHING)[1]
-
-    def drop(self, key: str) -> bool:
-        before = self._kept.drop(key)
-        self._before.setdefault(key, before)
-        return before is not None
-
-    def undo(self) -> None:
-        """Undo all changes."""
-        for key, before in self._before.items():
-            self._kept.drop(key)
-            if before is not None:
-                self._kept.of_key[key] = before
-                self._kept.held[before[2]] += 1
-
-    def _owner(self, key: str) -> str:
-        """Return what a key counts for. The status of a subject, and its days, count for the operation's first rule."""
-        return _name(key) or next(filter(None, map(_name, self._keys)), "")
-
-
-_NOTHING = (None, 0, "")
+def _owner(key: str, keys: Sequence[str]) -> str:
+    """Return what a key counts for. The status of a subject, and its days, count for the operation's first rule."""
+    return _name(key) or next(filter(None, map(_name, keys)), "")
 
 
 def _name(key: str) -> str:
@@ -149,9 +69,12 @@ class MemoryStore:
 
     def after_fork(self) -> None:
         """Start over in a forked worker: another thread may have held the lock at the fork."""
-        self._kept = _Kept(self._max_keys)
-        self._was_full = False
         self._lock = threading.Lock()
+        self._keys = OrderedDict[str, tuple[Any, int, str]]()
+        """The value of each key, when it expires, and the rule, counter or slot that it counts for."""
+        self._held = Counter[str]()
+        """The number of keys of each rule."""
+        self._was_full = False
 
     def is_refusing(self) -> bool:
         """Say that no call is refused: there is no server."""
@@ -161,17 +84,44 @@ class MemoryStore:
         """Run an operation; see `Runner.run`. Raises `StoreFull`."""
         with self._lock:
             moment = machine_now() if now is None else now
-            self._kept.sweep_some(moment)
-            change = _Change(self._kept, operation.keys)
-            try:
-                return operation.run(change, moment)
-            except BaseException as error:
-                change.undo()
-                if isinstance(error, StoreFull):
-                    self._report(error)
-                raise
-            finally:
-                self._was_full = self._was_full and len(self) >= self._max_keys * ROOM_AGAIN
+            self._sweep_some(moment)
+            draft = Draft(self._keys)
+            reply = operation.run(draft, moment)
+            self._keep(draft.changed, operation.keys)
+            return reply
+
+    def _sweep_some(self, now: int) -> None:
+        """Look at the next keys, and drop those that expired a while before `now`."""
+        for _ in range(min(LOOKED_AT, len(self._keys))):
+            key = next(iter(self._keys))
+            if self._keys[key][1] <= now - LINGERS:
+                self._drop(key)
+            else:
+                self._keys.move_to_end(key)
+        self._was_full = self._was_full and len(self) >= self._max_keys * ROOM_AGAIN
+
+    def _keep(self, changed: Mapping[str, tuple[Any, int] | None], keys: Sequence[str]) -> None:
+        """Keep what an operation with these keys has changed, all or nothing."""
+        new = Counter(_owner(key, keys) for key, state in changed.items() if state and key not in self._keys)
+        for owner, count in new.items():
+            if len(self) + new.total() > self._max_keys or self._held[owner] + count > self._max_keys * SHARE:
+                error = StoreFull(f"{owner!r} may have no more keys in the memory of this process")
+                self._report(error)
+                raise error
+        for key, state in changed.items():
+            if state is None:
+                self._drop(key)
+            else:
+                owner = self._keys[key][2] if key in self._keys else _owner(key, keys)
+                self._held[owner] += key not in self._keys
+                self._keys[key] = (*state, sys.intern(owner))
+
+    def _drop(self, key: str) -> None:
+        found = self._keys.pop(key, None)
+        if found is not None:
+            self._held[found[2]] -= 1
+            if not self._held[found[2]]:
+                del self._held[found[2]]
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations; see `Runner.try_all`."""
@@ -196,16 +146,18 @@ class MemoryStore:
     def clear_memory(self) -> None:
         """Drop every key."""
         with self._lock:
-            self._kept = _Kept(self._max_keys)
+            self._keys.clear()
+            self._held.clear()
+            self._was_full = False
 
     def close(self) -> None:
         """Do nothing: there are no threads and connections."""
 
     def __len__(self) -> int:
-        return len(self._kept.of_key)
+        return len(self._keys)
 
     def names(self, matching: str) -> Iterator[str]:
         """Yield the keys of this process that match a pattern; see `Store.names`."""
         with self._lock:
-            found = list(self._kept.of_key)
+            found = list(self._keys)
         return (key for key in found if fnmatchcase(key, matching))

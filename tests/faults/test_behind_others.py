@@ -15,6 +15,7 @@ from django_quota import Rule, check
 from django_quota.testing import RedisServer, running_redis
 from tests.faults.sockets import SocketServer
 from tests.support.calls import both
+from tests.support.clusters import Cluster
 from tests.support.outages import (
     FAILURES,
     FULL,
@@ -98,14 +99,18 @@ def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisS
     assert [what for what, _ in reported] == ["lost"]
 
 
-@forks
-@pytest.mark.parametrize("place", ["sentinel_port", "cluster"])
-def test_a_forked_worker_asks_over_connections_of_its_own(
-    place: str, request: pytest.FixtureRequest, settings: Any
-) -> None:
-    found = request.getfixturevalue(place)
-    if place == "sentinel_port":
-        settings.CACHES = {"default": behind(found, **PATIENT)}
+def assert_a_fork_has_its_own_connections() -> None:
     assert check("99/m", "user:1").remaining == 98
     assert in_child(lambda: [check("99/m", "user:1").remaining for _ in range(3)] == [97, 96, 95]) == 1
     assert check("99/m", "user:1").remaining == 94
+
+
+@forks
+def test_a_forked_worker_behind_sentinel_has_its_own_connections(sentinel_port: int, settings: Any) -> None:
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
+    assert_a_fork_has_its_own_connections()
+
+
+@forks
+def test_a_forked_worker_of_a_cluster_has_its_own_connections(cluster: Cluster) -> None:
+    assert_a_fork_has_its_own_connections()

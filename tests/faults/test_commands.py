@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from django.core.management import CommandError, call_command, load_command_class
+from django.core.management import CommandError, call_command
 
 from django_quota import check
 from django_quota.testing import server_programs
@@ -167,23 +164,3 @@ def test_a_command_whose_output_does_not_fit_says_so_in_one_line(
     assert stderr.read_text().splitlines()[-1] == "The output could not be written: No space left on device."
     assert "Traceback" not in stderr.read_text()
     assert "Exception" not in stderr.read_text()
-
-
-@pytest.mark.parametrize(("word", "status"), [("--nonsense", 2), ("user:7", 1), ("--help", 0)])
-def test_a_command_started_with_stdout_closed_ends_as_usual(word: str, status: int, tmp_path: Path) -> None:
-    without_stdout = ("sh", "-c", 'exec "$@" >&-', "sh")
-    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
-        command = (*without_stdout, sys.executable, "-m", "django", "quota_status", word)
-        ended = subprocess.run(command, env=manage.environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert ended.returncode == status
-    assert "Traceback" not in ended.stderr
-    assert status != 1 or "CommandError: The quota store is unavailable" in ended.stderr
-
-
-def test_a_second_signal_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = load_command_class("django_quota", "quota_sweep")
-    monkeypatch.setattr(command, "requires_system_checks", ())
-    monkeypatch.setattr(command, "handle", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(SystemExit) as ended:
-        command.run_from_argv(["manage.py", "quota_sweep"])
-    assert ended.value.code == EXIT_INTERRUPTED

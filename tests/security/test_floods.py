@@ -86,7 +86,7 @@ class TestFull:
             assert not check_all(plan).allowed
             assert len(full) == CAP
             assert [peek(*entry).remaining for entry in plan] == [1, 2]
-        assert full._kept.held == Counter(rule for _, _, rule in full._kept.of_key.values())
+        assert full._held == Counter(rule for _, _, rule in full._keys.values())
 
     def test_it_is_reported_once(self, full: Any, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.ERROR)

@@ -19,7 +19,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import LATE, AsyncPool
 from django_quota.stores.redis.sources import Source
 from django_quota.testing import RedisServer
@@ -96,29 +95,6 @@ def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Red
         return found
 
     assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 3
-
-
-def test_a_task_can_be_cancelled_after_its_time_is_over(
-    redis_server: RedisServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del raw
-    monkeypatch.setattr(connections, "GRACE", 3_600)
-
-    async def read() -> None:
-        pool, (connection,) = await connected_pool(redis_server, 0.02)
-        loop, reading = asyncio.get_running_loop(), asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60)))
-        while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
-            await asyncio.sleep(0)
-        deadline = pool._busy[connection]
-        while loop.time() <= deadline:  # noqa: ASYNC110 — until its time is over
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)  # the timer has run
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
-        assert not connection.is_connected
-
-    asyncio.run(read())
 
 
 class Connecting:

@@ -16,9 +16,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck, check, peek
-from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import Count, recent_usage
-from django_quota.limiting.registry import get_limiter
 from django_quota.stores.breaker import FAILURES, Breaker
 from tests.support.calls import both
 from tests.support.clusters import Cluster, Server, running_cluster, slot_of
@@ -250,20 +247,3 @@ def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
     found = ask_eight() if kind == "sync" else asyncio.run(aask_eight())  # the event loop knows no server yet
     assert all(decision.degraded for decision in found)
     assert 0 < len(timeouts) <= (8 if kind == "sync" else 0) + len(own.servers)
-
-
-@pytest.mark.thorough("topology")
-def test_refusals_from_memory_count_once_while_another_server_is_gone(own: Cluster, clock: Clock) -> None:
-    wait_until(lambda: not any(decision.degraded for decision in ask("sync", SUBJECTS)))
-    users = {user: own.owner(f"quota:1:{{{user}}}:s") for user in [f"user:{number}" for number in range(12)]}
-    for user in users:
-        assert [bool(check("1/h", user, cache_refusals=60)) for _ in range(2)] == [True, False]
-    gone = users["user:0"]
-    stop(gone)
-    for user in users:
-        assert not check("1/h", user, cache_refusals=60)
-    for _ in range(3):
-        with pytest.raises(StoreUnavailable):
-            get_limiter().unasked.flush()
-    found = [list(recent_usage(user).values()) for user, server in users.items() if server != gone]
-    assert found == [[{"1/h": Count(1, 2, 1)}]] * len(found)

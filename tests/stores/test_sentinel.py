@@ -28,8 +28,8 @@ from tests.support.stores import PATIENT, current_store, redis_store
 @pytest.mark.parametrize(
     ("location", "options"),
     [
-        ("redis://:geheim@quotas/3", {}), ("redis://default:geheim@quotas/3", {}), ("redis://:geheim@quotas?db=3", {}),
-        ("redis://quotas/3", {"PASSWORD": "geheim"}), ("redis://:geheim@quotas/3?is_master=1", {}),
+        ("redis://default:geheim@quotas?db=3", {}), ("redis://quotas/3", {"PASSWORD": "geheim"}),
+        ("redis://:geheim@quotas/3?is_master=1", {}),
     ],
 )  # fmt: skip
 def test_passwords_and_databases_are_read_from_url_and_options(
@@ -185,59 +185,3 @@ def test_an_idle_connection_does_not_lead_to_the_old_primary(
         assert await ask(1) == {5}
 
     asyncio.run(tasks())
-
-
-@pytest.fixture
-def watched(redis_server: RedisServer, tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A primary with a replica, and a sentinel that replaces it; yields the sentinel's port and the primary."""
-    program = str(redis_server.program)
-    primary, replica, watcher = free_port(), free_port(), free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {watcher}\ndir {tmp_path}\nsentinel monitor quotas 127.0.0.1 {primary} 1\n"
-        "sentinel down-after-milliseconds quotas 500\nsentinel failover-timeout quotas 5000\n"
-    )
-    common = ["--save", "", "--repl-diskless-sync-delay", "0"]
-    commands = []
-    for port, more in ((primary, []), (replica, ["--replicaof", "127.0.0.1", str(primary)])):
-        folder = tmp_path / str(port)
-        folder.mkdir()
-        commands.append([program, "--port", str(port), "--dir", str(folder), *common, *more])
-    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
-    try:
-        wait_until(lambda: answers_ping(primary) and answers_ping(replica))
-        with redis.Redis(port=replica) as client:
-            wait_until(lambda: client.info("replication").get("master_link_status") == "up")
-        # It asks the primary for its replicas at once, and then only every ten seconds.
-        processes.append(subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL))
-        wait_until(lambda: answers_ping(watcher))
-        with redis.Redis(port=watcher) as sentinel:
-            wait_until(lambda: sentinel.sentinel_master("quotas")["num-slaves"] == 1)
-        yield watcher, processes[0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.thorough("topology")
-def test_workers_recover_from_a_failover(watched: tuple[int, subprocess.Popen[bytes]], settings: Any) -> None:
-    from tests.support.traffic import Traffic
-
-    watcher, primary = watched
-    settings.CACHES = {"default": behind(watcher, SOCKET_TIMEOUT=5, SOCKET_CONNECT_TIMEOUT=5)}
-    with Traffic("100000/h", "ip:192.0.2.1") as traffic:
-        wait_until(lambda: traffic.decided > 200)
-        primary.kill()
-        primary.wait()
-        wait_until(lambda: traffic.degraded)
-        traffic.goes_on()
-    assert not traffic.errors
-    # One at a time, sync and async: no connection leads to the old primary any more. A sentinel that has just named
-    # the new one may take it for gone for a moment, on a busy machine.
-    wait_until(lambda: not any(check("100000/h", "ip:192.0.2.1").degraded for _ in range(20)))
-
-    async def tasks() -> list[bool]:
-        return [(await acheck("100000/h", "ip:192.0.2.1")).degraded for _ in range(20)]
-
-    wait_until(lambda: not any(asyncio.run(tasks())))

@@ -11,6 +11,7 @@ import pytest
 from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys
 from django_quota.features.slot_queues import slot_queues
 from django_quota.limiting.registry import get_limiter
+from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
 from tests.support.outages import no_answer
 from tests.support.specifications import Drop
@@ -44,7 +45,7 @@ def forget(name: str) -> None:
             memory_states(store).drop(key)
         return
     if store.database is not None:
-        store._perform(Drop(keys), None)  # not `run`, which a test may have replaced
+        DatabaseStore.run(store.database, Drop(keys))  # not that of the store, which a test may have replaced
         return
     with store.commands(store.server_of(keys[0])) as client:
         client.delete(*keys)

@@ -19,7 +19,8 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.stores.cluster.client import ClusterConnectionFactory
 from django_quota.stores.database import sql
 from django_quota.stores.database.store import DatabaseStore
-from django_quota.stores.memory import MemoryStore, _Change
+from django_quota.stores.drafts import Draft
+from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, server_programs
 from tests.support.clusters import Cluster
@@ -87,7 +88,23 @@ def local_store() -> MemoryStore:
 
 def memory_states(store: MemoryStore) -> States:
     """Return the states of a memory store, to look at and to change while nothing else does."""
-    return _Change(store._kept, ())
+    return _Kept(store)
+
+
+class _Kept(Draft):
+    """Keeps each change at once."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store._keys)
+        self._store = store
+
+    def put(self, key: str, value: Any, expiry: int) -> None:
+        self._store._keep({key: (value, expiry)}, ())
+
+    def drop(self, key: str) -> bool:
+        existed = super().drop(key)
+        self._store._keep({key: self.changed.pop(key)}, ())
+        return existed
 
 
 def empty_database(store: DatabaseStore) -> None:

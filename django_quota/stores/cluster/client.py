@@ -72,14 +72,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
         """Return the client of the Cluster that these servers belong to."""
         urls = list(urls)
         place = ",".join(urls)
-        known = self._clusters.get(place)
-        if known is not None:
-            return known
-        made = self._made(urls)
-        kept = self._clusters.setdefault(place, made)
-        if kept is not made:  # another thread was faster
-            made.close()
-        return kept
+        return self._clusters.get(place) or self._clusters.setdefault(place, self._made(urls))
 
     def _made(self, urls: list[str]) -> RedisCluster:
         given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}

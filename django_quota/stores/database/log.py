@@ -89,13 +89,9 @@ class EventTable:
 
 def _record(data: str) -> EventRecord | None:
     try:
-        parts = json.loads(data)
-        texts, numbers = parts[:3], parts[3:]
-        if len(parts) != len(EventRecord._fields) or not all(type(each) is str for each in texts):
-            return None
+        return EventRecord(*json.loads(data))
     except (ValueError, TypeError):
         return None
-    return EventRecord(*texts, *numbers) if all(type(each) is int for each in numbers) else None
 
 
 # --- what has expired -------------------------------------------------------------------------------------------------

@@ -58,10 +58,10 @@ def select(keys: Collection[str], now: str) -> str:
 
     `now`: the SQL of the clock.
     """
-    clock = f"SELECT '' AS key, '' AS value, {now} AS expires"
+    clock = f"SELECT '' AS value, {now} AS expires, '' AS key"
     if not keys:
         return clock
-    return f"{clock} UNION ALL SELECT key, value, expires FROM {STATES} WHERE id IN ({_ids(keys)})"
+    return f"{clock} UNION ALL SELECT value, expires, key FROM {STATES} WHERE id IN ({_ids(keys)})"
 
 
 def upsert(rows: Iterable[Row]) -> str:
@@ -72,7 +72,7 @@ def upsert(rows: Iterable[Row]) -> str:
     values = ",".join(
         [
             f"('{digest(key)}',{literal(key)},{literal(value)},{expires},{expires // HOUR + 1})"
-            for key, value, expires in rows
+            for value, expires, key in rows
         ]
     )
     return (

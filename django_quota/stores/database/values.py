@@ -52,18 +52,25 @@ def _numbers_of(entries: Any) -> list[int]:
     return numbers
 
 
+_PAIRS: Mapping[str, Callable[[int, int], Any]] = {"window": WindowCount, "bucket": Bucket}
+
+
 def loads(text: str) -> Any:
     """Return the value of a text. Raises `ValueError` for a text that `dumps` does not return."""
     value = _decode(text)
     if type(value) is int:
         return value
-    if type(value) is dict:
-        if all(type(each) in (int, str) for each in value.values()):
-            return value
-    elif type(value) is list and value and type(value[0]) is str:
-        read = _READ.get(value[0])
-        if read is not None:
-            return read(value[1:])
+    if type(value) is dict and all(type(each) in (int, str) for each in value.values()):
+        return value
+    if type(value) is list and value and type(value[0]) is str:
+        name, *parts = value
+        if name == "set" and all(type(part) is str for part in parts):
+            return frozenset(parts)
+        if all(type(part) is int for part in parts):
+            if name in _PAIRS and len(parts) == 2:  # noqa: PLR2004
+                return _PAIRS[name](*parts)
+            if name == "entries" and len(parts) % 3 == 0:
+                return tuple(map(Entry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
     raise ValueError("it is no value of ours")
 
 
@@ -72,30 +79,3 @@ def _refuse(word: str) -> NoReturn:
 
 
 _decode = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse).decode
-
-
-def _checked(parts: list[Any], kind: type, size: int) -> list[Any]:
-    if len(parts) % size or any(type(part) is not kind for part in parts):
-        raise ValueError("it has other parts than a value of ours")
-    return parts
-
-
-def _entries(parts: list[Any]) -> tuple[Entry, ...]:
-    _checked(parts, int, 3)
-    return tuple(map(Entry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
-
-
-def _pair(made: Callable[[int, int], Any]) -> Callable[[list[Any]], Any]:
-    def read(parts: list[Any]) -> Any:
-        first, second = _checked(parts, int, 2)
-        return made(first, second)
-
-    return read
-
-
-_READ: Mapping[str, Callable[[list[Any]], Any]] = {
-    "entries": _entries,
-    "window": _pair(WindowCount),
-    "bucket": _pair(Bucket),
-    "set": lambda parts: frozenset(_checked(parts, str, 1)),
-}

@@ -61,7 +61,6 @@ class Alias(WhichRedis):
 
     def __init__(self, alias: str) -> None:
         self.name = f'CACHES["{alias}"]'
-        self.options_name = f"The OPTIONS of {self.name}"
         self._alias = alias
 
     @property

@@ -35,7 +35,6 @@ class GivenRedis(WhichRedis):
     """The Redis of `QUOTA["REDIS"]`. A function is called at the first use, and for each new connection."""
 
     name = NAME
-    options_name = f"The options of {NAME}"
     options_hint = _DICT_HINT
 
     def __init__(self, given: object) -> None:

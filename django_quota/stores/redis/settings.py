@@ -49,8 +49,6 @@ class WhichRedis:
 
     name: str
     """How texts name it, such as `CACHES["default"]`."""
-    options_name: str
-    """How texts name its options."""
     options_hint: str
     """What to write instead of options that redis-py refuses."""
     is_cluster: bool = False
@@ -101,7 +99,7 @@ def _option_problem(which: WhichRedis) -> RedisProblem | None:
                 return RedisProblem("E013", words, f"Use a number of seconds above 0, for example {ANSWER_TIMEOUT:g}.")
     except Exception as error:  # noqa: BLE001 — the first call would raise it too
         said = without_secrets(f"{type(error).__name__}: {str(error).rstrip('.')}")
-        words = f"{which.options_name} do not make a connection: {said}."
+        words = f"The options of {which.name} do not make a connection: {said}."
         return RedisProblem("E014", words, which.options_hint)
     return None
 
