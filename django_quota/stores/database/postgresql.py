@@ -11,6 +11,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 from django.db import connections
@@ -78,7 +79,10 @@ class PostgresConnection:
         _open(wrapper)
         self._wrapper = wrapper  # which must not be collected: it knows the connection
         self._raw: Any = wrapper.connection
-        self._send: Callable[[str], Rows] = _sender(wrapper.connection)
+        is_psycopg3 = hasattr(self._raw, "pgconn")
+        self._send: Callable[[str], Rows] = (
+            _Psycopg3(self._raw) if is_psycopg3 else partial(_send_by_psycopg2, self._raw)
+        )
 
     def begin(self, subjects: Iterable[str], query: str) -> Rows:
         """Begin a transaction that has locked these subjects, and return what a query finds in it.
@@ -122,23 +126,11 @@ def _open(wrapper: BaseDatabaseWrapper) -> None:
             thread.submit(wrapper.ensure_connection).result()
 
 
-def _sender(connection: Any) -> Callable[[str], Rows]:
-    """Return the function that sends statements and returns the rows of the last one."""
-    if hasattr(connection, "pgconn"):
-        return _Psycopg3(connection)
-    return _Psycopg2(connection)
-
-
-class _Psycopg2:
-    """By psycopg2, which waits for as long as the server takes."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def __call__(self, statements: str) -> Rows:
-        with self._connection.cursor() as cursor:
-            cursor.execute(statements)
-            return cursor.fetchall() if cursor.description else ()
+def _send_by_psycopg2(connection: Any, statements: str) -> Rows:
+    """Send statements; return the rows of the last one. psycopg2 waits for as long as the server takes."""
+    with connection.cursor() as cursor:
+        cursor.execute(statements)
+        return cursor.fetchall() if cursor.description else ()
 
 
 class _Psycopg3:

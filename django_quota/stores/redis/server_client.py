@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from redis import Redis
 
 from django_quota.core.forks import register_fork_aware
 from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.redis.connections import Command, PoolsByLoop, SyncPool, async_pool, sync_pool
+from django_quota.stores.redis.connections import PoolsByLoop, SyncPool, async_pool, sync_pool
 from django_quota.stores.redis.errors import answered_plain
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
 from django_quota.stores.redis.sources import pool_of
@@ -44,14 +43,6 @@ class ServerClient:
     def pool(self) -> SyncPool:
         """The connections of all threads."""
         return self._connections()[0]
-
-    def execute(self, command: Command) -> Any:
-        """Send a command once, and return its reply. Raises redis-py's error for an error reply, too."""
-        return self.pool.execute(command)
-
-    async def aexecute(self, command: Command) -> Any:
-        """Send a command; see `execute`."""
-        return await (await self.async_pools.get()).execute(command)
 
     @contextmanager
     def commands(self) -> Iterator[Redis]:

@@ -50,10 +50,11 @@ class RedisStore:
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
         with translated():
+            pool = self.server.pool
             try:
-                reply = self.server.execute(operation.command(now))
+                reply = pool.execute(operation.command(now))
             except NoScriptError:
-                reply = self.server.execute(operation.in_full(now))
+                reply = pool.execute(operation.in_full(now))
         return operation.read_reply(reply)
 
     @contextmanager
@@ -118,10 +119,11 @@ class RedisStore:
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
         with translated():
+            pool = await self.server.async_pools.get()
             try:
-                reply = await self.server.aexecute(operation.command(now))
+                reply = await pool.execute(operation.command(now))
             except NoScriptError:
-                reply = await self.server.aexecute(operation.in_full(now))
+                reply = await pool.execute(operation.in_full(now))
         return operation.read_reply(reply)
 
     def close(self) -> None:
