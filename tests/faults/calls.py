@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import date
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +19,6 @@ from django_quota import (
     check,
     concurrency,
     counter,
-    lock,
     once,
     peek,
     quota,
@@ -31,7 +29,7 @@ from django_quota import (
     unban,
 )
 from django_quota.core.rule_options import OnUnavailable
-from django_quota.exceptions import LeaseLost, StoreUnavailable
+from django_quota.exceptions import StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
 from django_quota.types import Hold, Lease
 
@@ -85,16 +83,6 @@ def checks() -> list[Call]:
     return calls
 
 
-async def _asettled(act: str) -> Decision:
-    hold = await areserve("9000/m", WHO, 5, name="held")
-    return await (hold.asettle(3) if act == "settle" else hold.acancel())
-
-
-def _settled(act: str) -> Decision:
-    hold = _held()
-    return hold.settle(3) if act == "settle" else hold.cancel()
-
-
 async def _areserved() -> Decision:
     return (await areserve("9000/m", WHO, 5, name="held")).decision
 
@@ -110,8 +98,6 @@ LIMITS = [
     _twins("peek", ALLOWS, peek, "9000/m", WHO),
     _twins("refund", ALLOWS, refund, "9000/m", WHO),
     Call("reserve", ALLOWS, lambda _: _held().decision, lambda _: _areserved()),
-    Call("settle", ALLOWS, lambda _: _settled("settle"), lambda _: _asettled("settle")),
-    Call("cancel", ALLOWS, lambda _: _settled("cancel"), lambda _: _asettled("cancel")),
     Call("settle what was held before", ALLOWS, lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
 ]
 
@@ -135,21 +121,6 @@ async def _aentered(made: Any) -> None:
         pass
 
 
-def _hurried() -> Any:
-    """Return a lock whose lease is short: an answer that came too late must not keep the door shut for long."""
-    return lock("door", lease=0.05, wait=1)
-
-
-def _passed() -> None:
-    with suppress(LeaseLost):  # on a busy machine it may end before the block
-        _entered(_hurried())
-
-
-async def _apassed() -> None:
-    with suppress(LeaseLost):
-        await _aentered(_hurried())
-
-
 def _slot(**options: Any) -> Any:
     return slot("work", 200, subject=WHO, **options)
 
@@ -165,7 +136,6 @@ STRICT = [
     *verbs(),
     Call("slot", RAISES, lambda _: _entered(_slot()), lambda _: _aentered(_slot())),
     Call("waiting slot", RAISES, lambda _: _entered(_slot(wait=1)), lambda _: _aentered(_slot(wait=1))),
-    Call("lock", RAISES, lambda _: _passed(), lambda _: _apassed()),
     _twins("holders", RAISES, slot("work", 200).holders),
     Call("release what was held before", RAISES, lambda lease: lease.release(), lambda lease: lease.arelease(), _lease),
     Call("renew what was held before", RAISES, lambda lease: lease.renew(), lambda lease: lease.arenew(), _lease),

@@ -25,8 +25,6 @@ class Fault(NamedTuple):
     name: str
     words: str
     inject: Callable[[FaultyServer], AbstractContextManager[object]]
-    is_anonymous: bool = False
-    """Whether it needs a client without a password."""
     timeout: float = 5.0
     """Seconds that calls wait for a reply."""
 
@@ -49,10 +47,6 @@ class FaultyServer:
     @property
     def url(self) -> str:
         return f"redis://{USER}:{PASSWORD}@127.0.0.1:{self.port}/0"
-
-    @property
-    def anonymous_url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
         self.server.start()
@@ -131,16 +125,6 @@ def _read_only(server: FaultyServer) -> Iterator[None]:
         server.client.replicaof("NO", "ONE")
 
 
-@contextmanager
-def _without_its_master(server: FaultyServer) -> Iterator[None]:
-    server.client.config_set("replica-serve-stale-data", "no")
-    server.client.replicaof("127.0.0.1", 1)
-    try:
-        yield
-    finally:
-        server.client.replicaof("NO", "ONE")
-
-
 def _has_not_saved(server: FaultyServer) -> bool:
     persistence = server.client.info("persistence")
     return bool(persistence["rdb_last_bgsave_status"] == "err" and not persistence["rdb_bgsave_in_progress"])
@@ -189,16 +173,6 @@ def _ruled(*words: str, user: str = USER) -> Any:
 
 
 @contextmanager
-def _locked(server: FaultyServer) -> Iterator[None]:
-    server.client.config_set("requirepass", PASSWORD)
-    server.cut_off()
-    try:
-        yield
-    finally:
-        server.client.config_set("requirepass", "")
-
-
-@contextmanager
 def _busy(server: FaultyServer) -> Iterator[None]:
     endless = redis.Redis(port=server.port, socket_timeout=60)
 
@@ -223,13 +197,10 @@ FAULTS = (
     Fault("hung", "(?i)time-?d? ?out", _hung, timeout=0.05),
     Fault("loading", "(?i)loading", _loading),
     Fault("read-only", "READONLY|read only", _read_only),
-    Fault("no-master", "MASTERDOWN|MASTER", _without_its_master),
     Fault("cannot-save", "MISCONF", _cannot_save),
     Fault("full", "OOM|maxmemory", _configured("maxmemory", "1", "0")),
     Fault("no-replicas", "NOREPLICAS", _configured("min-replicas-to-write", "1", "0")),
     Fault("max-clients", "max number of clients", _configured("maxclients", "1", "1000", cuts_off=True)),
-    # Redis cuts off whoever sends a long command without a password. redis-py 5.1 may see only that.
-    Fault("no-password", "(?i)auth|closed by server", _locked, is_anonymous=True),
     Fault("wrong-password", "(?i)username-password|invalid", _ruled("resetpass", ">another-one")),
     Fault("user-off", "(?i)username-password|invalid", _ruled("off")),
     Fault("not-permitted", "(?i)permission", _ruled("-evalsha")),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from django_quota import Decision, acheck, check
-from django_quota.engine.operations import Operation, Script, States
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
 from django_quota.types import Hold
@@ -15,7 +14,7 @@ from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_prob
 from tests.support.commands import wait_until
 from tests.support.outages import PAUSE, new_breaker
 from tests.support.steps import Clock
-from tests.support.stores import caches, redis_store
+from tests.support.stores import caches
 
 
 def caches_at(url: str, reply_timeout: float = 5.0, **pool_options: Any) -> dict[str, Any]:
@@ -23,25 +22,6 @@ def caches_at(url: str, reply_timeout: float = 5.0, **pool_options: Any) -> dict
     made = caches(RedisServer(url, 0, Path()), **pool_options)
     made["default"]["OPTIONS"] |= {"SOCKET_TIMEOUT": reply_timeout, "SOCKET_CONNECT_TIMEOUT": reply_timeout}
     return made
-
-
-class _Endless(Operation):
-    script = Script.of("while true do end")
-
-    def __init__(self) -> None:
-        self.keys = ["quota:1:{user:7}:endless"]
-
-    def arguments(self) -> list[str | int]:
-        return []
-
-    def run(self, states: States, now: int) -> Any:
-        raise NotImplementedError
-
-
-def run_endless_script(mode: str) -> None:
-    """Run a script on the store of the settings that never ends by itself."""
-    store = redis_store()
-    store.run(_Endless()) if mode == "sync" else asyncio.run(store.arun(_Endless()))
 
 
 def use_site_rules(settings: Any) -> None:

@@ -16,9 +16,9 @@ from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.testing import RedisServer, server_programs
 from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, FaultyServer
-from tests.faults.harness import caches_at, failed_calls, run_endless_script, use_site_rules
+from tests.faults.harness import caches_at, failed_calls, use_site_rules
 from tests.faults.sockets import SocketServer
-from tests.support.commands import PATIENCE, wait_until
+from tests.support.commands import PATIENCE
 from tests.support.outages import FAILURES
 from tests.support.selection import thorough
 from tests.support.stores import caches, redis_store
@@ -59,31 +59,6 @@ def test_a_key_of_another_type_raises_only_our_errors(
         raw.restore(key, 0, before, replace=True)
     raw.flushall()
     assert failed_calls(mode) == {}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_script_fails_only_that_call(mode: str, tmp_path: Path, settings: Any) -> None:
-    server = FaultyServer(server_programs()[0], tmp_path)
-    server.start()
-    try:
-        settings.CACHES = caches_at(server.url, 60)
-        check("9/m", "user:7")
-        with ThreadPoolExecutor(1) as thread:
-            running = thread.submit(run_endless_script, mode)
-            wait_until(lambda: killed(server))
-            with pytest.raises(StoreUnavailable, match=r"(?i)killed"):
-                running.result()
-        assert not check("9/m", "user:7").degraded
-    finally:
-        server.server.end()
-
-
-def killed(server: FaultyServer) -> bool:
-    try:
-        server.client.script_kill()
-    except redis.ResponseError:
-        return False
-    return True
 
 
 def test_callers_without_a_free_connection_fail_in_time(

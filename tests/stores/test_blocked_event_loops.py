@@ -22,8 +22,6 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.connections import LATE, AsyncPool
 from django_quota.stores.redis.sources import Source
 from django_quota.testing import RedisServer
-from tests.support.selection import thorough
-from tests.support.sentinels import behind
 from tests.support.stores import caches, current_store
 
 WITHIN = 1.0
@@ -170,22 +168,13 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     asyncio.run(run())
 
 
-@pytest.fixture(params=["one", thorough("topology", "sentinel")])
-def servers(request: pytest.FixtureRequest, redis_server: RedisServer, settings: Any) -> Iterator[list[redis.Redis]]:
-    """Redis as the default cache, one way or another; yields clients of the servers."""
-    if request.param == "one":
-        settings.CACHES = caches(redis_server, **SHORT)
-        clients = [redis.Redis.from_url(redis_server.url)]
-    else:
-        port = request.getfixturevalue("sentinel_port")
-        settings.CACHES = {"default": behind(port, SOCKET_TIMEOUT=WITHIN, SOCKET_CONNECT_TIMEOUT=WITHIN)}
-        with redis.Redis(port=port) as sentinel:
-            clients = [redis.Redis(port=int(sentinel.sentinel_get_master_addr_by_name("quotas")[1]))]
-    for client in clients:
+@pytest.fixture
+def servers(redis_server: RedisServer, settings: Any) -> Iterator[list[redis.Redis]]:
+    """Redis as the default cache; yields clients of the server."""
+    settings.CACHES = caches(redis_server, **SHORT)
+    with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
-    yield clients
-    for client in clients:
-        client.close()
+        yield [client]
 
 
 async def asked(servers: list[redis.Redis]) -> None:

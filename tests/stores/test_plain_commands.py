@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from django_redis import get_redis_connection
 from django_quota import once
 from django_quota.adapters import digest
 from django_quota.exceptions import StoreUnavailable
+from django_quota.stores.breaker import Breaker
 from django_quota.testing import RedisServer
 from tests.support.clusters import Cluster
 from tests.support.outages import FAILURES, due_breaker, fail, new_breaker
@@ -94,7 +94,7 @@ def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cl
     found: Any = redis_store()
     server = found.server_of("{!}")  # of plain commands
     value = next(each for each in "abcdefghijklmnop" if found.server_of(f"{{once:{digest(each)}}}") == server)
-    breaker = found._breakers[server] = due_breaker(of=SimpleNamespace())
+    breaker = found._breakers[server] = due_breaker(of=Breaker())
     asks_within(kind, value)
     assert not breaker.is_open
 

@@ -124,10 +124,10 @@ FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
 when the last failure was a second ago."""
 
 
-def new_breaker(clock: Callable[[], float] = time.monotonic, of: Any = None, **options: Any) -> Breaker:
-    """Give the server of the settings, or this one, a breaker that has seen no failure; return it."""
-    server = of or redis_store().server
-    server.breaker = breaker = Breaker(clock=clock, **options)
+def new_breaker(clock: Callable[[], float] = time.monotonic, of: Breaker | None = None, **options: Any) -> Breaker:
+    """Let the breaker of the settings' server, or this one, have seen no failure; return it."""
+    breaker: Breaker = of or redis_store().server.breaker
+    vars(breaker).update(vars(Breaker(clock=clock, **options)))
     return breaker
 
 
@@ -137,8 +137,8 @@ def fail(breaker: Breaker, times: int = FAILURES) -> None:
         breaker.failed()
 
 
-def due_breaker(clock: Clock | None = None, of: Any = None) -> Breaker:
-    """Give it a breaker that has been open for so long that one may ask; return it."""
+def due_breaker(clock: Clock | None = None, of: Breaker | None = None) -> Breaker:
+    """Let it have been open for so long that one may ask; return it."""
     clock = clock or Clock()
     fail(breaker := new_breaker(clock, of=of))
     clock.now += PAUSE
@@ -163,7 +163,7 @@ def log_everything_again() -> None:
 
 def with_clock(clock: Clock) -> RedisStore:
     """Return the store of the settings, with its breaker, its outages and the signs of life on this clock."""
-    redis_store().server.breaker = Breaker(clock=clock)
+    new_breaker(clock)
     new_outages(clock)
     get_limiter().fallback.workers = Workers(redis_store(), clock)
     return redis_store()
