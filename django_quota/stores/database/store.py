@@ -114,7 +114,7 @@ class DatabaseStore:
         """Run an operation in a thread; see `Runner.run`."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "django-quota-database")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.run, operation, now)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, DatabaseStore.run, self, operation, now)
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations, each in a transaction of its own; see `Runner.try_all`."""
