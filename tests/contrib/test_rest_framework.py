@@ -281,14 +281,22 @@ OWN: dict[str, Any] = {
 def test_no_rule_waits_for_a_view_that_asks_its_throttles_in_its_own_way(
     own: str, route: str, is_bare: bool, settings: Any
 ) -> None:
-    view = view_of(base=type("Base", (Limited,), {own: OWN[own]}))
+    done: list[Any] = []
+
+    def answer(self: Any, request: Request) -> Response:
+        done.append(request.method)
+        return Response()
+
+    view = view_of(base=type("Base", (Limited,), {own: OWN[own], "get": answer, "post": answer}))
     at(settings, own=view, quota=quota("2/m", key="user", name="mine")(view))
     each = {"rate": "2/m", "key": "user", "match": "/own/", "methods": ["GET"]}
     with_rules(settings, each=each, body={"rate": "1/m", "key": "json:phone", "match": "/own/", "methods": ["POST"]})
     settings.MIDDLEWARE = [] if is_bare else settings.MIDDLEWARE
     assert statuses(route, *"1111") == [200, 200, 429, 429]
+    assert done == ["GET"] * 2, "a refused request does not reach the view"
     if route == "own":
         assert [post("own", {"phone": "1"}).status_code for _ in range(2)] == [200, 429]
+        assert done == ["GET", "GET", "POST"]
 
 
 @pytest.mark.parametrize(
