@@ -31,7 +31,7 @@ from django_quota import Decision, Rule, check, peek
 from django_quota.adapters import checks_views, in_words, now, take_place
 from django_quota.conf import current
 from django_quota.contrib.tasks import EPOCH, MAX_COUNT, asked_by, check_rule, queue_of
-from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
+from django_quota.exceptions import QuotaError, RuleError
 from django_quota.types import Rate
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
@@ -301,5 +301,3 @@ def check_tasks(_: Sequence[Any]) -> Iterator[CheckMessage]:
             except RuleError as error:
                 text = f"Task {task.name!r} has quota_rule={task.quota_rule!r}. {error.problem}"
                 yield Error(text, hint=error.hint or None, id="django_quota.E026")
-            except ConfigurationError:
-                return  # reported with the values of the settings

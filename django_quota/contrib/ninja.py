@@ -26,7 +26,7 @@ from ninja.utils import contribute_operation_callback
 
 from django_quota import Decision, Rule, Subject, adapters, check
 from django_quota.conf import current
-from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.types import RuleOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -226,14 +226,10 @@ def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 
 @adapters.checks_views
-def check_operations(patterns: Iterable[Any]) -> list[CheckMessage]:
+def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
     """Find `@limits(rule="...")` without its rule, an API without `install`, and throttles that know no proxies."""
-    found: dict[str, CheckMessage] = {}
-    with suppress(ConfigurationError):  # reported with the values of the settings
-        for operation in _operations_behind(patterns):
-            for message in _check(operation):
-                found.setdefault(message.msg, message)
-    return list(found.values())
+    for operation in _operations_behind(patterns):
+        yield from _check(operation)
 
 
 def _check(operation: Any) -> Iterator[CheckMessage]:

@@ -85,8 +85,12 @@ def check_rules() -> Iterator[CheckMessage]:
     site = _Site(named, slots)
     for check in _CHECKS:
         yield from check(site)
+    found: dict[str, CheckMessage] = {}
     for view_check in view_checks:
-        yield from view_check(site.patterns)
+        with suppress(ConfigurationError):  # reported with the values of the settings
+            for message in view_check(site.patterns):
+                found.setdefault(message.msg, message)
+    yield from found.values()
 
 
 class _Site:

@@ -37,7 +37,8 @@ C = TypeVar("C", bound=ViewCheck)
 def checks_views(check: C) -> C:
     """Register a system check of the views of an integration; it can be used as a decorator.
 
-    The check gets the URL patterns, and returns messages as any system check does.
+    The check gets the URL patterns, and returns messages as any system check does. A message of several views is
+    reported once; a `ConfigurationError` ends the check, since the values of the settings are reported anyway.
 
     Django's own `register` is too late for a module that only the views import: the URLs are loaded by the first check
     that needs them, and by then Django has its list of checks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from django_quota.contrib.rest_framework.throttles import (
     read_slot,
     rules_of_handler,
 )
-from django_quota.exceptions import ConfigurationError, RateError, RuleError
+from django_quota.exceptions import RateError, RuleError
 from django_quota.types import Endpoint, Rate
 
 MAX_COST = 10**12
@@ -86,33 +86,29 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 
 @checks_views
-def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
+def check_throttles(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
     """Check what the views with these throttles say about their limits."""
-    found: dict[str, CheckMessage] = {}
-    with suppress(ConfigurationError):  # reported with the values of the settings
-        for view in endpoints(patterns):
-            for check in (_check_names, _check_slots, _check_methods, _check_rates, _check_proxies):
-                for message in check(view):
-                    found.setdefault(message.msg, message)
-    return list(found.values())
+    for view in endpoints(patterns):
+        for check in (_check_names, _check_slots, _check_methods, _check_rates, _check_proxies):
+            yield from check(view)
 
 
 def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
     """Find rules that a view names and that do not exist, and a wrong cost."""
     if not _names_rules(view):
         return
+    path, scope, cost = dotted_path(view.view_class), _given(view, "throttle_scope"), _given(view, "quota_cost")
+    wrong = []
     for rule in _rules_of(view):
         try:
             named_rule(rule, view.view_class)
         except RuleError as error:
-            yield Error(error.problem, hint=error.hint or 'Add it to QUOTA["RULES"].', id="django_quota.E016")
-    path, scope, cost = dotted_path(view.view_class), _given(view, "throttle_scope"), _given(view, "quota_cost")
+            wrong.append((error.problem, error.hint or 'Add it to QUOTA["RULES"].'))
     if scope and scope not in current().rules and scope not in ScopedRateThrottle.THROTTLE_RATES:
-        yield Error(
-            f"throttle_scope={scope!r} of {path} names no rule.",
-            hint='Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.',
-            id="django_quota.E016",
-        )
+        hint = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
+        wrong.append((f"throttle_scope={scope!r} of {path} names no rule.", hint))
+    for problem, hint in wrong:
+        yield Error(problem, hint=hint, id="django_quota.E016")
     if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
         yield Error(
             f"quota_cost={cost!r} of {path} is not a whole number from 1 to {MAX_COST:,}.",
