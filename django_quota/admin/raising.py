@@ -99,7 +99,8 @@ def _raised(rule: Rule, tiers: Collection[Rule], factor: int, in_force: Override
     if best in map(list, known):
         return "", _("it admits nothing")
     if in_force is not None and (
-        in_force.mode != "rate" or any(lowers(best, rule_under(tier, in_force).rates) for tier in tiers)
+        in_force.mode != "rate"
+        or any(lowers(best, [each.rate for each in rule_under(tier, in_force).limits]) for tier in tiers)
     ):
         words = in_force.rates or QuotaOverride.Mode(in_force.mode).label
         return "", _("an override is in force: %s") % words
