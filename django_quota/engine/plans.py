@@ -104,7 +104,10 @@ class Plan:
     is_undone = False
     """Whether the plan has given back what it took, because its request was refused after all."""
     exempt: dict[Place, int]
-    """When the hits that an override exempts were counted for the day, in microseconds."""
+    """When hits that no limit counted were counted for the day, in microseconds: an override exempts them, or no limit
+    applies."""
+    unlimited_hits: Mapping[Place, tuple[Rule, int]] = {}
+    """The hits of rules without a limit that are counted by day, each with its rule and cost."""
     _given: list[Asked] | None = None
     """What was asked before overrides changed that; None if none did."""
     _hits: list[Hit] | None = None
@@ -235,6 +238,8 @@ class Plan:
                 hits[rule.name, subject] = hit = Hit(rule, base, subject, cost, value)
                 hit.is_overridden = (rule.name, subject) in self._overridden
                 self._prepare(hit)
+            elif cost and counts_day(rule, subject):
+                self.unlimited_hits = {**self.unlimited_hits, (rule.name, subject): (rule, cost)}
         return list(hits.values())
 
     def _prepare(self, hit: Hit) -> None:
@@ -323,17 +328,18 @@ class Plan:
         }
 
     def settled_here(self) -> Iterator[tuple[Rule, str, Taken, int, bool]]:
-        """Yield the hits to settle that no store is asked about: each with its rule, subject, and what it took.
+        """Yield the hits to settle that no limit counted: each with its rule, subject, and what it took.
 
         After these, how many more units the hit really used, and whether it used none at all.
         """
         settlement = self._settlement
-        asked = {(rule.name, subject): (rule, cost) for rule, subject, cost, _ in self.asked} if settlement else {}
-        for place in asked.keys() & self.unsent:
-            rule, cost = asked[place]
-            if settlement and (taken := settlement.taken.get(place)):
-                actual = settlement.actual[place]
-                yield rule, place[1], taken, actual - cost, actual == 0
+        if settlement is None:
+            return
+        for rule, subject, cost, _ in self.asked:
+            taken = settlement.taken.get((rule.name, subject))
+            if taken is not None and not taken.limits:
+                actual = settlement.actual[rule.name, subject]
+                yield rule, subject, taken, actual - cost, actual == 0
 
     def settled(self, taken: Mapping[Place, Taken], actual: Sequence[int] = (), *, undone: bool = False) -> Plan:
         """Return the plan that settles what this one took, by the limits that hold now.

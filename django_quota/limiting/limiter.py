@@ -74,7 +74,7 @@ class Limiter:
             announcements = self._note([(plan, decision)], decision, began)
             if announcements:
                 yield announce(announcements)
-        elif mode == "adjust" and plan.here:
+        elif mode == "adjust":
             self.unasked.settle(plan)
         return decision
 
@@ -193,7 +193,7 @@ class Limiter:
             if plan.has_groups:
                 _log_shadows(decided)
             self._count(plan, decided)
-            if plan.here:
+            if plan.here or plan.unlimited_hits:
                 announcements += self.unasked.count(plan, decided)
         if receivers and steps[0][0].is_heard(decision) and any(plan or plan.here for plan, _ in steps):
             notify(decision, began)

@@ -58,7 +58,7 @@ class Refusal:
         self.begins = begins
         self.ends = begins + span
         """From when and until when to repeat the refusal, by `_clock`."""
-        self.place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field)
+        self.place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
         """Where its repetitions are counted."""
 
     def outcomes_at(self, now: int) -> list[Outcome]:

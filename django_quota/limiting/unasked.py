@@ -1,4 +1,6 @@
-"""Hits that this process decides without the store: of exempt and blocked subjects, and refusals from memory.
+"""Hits that this process decides without the store.
+
+They are those of exempt and blocked subjects, of tiers without a limit, and refusals from memory.
 
 The flusher counts them about once a second for the day. A refusal is an event, at most once a second for a rule and a
 subject. What the store did not take waits for the next round; if only its answer was lost, it counts twice.
@@ -43,6 +45,8 @@ class Place(NamedTuple):
     """The key of the day's counts; empty if the rule counts no days."""
     rule: str
     """The rule's name, escaped for fields of hashes."""
+    tier: str
+    """The tier of the subject under the rule; empty if no function of the request says it."""
 
 
 class _Tally:
@@ -92,7 +96,7 @@ class UnaskedHits:
         flusher.wake()
 
     def count(self, plan: Plan, decision: Decision) -> list[Announcement]:
-        """Count what overrides decided of a plan; return the signals to send.
+        """Count what overrides decided of a plan, and the hits that no limit counts; return the signals to send.
 
         If the plan is refused, the rules that had room are not counted.
         """
@@ -113,10 +117,14 @@ class UnaskedHits:
                 plan.exempt[name, subject] = now
             if is_reported and self._is_due(place, now):
                 announcements.append((refused, {"rule": rule, "subject": subject, "decision": decision}))
+        if not decision.enforced:
+            for (name, subject), (rule, cost) in plan.unlimited_hits.items():
+                self.add(_place_of(rule, subject, now), {"a": 1, "u": cost - 1})
+                plan.exempt[name, subject] = now
         return announcements
 
     def settle(self, plan: Plan) -> None:
-        """Count what the exempt hits of a plan really used; one that used nothing is no hit."""
+        """Count what the hits of a plan that no limit counted really used; one that used nothing is no hit."""
         for rule, subject, taken, more, is_undone in plan.settled_here():
             place = _place_of(rule, subject, taken.moment)
             if place.day_key:
@@ -149,7 +157,7 @@ class UnaskedHits:
         settings = current()
         asking = [(place, tally) for place, tally in tallies if place.day_key or (tally.event and settings.events)]
         operations = [
-            RecordHits(*place, tally.counts, SECOND if settings.events and tally.event else 0)
+            RecordHits(*place[:3], tally.counts, SECOND if settings.events and tally.event else 0, place.tier)
             for place, tally in asking
         ]
         replies: list[Any] = [None] * len(asking)
@@ -168,7 +176,7 @@ class UnaskedHits:
 def _place_of(rule: Rule, subject: str, moment: int) -> Place:
     base = subject_base(current().prefix, subject)
     day = str(day_of(moment, time_zone()).date) if counts_day(rule, subject) else ""
-    return Place(key_of(base, "s"), key_of(base, "day", day) if day else "", field(rule.name))
+    return Place(key_of(base, "s"), key_of(base, "day", day) if day else "", field(rule.name), rule.of_tier)
 
 
 def _event(place: Place, subject: str, outcome: Outcome, now: int) -> EventRecord:

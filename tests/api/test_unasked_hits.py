@@ -15,9 +15,9 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from django_quota import Decision, Rule, acheck, check, check_all, peek, quota, refund
+from django_quota import Decision, Rule, acheck, check, check_all, peek, quota, refund, reserve
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import recent_usage
+from django_quota.features.usage import Count, last_tiers, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import activity
@@ -226,3 +226,20 @@ class TestOutages:
             os._exit(len(pending))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert counts("user:1") == (0, 1)
+
+
+PLANS = Rule.make("plans", {"free": "5/h", "all": None}, tier=lambda request: "free")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("either_store")
+def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
+    check(PLANS, "user:3", 3, tier="free")
+    assert check(PLANS, "user:3", 900, tier="all")
+    check_all([(PLANS.tiers["all"], "user:3", 50), (Rule.make("none", "0/d"), "user:3")])  # refused
+    with reserve(PLANS, "user:3", 100, tier="all") as hold:
+        hold.settle(40)
+    reserve(PLANS, "user:3", 100, tier="all").cancel()
+    flusher.flush()
+    assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
+    assert last_tiers("user:3") == {"plans": "all"}
