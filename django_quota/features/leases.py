@@ -342,8 +342,8 @@ def slot(
     `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. After it the slot comes free by itself, so a
     caller that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
     `subject`: whose slot it is, a text (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the lease
-    in the background, by a thread or a task, for work that may take longer; a holder whose lease ended in an outage is
-    counted again, even above the limit.
+    in the background, by one thread of the process, for work that may take longer; a holder whose lease ended in an
+    outage is counted again, even above the limit.
 
     Raises `RuleError` for a wrong argument. Entering the slot raises `QuotaExceeded` if no slot came free, and
     `StoreUnavailable`. Leaving it raises `LeaseLost` where the lease ended before the block did.

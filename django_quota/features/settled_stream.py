@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 
@@ -53,22 +53,16 @@ class _Stream:
             if hasattr(self._content, "close"):
                 self._content.close()
         finally:
-            self._end()
+            run_sync(self._ending())
 
-    def _end(self) -> None:
-        if not self._ends():
+    def _ending(self) -> Flow[None]:
+        was_over, self._is_over = self._is_over, True
+        if was_over:
             return
         try:
-            run_sync(self._settle())
+            yield from self._settle()
         except Exception:
-            logger.exception(_NOT_SETTLED)
-
-    def _ends(self) -> bool:
-        was_over, self._is_over = self._is_over, True
-        return not was_over
-
-
-_NOT_SETTLED = "A stream is over, and its reservation was not settled: the estimate stays spent."
+            logger.exception("A stream is over, and its reservation was not settled: the estimate stays spent.")
 
 
 class _SyncStream(_Stream, Iterator[Any]):
@@ -76,19 +70,18 @@ class _SyncStream(_Stream, Iterator[Any]):
         try:
             return next(self._content)
         except BaseException:
-            self._end()
+            run_sync(self._ending())
             raise
 
 
 class _AsyncStream(_Stream, AsyncIterator[Any]):
-    def __aiter__(self) -> Self:
-        return self
+    """A client often goes away right after the last part, which cancels the task: it settles all the same."""
 
     async def __anext__(self) -> Any:
         try:
             return await anext(self._content)
-        except BaseException:  # a client that has gone away cancels the task
-            await self._aend()
+        except BaseException:
+            await run_to_the_end(self._ending())
             raise
 
     async def aclose(self) -> None:
@@ -97,13 +90,4 @@ class _AsyncStream(_Stream, AsyncIterator[Any]):
             if hasattr(self._content, "aclose"):
                 await self._content.aclose()
         finally:
-            await self._aend()
-
-    async def _aend(self) -> None:
-        if not self._ends():
-            return
-        # A client often goes away right after the last part. That must not end this call, or the estimate stays spent.
-        try:
-            await run_to_the_end(self._settle())
-        except Exception:
-            logger.exception(_NOT_SETTLED)
+            await run_to_the_end(self._ending())

@@ -233,15 +233,6 @@ def test_a_new_group_begins_now_and_later_goes_on_where_it_was(raw: redis.Redis)
     assert pending(raw) == 0
 
 
-def test_each_group_is_handed_every_event_and_may_begin_before_any(raw: redis.Redis) -> None:
-    for group in ("one", "two"):
-        assert subjects(group=group) == []
-    assert raw.ttl(STREAM) > 0
-    tell(raw, "ip:1")
-    for group in ("one", "two"):
-        assert subjects(group=group) == ["ip:1"]
-
-
 def test_unwanted_events_are_acknowledged_and_not_printed(raw: redis.Redis) -> None:
     begin(raw)
     tell(raw, "ip:1")
@@ -324,16 +315,6 @@ def test_more_than_a_page_is_read(raw: redis.Redis, monkeypatch: pytest.MonkeyPa
     hand_out(raw, 10)
     assert subjects() == [f"ip:{number}" for number in range(20)]
     assert pending(raw) == 0
-
-
-def test_readers_of_a_group_share_its_events(
-    stream: EventStream, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PAGE", 5)
-    begin(raw)
-    told = [tell(raw, f"ip:{number}") for number in range(20)]
-    readers = [EventGroup(stream, "g") for _ in range(2)]
-    assert [entry.id for _ in range(2) for reader in readers for entry in reader.take().entries] == told
 
 
 def test_the_command_says_what_is_missing(raw: redis.Redis) -> None:
@@ -446,14 +427,6 @@ def test_the_ip_of_an_event_is_nothing_but_an_address(subject: str) -> None:
     if address is not None:
         assert f"ip:{address}" == subject
         assert str(ip_network(address, strict=True)) == (address if ":" in address else f"{address}/32")
-
-
-def test_whole_ipv6_addresses_are_single_with_the_prefix_128(raw: redis.Redis, settings: Any) -> None:
-    settings.QUOTA = {"IPV6_PREFIX": 128}
-    begin(raw)
-    tell(raw, "ip:2001:db8::1")
-    tell(raw, "ip:2001:db8::/64")
-    assert [event["ip"] for event in read()[0]] == ["2001:db8::1", None]
 
 
 @pytest.mark.thorough("processes")
