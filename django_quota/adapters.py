@@ -24,12 +24,11 @@ from django_quota.requests import addresses, subjects
 from django_quota.requests.request_bodies import body_notes
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.subjects import digest, named_subject
-from django_quota.web import headers, responses
+from django_quota.web import headers, responses, rule_checks
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, settle_own_flow, state_of
 from django_quota.web.own_limits import limits_view
 from django_quota.web.request_rules import decides_later
-from django_quota.web.rule_checks import OURS, position_of
 from django_quota.web.view_lookup import checks_views, endpoints
 from django_quota.web.wording import refusal_details
 
@@ -153,7 +152,7 @@ def has_middleware(request: Any = None) -> bool:
     Without a request: whether MIDDLEWARE has one, for system checks.
     """
     if request is None:
-        return position_of(OURS) is not None
+        return rule_checks.has_middleware(rule_checks.OURS)
     return state_of(_read_request(request)).closer == "middleware"
 
 

@@ -131,22 +131,12 @@ def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _check_middleware(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
-    ours = position_of(OURS)
-    if site.placed and ours is None:
+    """Find rules with a `match` that no middleware applies."""
+    if site.placed and not has_middleware(OURS):
         yield finding(
             "W003",
             f'QUOTA["RULES"][{site.placed[0].name!r}] has a match, but nothing applies it.',
             "Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
-        )
-    about_users = next(filter(_needs_user, site.placed), None)
-    theirs = position_of("django.contrib.auth.middleware.AuthenticationMiddleware")
-    if about_users is not None and ours is not None and theirs is not None and ours < theirs:
-        yield finding(
-            "W004",
-            f"QuotaMiddleware is above AuthenticationMiddleware. If a middleware between them answers a request, rule "
-            f"{about_users.name!r} does not know the user, and limits the request by its address.",
-            "Put 'django_quota.middleware.QuotaMiddleware' below AuthenticationMiddleware.",
         )
 
 
@@ -387,14 +377,14 @@ def _covers(view: str, other: Rule, rule: Rule, endpoint: Endpoint) -> bool:
     return by_address and refuses and has_methods and is_there
 
 
-def position_of(middleware: str) -> int | None:
-    """Return the position of a middleware, or of a subclass, in MIDDLEWARE."""
-    for position, path in enumerate(settings.MIDDLEWARE):
+def has_middleware(middleware: str) -> bool:
+    """Say whether MIDDLEWARE has the middleware of this path, or a subclass."""
+    for path in settings.MIDDLEWARE:
         with suppress(ImportError, TypeError, ValueError):  # Django reports it at start
             classes = getattr(import_string(path), "__mro__", ())
-            if any(dotted_path(each) == middleware for each in classes):
-                return position
-    return None
+            if middleware in map(dotted_path, classes):
+                return True
+    return False
 
 
 def _needs_user(rule: Rule | SiteSlot) -> bool:

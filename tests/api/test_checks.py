@@ -233,9 +233,9 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
 @pytest.mark.parametrize(
     ("middleware", "rules", "expected"),
     [
-        ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, "W004"), ([OURS], BY_USER, "W005"),
+        ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, ""), ([OURS], BY_USER, "W005"),
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
-        ([OURS, THEIRS], site(rate=TIERS), "W004"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
+        ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
         ([], site(), "W003"), (["tests.api.test_checks.Derived", "tests.auth"], BY_USER, ""),  # it may set the user
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
