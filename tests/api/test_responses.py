@@ -18,7 +18,7 @@ from django.template.response import SimpleTemplateResponse
 from django.test import Client, RequestFactory, override_settings
 from django.utils import translation
 
-from django_quota import Decision, check, quota, slot
+from django_quota import Decision, check, quota
 from django_quota.adapters import refusal
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import freeze
@@ -187,22 +187,6 @@ class TestBodies:
     )  # fmt: skip
     def test_the_wait_is_in_words(self, wait: int, words: str) -> None:
         assert detail_of(refused_for(wait)) == f"The limit is 1 per day. Please try again in {words}."
-
-    @pytest.mark.parametrize(
-        ("language", "rate", "words"),
-        [
-            ("en", "1000/h", "1,000 per hour"),
-            ("de", "1000/h", "1.000 pro Stunde"),
-            ("de", "5/30s", "5 pro 30 Sekunden"),
-        ],
-    )
-    def test_a_rate_has_the_words_and_separators_of_the_language(self, language: str, rate: str, words: str) -> None:
-        with override_settings(USE_THOUSAND_SEPARATOR=True), translation.override(language), freeze(NOW):
-            check(rate, "global", int(rate.partition("/")[0]))
-            assert words in detail_of(refusal(get(), check(rate, "global")))
-            if language == "de":
-                outcome = slot("ten", 10).acquire().decision.outcomes[0]._replace(allowed=False)
-                assert "10 gleichzeitig" in detail_of(refusal(get(), Decision.of((outcome,))))
 
     @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
     @pytest.mark.parametrize("wrap", [quota("1/m", key="header:X-Api-Key"), quota("1/m", key=always(SECRET))])

@@ -58,11 +58,6 @@ def test_a_misspelt_option_or_value_is_an_error_for_mypy_and_when_it_runs(
         typo()
 
 
-def test_right_options_are_right_for_mypy_too() -> None:
-    assert check("2/m", "user:1", algorithm="token_bucket", burst=1, name="typed", on_unavailable="deny")
-    assert peek("2/m", "user:1", key=("ip", "user"), methods=["GET"], warn_at=None, daily=True)
-
-
 def test_the_types_name_every_option_and_algorithm() -> None:
     assert set(get_args(OF_A_CALL["algorithm"])) == set(ALGORITHMS)
     with pytest.raises(RuleError, match="Known: ") as caught:
