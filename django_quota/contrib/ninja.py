@@ -238,8 +238,8 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
         try:
             adapters.rule_of(rule)
         except RuleError as error:
-            place, hint = adapters.dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
-            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
+            place = adapters.dotted_path(operation.view_func)
+            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=error.hint, id="django_quota.E024")
     if rules and not adapters.has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
         yield CheckWarning(
             f"The API {api.title} ({api.urls_namespace}) does not answer what the limiter raises: a QuotaExceeded or "

@@ -423,4 +423,4 @@ class TestTheSite:
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", misspelt.urls)]})
         (found,) = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E024"]
         assert found.msg.startswith("@limits(rule='serch') on ")
-        assert found.hint == "Add it to QUOTA[\"RULES\"]. Did you mean 'search'?"
+        assert "Did you mean 'search'?" in str(found.hint)
