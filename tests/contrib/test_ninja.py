@@ -65,10 +65,6 @@ async def in_the_loop(request: HttpRequest, number: int = 0) -> dict[str, int]:
     return {"number": number}
 
 
-def ok(request: HttpRequest) -> str:
-    return "ok"
-
-
 def named(name: str) -> Any:
     """Return a new operation of this name."""
 
@@ -372,55 +368,52 @@ def test_a_throttle_with_a_key_of_its_own_counts_in_the_store() -> None:
     assert get("/throttled/tenants", **{"X-Tenant": "c"}).wsgi_request.quota.rule == f"ninja.{__name__}.ByTenant.1-60"
 
 
-class TestTheSite:
-    def test_the_rules_of_operations_are_known(self, settings: Any) -> None:
-        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
-        assert {"above", "below"} <= set(known_rules())
+def findings(settings: Any, code: str, site_api: NinjaAPI) -> list[Any]:
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", site_api.urls)]})
+    return [each for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]
 
-    @pytest.mark.parametrize("is_installed", [True, False])
-    @pytest.mark.parametrize("with_middleware", [True, False])
-    def test_w027_an_api_that_answers_no_refusal(
-        self, is_installed: bool, with_middleware: bool, settings: Any
-    ) -> None:
-        bare = NinjaAPI(urls_namespace=f"quota-tests-{is_installed}-{with_middleware}", title="Shop")
-        bare.get("/search")(limits("2/m", name="bare")(lambda request: "ok"))
-        if is_installed:
-            install(bare)
-        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] * with_middleware
-        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", bare.urls)]})
-        found = [each.msg for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W027"]
-        assert len(found) == (not is_installed and not with_middleware)
-        assert all(message.startswith("The API Shop (quota-tests-") for message in found)
 
-    @pytest.mark.parametrize(
-        ("throttle", "number", "proxies", "warns"),
-        [
-            (contrib.AnonRateThrottle, None, [], True),
-            (contrib.AnonRateThrottle, 0, [], False),
-            (contrib.AnonRateThrottle, 1, [], False),
-            (contrib.AnonRateThrottle, None, ["10.0.0.1"], False),
-            (contrib.UserRateThrottle, None, [], True),
-            (ByTenant, None, [], False),
-            (None, None, [], False),
-        ],
+def test_the_rules_of_operations_are_known() -> None:
+    assert {"above", "below", "unwrapped-sync"} <= set(known_rules())
+
+
+@pytest.mark.parametrize(("is_installed", "with_middleware"), [(True, False), (False, True), (False, False)])
+def test_w027_an_api_that_answers_no_refusal(is_installed: bool, with_middleware: bool, settings: Any) -> None:
+    bare = NinjaAPI(urls_namespace=f"quota-tests-{is_installed}-{with_middleware}", title="Shop")
+    for name in ("one", "two"):
+        bare.get(f"/{name}")(limits("2/m", name=name)(named(name)))
+    if is_installed:
+        install(bare)
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] * with_middleware
+    found = findings(settings, "W027", bare)
+    assert ["The API Shop (quota-tests-" in each.msg for each in found] == [True] * (
+        not is_installed and not with_middleware
     )
-    def test_w028_a_throttle_that_is_told_of_no_proxies(
-        self, throttle: Any, number: int | None, proxies: list[str], warns: bool, settings: Any
-    ) -> None:
-        proxied = NinjaAPI(urls_namespace=f"quota-tests-{throttle}-{number}-{proxies}")
-        proxied.get("/search", **({"throttle": throttle("1/m")} if throttle else {}))(lambda request: "ok")
-        if number is not None:
-            settings.NINJA_NUM_PROXIES = number
-        settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
-        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", proxied.urls)]})
-        found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W028"]
-        assert len(found) == warns
-        assert all("NINJA_NUM_PROXIES" in (each.hint or "") for each in found)
 
-    def test_e024_a_name_of_no_rule(self, settings: Any) -> None:
-        misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
-        misspelt.get("/search")(limits(rule="serch")(limits(rule="search")(lambda request: "ok")))
-        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", misspelt.urls)]})
-        (found,) = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E024"]
-        assert found.msg.startswith("@limits(rule='serch') on ")
-        assert "Did you mean 'search'?" in str(found.hint)
+
+@pytest.mark.parametrize(
+    ("throttle", "number", "proxies", "warns"),
+    [
+        (contrib.AnonRateThrottle, None, [], True),
+        (contrib.UserRateThrottle, None, [], True),
+        (contrib.AnonRateThrottle, 0, [], False),
+        (contrib.AnonRateThrottle, None, ["10.0.0.1"], False),
+        (ByTenant, None, [], False),
+    ],
+)
+def test_w028_a_throttle_that_is_told_of_no_proxies(
+    throttle: Any, number: int | None, proxies: list[str], warns: bool, settings: Any
+) -> None:
+    proxied = NinjaAPI(urls_namespace=f"quota-tests-{throttle}-{number}-{proxies}")
+    proxied.get("/search", throttle=throttle("1/m"))(named("search"))
+    settings.NINJA_NUM_PROXIES = number
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
+    assert ["NINJA_NUM_PROXIES" in each.hint for each in findings(settings, "W028", proxied)] == [True] * warns
+
+
+def test_e024_a_name_of_no_rule(settings: Any) -> None:
+    misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
+    misspelt.get("/search")(limits(rule="serch")(limits(rule="search")(named("search"))))
+    (found,) = findings(settings, "E024", misspelt)
+    assert found.msg.startswith("@limits(rule='serch') on ")
+    assert "Did you mean 'search'?" in found.hint
