@@ -36,8 +36,7 @@ the primary keys of deleted ones.
 class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
     """Overrides. What these methods change takes effect at once in this process, and within two seconds in others.
 
-    Rows that `_raw_delete` or your own SQL adds or deletes take effect within a minute; so do rows that SQL changes, if
-    it sets `updated`.
+    Rows that `_raw_delete` or your own SQL adds, changes or deletes take effect within a minute.
     """
 
     def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:

@@ -51,6 +51,8 @@ class Flusher:
         # A signal handler may check a limit in the middle of `wake`: so the lock and the queue are reentrant.
         self._changing = threading.RLock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self.is_asleep = self._wakeups.empty
+        """Returns whether it needs a `wake`."""
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing: weakref.WeakSet[Job] = weakref.WeakSet()
@@ -63,70 +65,58 @@ class Flusher:
     def remove(self, *jobs: Job | None) -> None:
         """Do these jobs no longer."""
         with self._changing:
-            for job in jobs:
-                if job is not None:
-                    self._jobs.discard(job)
+            self._jobs.difference_update(job for job in jobs if job is not None)
 
     def wake(self) -> None:
         """Have the thread do a round, at once or a second after the last one. Call it as often as you like."""
-        if self._wakeups.empty() and (self._thread is not None or self._start()):
-            self._wakeups.put(None)
-
-    def flush(self, *, at_exit: bool = False) -> bool:
-        """Do a round of all jobs in the calling thread; return whether all went well. A problem is logged once."""
-        is_done = True
-        with self._changing:
-            jobs = list(self._jobs)
-        for job in jobs:
-            if at_exit and not job.at_exit:
-                continue
-            try:
-                job.flush()
-            except Exception as error:  # noqa: BLE001 — the other jobs go on, and the next round tries again
-                is_done = False
-                if job not in self._failing:
-                    self._failing.add(job)
-                    logger.warning("Cannot %s, and will try again: %s", job.purpose, error)
-            else:
-                self._failing.discard(job)
-        return is_done
-
-    def stop(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Do the last round and end the thread; wait for it for some seconds at most."""
-        self._ending.set()
-        self._wakeups.put(None)
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-
-    def _start(self) -> bool:
+        if not self.is_asleep():
+            return
         with self._changing:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="django-quota-flusher", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads, or the process is ending
-                    return False
+                    return
                 self._thread = thread
-            return True
+        self._wakeups.put(None)
+
+    def flush(self, *, at_exit: bool = False) -> bool:
+        """Do a round of all jobs in the calling thread; return whether all went well. A problem is logged once."""
+        with self._changing:
+            jobs = [job for job in self._jobs if job.at_exit or not at_exit]
+        failing: weakref.WeakSet[Job] = weakref.WeakSet()
+        for job in jobs:
+            try:
+                job.flush()
+            except Exception as error:  # noqa: BLE001 — the other jobs go on, and the next round tries again
+                failing.add(job)
+                if job not in self._failing:
+                    logger.warning("Cannot %s, and will try again: %s", job.purpose, error)
+        self._failing = failing
+        return not failing
+
+    def stop(self, timeout: float = EXIT_TIMEOUT) -> None:
+        """Do the last round and end the thread; wait for it for some seconds at most."""
+        self._ending.set()
+        self._wakeups.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         try:
-            self._do_rounds()
+            is_ending = False
+            while not is_ending:
+                self._wakeups.get()
+                is_ending = self._ending.is_set()
+                is_done = self.flush(at_exit=is_ending)
+                self._ending.wait(INTERVAL)
+                if not is_done:
+                    self.wake()
         finally:
             if not self._ending.is_set():  # a handler of the log failed, for example
                 with self._changing:
                     self._thread = None  # the next `wake` starts another
-
-    def _do_rounds(self) -> None:
-        is_ending = False
-        while not is_ending:
-            self._wakeups.get()
-            is_ending = self._ending.is_set()
-            is_done = self.flush(at_exit=is_ending)
-            self._ending.wait(INTERVAL)
-            if not is_done:
-                self.wake()
 
 
 flusher = Flusher()

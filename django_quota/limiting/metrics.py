@@ -140,7 +140,8 @@ class DecisionMetrics:
                 for hit in plan.hits:
                     if hit.cost:
                         self._add(hit.field + ALLOWED)
-        flusher.wake()
+        if flusher.is_asleep():
+            flusher.wake()
 
     def count_only_refusals(self, now: int, decision: Decision) -> None:
         """Count the rules that refuse, also as shadows; what the others took is given back."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from django_quota.conf import current
 from django_quota.core.errors import (
     StoreCommandDenied,
     StoreDataError,
@@ -22,7 +21,6 @@ from django_quota.core.errors import (
     StoreUnavailable,
 )
 from django_quota.core.forks import register_fork_aware
-from django_quota.core.keys import read
 from django_quota.engine.operations import Operation
 from django_quota.signals import Announcement, asend, send, store_back, store_lost
 from django_quota.stores.base import Runner
@@ -72,7 +70,7 @@ class Outages:
     def failed(
         self, error: StoreUnavailable, subjects: Sequence[str], *, is_decision: bool = True
     ) -> list[Announcement]:
-        """Note a failure for these subjects. Log what is new, and return the signals to send.
+        """Note a failure for these subjects, or keys. Log what is new, and return the signals to send.
 
         `is_decision`: whether a rule was decided. Other operations may need a command that decisions do not.
         """
@@ -171,13 +169,7 @@ class OutageReportingStore:
     def _failed(self, error: StoreUnavailable, operation: Operation) -> list[Announcement]:
         if isinstance(error, StoreFull):  # the memory store logs that itself
             return []
-        return self._outages.failed(error, _subjects(operation), is_decision=False)
+        return self._outages.failed(error, operation.keys, is_decision=False)
 
     def _answered(self, reply: Any, operation: Operation) -> list[Announcement]:
         return self._outages.answered(wrote=operation.has_written(reply))
-
-
-def _subjects(operation: Operation) -> list[str]:
-    """Return the subjects of an operation's keys."""
-    keys = (read(current().prefix, key) for key in operation.keys)
-    return [key.subject or "a subject of a long name" for key in keys if key is not None]

@@ -10,7 +10,7 @@ from typing import Any, cast
 from django.apps import apps
 from django.conf import settings
 from django.db import DatabaseError, connections, router, transaction
-from django.db.models import Count, Max, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.signals import post_migrate, post_save
 from django.utils import timezone
 
@@ -55,7 +55,7 @@ def set_override(subject: str, rule: str, values: Mapping[str, Any], *, may_repl
 
 # --- what a process reads ---------------------------------------------------------------------------------------------
 
-_COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires", "updated")
+_COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires")
 
 
 def missing_tables(using: str) -> set[str]:
@@ -71,10 +71,6 @@ def count_overrides() -> int:
 
 class DatabaseRows:
     """The overrides in the database, as `limiting.overrides` reads them."""
-
-    def __init__(self) -> None:
-        self._newest: datetime | None = None
-        """The latest `updated` that was read."""
 
     @property
     def is_private(self) -> bool:
@@ -94,14 +90,8 @@ class DatabaseRows:
                 raise
             raise DatabaseError("the tables of django_quota are missing; run `migrate` to create them") from error
 
-    def is_whole(self, number: int) -> bool:
-        """Return whether this number of overrides have not ended, and none is newer than those that were read."""
-        found = _not_ended(_rows()).aggregate(number=Count("pk"), newest=Max("updated"))
-        return (found["number"], found["newest"]) == (number, self._newest)
-
     def all(self) -> Iterator[Override]:
         """Yield all overrides that have not ended."""
-        self._newest = None
         return self._read(_not_ended(_rows())) if has_database() else iter(())
 
     def since(self, number: int) -> Iterator[Override]:
@@ -113,12 +103,10 @@ class DatabaseRows:
         return set(_not_ended(_rows()).values_list("pk", flat=True))
 
     def _read(self, rows: QuerySet[QuotaOverride]) -> Iterator[Override]:
-        """Yield overrides, without an open cursor meanwhile, and note the latest `updated`."""
+        """Yield overrides, without an open cursor meanwhile."""
         ordered = rows.order_by("pk").values_list(*_COLUMNS)
         batch = list(ordered[:BATCH_SIZE])
         while batch:
-            newest = max(row[-1] for row in batch)
-            self._newest = newest if self._newest is None else max(self._newest, newest)
             yield from map(_override_of, batch)
             batch = list(ordered.filter(pk__gt=batch[-1][0])[:BATCH_SIZE])
 
@@ -129,7 +117,7 @@ def override_of(row: QuotaOverride) -> Override:
 
 
 def _override_of(row: Sequence[Any]) -> Override:
-    pk, subject, rule, mode, rate, starts, expires, _ = row
+    pk, subject, rule, mode, rate, starts, expires = row
     # 0 means that there is no such time. Many overrides share a rule and a rate.
     begins = 0 if starts is None else max(0, microseconds_of_row(starts))
     ends = 0 if expires is None else max(1, microseconds_of_row(expires))

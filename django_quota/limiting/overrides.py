@@ -6,8 +6,8 @@ with a higher number than it knows. Decisions start a thread that reads; if noth
 the next decision waits for the thread. What the process itself saves holds at once, until a rollback of the transaction
 undoes it.
 
-Plain SQL changes rows without a number. Such a change is noticed within `COMPARE_AFTER` seconds if it changes how many
-rows there are, or sets `updated`: then all overrides are read again.
+Plain SQL changes rows without a number. So all overrides are read again every `ALL_AFTER` seconds, or more rarely if
+that takes more than a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REFRESH_AFTER = 1.5
 WAIT_AFTER = 2.0
 """Seconds after which a decision waits for the refresh."""
 
-COMPARE_AFTER = 60.0
-"""Seconds from one comparison of the whole table to the next."""
+ALL_AFTER = 60.0
+"""Seconds after which a refresh reads all overrides, whatever their numbers say."""
 
 FIRST_WAIT, MAX_WAIT = 5.0, 1.0
 """Seconds that a decision waits at most: for all overrides, and for changes. After that it uses what is known."""
@@ -61,10 +61,6 @@ class Rows(Protocol):
 
     def latest(self) -> tuple[int, int]:
         """Return the numbers of the latest change, and of the latest one that deleted rows."""
-        ...
-
-    def is_whole(self, number: int) -> bool:
-        """Return whether this number of overrides have not ended, and none is newer than those that were read."""
         ...
 
     def all(self) -> Iterable[Override]:
@@ -133,8 +129,8 @@ class OverrideCopy:
         """The number of the latest change that was read; None: all overrides must be read."""
         self._looked = float("-inf")
         """When the last refresh began."""
-        self._compared = 0.0
-        """When the table was compared as a whole."""
+        self._all_due = 0.0
+        """When all overrides are read again."""
         self._is_alone = False
         """Whether no other process can change the overrides."""
 
@@ -151,24 +147,15 @@ class OverrideCopy:
             self._own.clear()
             self._known = None
 
-    @property
-    def age(self) -> float | None:
-        """How many seconds ago the overrides were known to be as in the database; None if they never were."""
-        return None if self._known is None else 0.0 if self._is_alone else clock.elapsed() - self._looked
-
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def refreshing(self) -> IOCall | None:
         """Start a refresh if one is due; return the call that waits for it, or None if nobody needs to wait."""
-        if self._own:
-            self._look_after_own()
+        if self._own and _rolled_back(self._own):
+            self._known = None
         if self._known is not None and (self._is_alone or clock.elapsed() - self._looked < REFRESH_AFTER):
             return None
         return None if self.rows is None else self._refreshing(self.rows)
-
-    def _look_after_own(self) -> None:
-        if _rolled_back(self._own):
-            self._known = None
 
     def _refreshing(self, rows: Rows) -> IOCall | None:
         now = clock.elapsed()
@@ -253,15 +240,12 @@ class OverrideCopy:
         own = list(self._own)
         undone = _rolled_back(own)
         done = {id(each) for each in own if each.is_committed}.union(map(id, undone))  # what is read now says the same
-        known = None if undone else self._known
         number, removed = rows.latest()
-        is_due = began - self._compared >= COMPARE_AFTER and not rows.is_private
-        if known is not None and is_due and not self._is_whole(rows):
-            known = None
-        table, changed, kept = None, list[Override](), None
-        if known is None or number < known:
+        table, known, all_due = None, self._known, self._all_due
+        changed, kept = list[Override](), None
+        if known is None or undone or number < known or began >= all_due:
             table = OverrideTable(rows.all())
-            is_due = True
+            all_due = began + max(ALL_AFTER, 100 * (clock.elapsed() - began))
         elif number > known:
             changed = list(rows.since(known))
             kept = rows.pks() if removed > known else None
@@ -273,18 +257,12 @@ class OverrideCopy:
             for each in self._own:
                 if each.number > number:  # what was read has the others, or what came after them
                     each.apply(table)
-            self._compared = began if is_due else self._compared
-            self.table, self._known, self._looked, self._is_alone = table, number, began, rows.is_private
+            self.table, self._known, self._looked, self._all_due = table, number, began, all_due
+            self._is_alone = rows.is_private
             was_failing, self.problem, self._failed = bool(self.problem), "", float("-inf")
             self._running = None  # later decisions need a newer refresh, also while this thread closes its connection
         if was_failing:
             logger.warning("The overrides can be read again.")
-
-    def _is_whole(self, rows: Rows) -> bool:
-        """Return whether the database has as many overrides as this process, and none that is newer."""
-        with self._lock:
-            self.table.drop_ended(clock.now())
-        return rows.is_whole(len(self.table))
 
     def _changed(self, changed: Iterable[Override], kept: Collection[int] | None) -> OverrideTable:
         """Return the table with these overrides; `kept`: the primary keys that are left, if some were deleted."""

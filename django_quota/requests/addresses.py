@@ -132,14 +132,11 @@ def _is_private(peer: str) -> bool:
 
 
 def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
-    problem = f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one."
-    if peer not in _UNIX_PEERS:
-        return ConfigurationError(problem, "Let the server put the peer's address into REMOTE_ADDR.")
-    if UNIX in settings.trusted_proxies or settings.trusted_proxy_count:
-        header = settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
-        return ConfigurationError(problem, f"Let the proxy that connects by a unix socket set {header}.")
+    header = settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
     return ConfigurationError(
-        problem, 'Behind a proxy that connects by a unix socket, set QUOTA["TRUSTED_PROXIES"] = ["unix"].'
+        f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one.",
+        "Let the server put the peer's address into REMOTE_ADDR. Behind a proxy that connects by a unix socket, set "
+        f'QUOTA["TRUSTED_PROXIES"] = ["unix"], and let the proxy set {header}.',
     )
 
 

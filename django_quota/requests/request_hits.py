@@ -11,10 +11,9 @@ from typing import Any, TypeVar, cast
 from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
-from django_quota.core.errors import QuotaError, RateError, RuleError, did_you_mean
+from django_quota.core.errors import QuotaError, RateError, RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
-from django_quota.core.rule_options import Exemption
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
 from django_quota.engine.plans import Asked, Plan
 from django_quota.requests.addresses import ip_subject, is_from
@@ -125,20 +124,16 @@ def _is_skipped(rule: Rule, request: HttpRequest) -> Flow[bool]:
     """Return whether a rule does not apply to a request because of `methods`, `skip` or `exempt`."""
     if rule.methods is not None and request.method not in rule.methods:
         return True
-    if rule.skip is not None and (yield from call_flow(rule.skip, request)):
-        return True
-    return rule.exempt is not None and (yield from _is_exempt(rule.exempt, request))
-
-
-def _is_exempt(exemption: Exemption, request: HttpRequest) -> Flow[bool]:
-    """Return whether a request is exempt."""
-    if exemption.networks and is_from(request, exemption.networks):
-        return True
-    if exemption.staff:
-        user = yield from user_flow(request)
-        if getattr(user, "is_active", False) and getattr(user, "is_staff", False):
+    functions = [] if rule.skip is None else [rule.skip]
+    if rule.exempt is not None:
+        functions += rule.exempt.functions
+        if rule.exempt.networks and is_from(request, rule.exempt.networks):
             return True
-    for function in exemption.functions:
+        if rule.exempt.staff:
+            user = yield from user_flow(request)
+            if getattr(user, "is_active", False) and getattr(user, "is_staff", False):
+                return True
+    for function in functions:
         if (yield from call_flow(function, request)):
             return True
     return False
@@ -155,21 +150,16 @@ def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequ
     user = yield from user_flow(request)
     default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
     if default not in tiers:
-        raise RuleError(_no_tier(name, reprlib.repr(default if tier is None else tier), tuple(tiers)))
+        raise RuleError(f"Rule {name!r} has no tier {(tier or default)!r}.", f"Known: {', '.join(map(repr, tiers))}.")
     if tier is not None:
-        _log_unknown_tier(name, reprlib.repr(tier), default, tuple(tiers))
+        _log_unknown_tier(name, reprlib.repr(tier), default)
     return tiers[default]
 
 
-def _no_tier(rule: str, tier: str, known: tuple[str, ...]) -> str:
-    near = did_you_mean(tier.strip("'"), known)
-    return f"Rule {rule!r} has no tier {tier}.{near}"
-
-
 @lru_cache(maxsize=256)
-def _log_unknown_tier(rule: str, tier: str, default: str, known: tuple[str, ...]) -> None:
+def _log_unknown_tier(rule: str, tier: str, default: str) -> None:
     """Log once that a tier is unknown. The request gets its default tier."""
-    logger.error("%s It is treated as %r.", _no_tier(rule, tier, known), default)
+    logger.error("Rule %r has no tier %s. It is treated as %r.", rule, tier, default)
 
 
 def _rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:

@@ -99,22 +99,9 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
             f"key={key!r} does not say which.", f"Use, for example, {kind + ':' + _EXAMPLES[kind]!r}."
         )
     if not colon and "." in key:
-        return (partial(_from_callable, _import_key(key)),)
+        return (partial(_from_callable, import_function("key", key, SubjectKeyError)),)
     known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
     raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
-
-
-def _import_key(path: str) -> Callable[..., Any]:
-    """Return the function at a dotted path. Raises `SubjectKeyError`, also for an attribute such as `user.id`."""
-    try:
-        return import_function("key", path, SubjectKeyError)
-    except SubjectKeyError as error:
-        kind, _, name = path.removeprefix("request.").partition(".")
-        meant = kind if kind in _PLAIN else f"{kind}:{name}" if kind in _EXAMPLES else ""
-        if not meant:
-            raise
-        hint = f"Write key={meant!r}{', which counts by the primary key' if meant == 'user' else ''}."
-        raise SubjectKeyError(f"key={path!r} is neither a key nor the path of a function.", hint) from error
 
 
 def _user(request: HttpRequest) -> Flow[Any] | str | None:

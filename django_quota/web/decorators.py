@@ -12,12 +12,11 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponseBase
 
-from django_quota.conf import current, is_async_callable
+from django_quota.conf import is_async_callable
 from django_quota.core.decisions import QuotaExceeded
-from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
+from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.rules import (
     Rule,
@@ -28,7 +27,7 @@ from django_quota.core.rules import (
     key_parts,
     name_conflict,
 )
-from django_quota.requests.request_keys import check_keys, compile_key
+from django_quota.requests.request_keys import check_keys
 from django_quota.web.headers import write_headers
 from django_quota.web.limited_requests import (
     RequestState,
@@ -70,7 +69,13 @@ def quota(
     """
     if rule is not None:
         if rates or options or name is not None:
-            raise _beside_a_rule(rule, rates, [*(["name"] if name is not None else []), *options])
+            given = ", ".join(
+                [*map(repr, rates), *(f"{option}=" for option in ({"name": name} if name else {}) | options)]
+            )
+            raise RuleError(
+                f"@quota(rule=...) takes everything from the rule, and no other arguments: {given}.",
+                "Set them in QUOTA[\"RULES\"], or use a rate instead of rule=, for example @quota('10/m').",
+            )
         if not isinstance(cast("object", rule), (str, Rule)):
             raise RuleError(f"rule={rule!r} is not the name of a rule. Use, for example, @quota(rule='search').")
         return _Decorator(rule)
@@ -82,46 +87,17 @@ def quota(
     try:
         template = Rule.make("unnamed" if name is None else name, *rates, **options)
     except RateError as error:
-        raise _rule_given_as_rate(error) or error from None
+        text = error.text
+        if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
+            raise
+        hint = f"If it is the name of a configured rule, write @quota(rule={text!r}); if it is the key, key={text!r}."
+        raise RateError(text, error.position, error.problem, f"{error.hint} {hint}") from None
     check_keys(template)
     if template.distinct is True:
         raise RuleError(
             "distinct=True needs check(..., value=). On a view, use, for example, distinct='header:X-Device'."
         )
     return _Decorator(template, named=name is not None)
-
-
-def _beside_a_rule(rule: object, rates: tuple[object, ...], options: list[str]) -> RuleError:
-    """Return the error of a `@quota(rule=...)` with other arguments."""
-    given = " and ".join([*map(repr, rates), *(f"{option}=" for option in options)])
-    name = rule.name if isinstance(rule, Rule) else rule
-    return RuleError(
-        f"@quota(rule={name!r}) takes everything from the rule, so it accepts no other arguments: {given}. Set them in "
-        f"QUOTA[\"RULES\"][{name!r}], or use a rate instead of rule=, for example @quota('10/m')."
-    )
-
-
-def _rule_given_as_rate(error: RateError) -> RateError | None:
-    """Return a better error if the rate is the name of a configured rule; else None."""
-    text = error.text
-    if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
-        return None
-    hint = f"Write @quota(rule={text!r})."
-    try:
-        if text in current().rules:
-            return RateError(text, None, "it is the name of a configured rule", hint)
-    except (ConfigurationError, ImproperlyConfigured):  # a system check reports it
-        pass
-    other = f"If it is the key, write key={text!r}." if _is_key(text) else f"If it is a configured rule: {hint}"
-    return RateError(text, error.position, error.problem, f"{error.hint} {other}")
-
-
-def _is_key(text: str) -> bool:
-    """Return whether a text is a key such as `ip` or `post:phone`; paths of functions are not looked at."""
-    try:
-        return "." not in text and bool(compile_key(text))
-    except SubjectKeyError:
-        return False
 
 
 def _looks_like_a_view(value: object) -> bool:

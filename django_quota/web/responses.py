@@ -120,21 +120,13 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
 
 def _rounded(outcome: Outcome) -> Outcome:
     """Return what an answer shows of an outcome: whole seconds, and not the subject."""
-    of, _, cost, allowed, remaining, wait, reset, more, _, shadow, enforced, why, over = outcome
-    return Outcome(
-        of,
-        "",
-        cost,
-        allowed,
-        remaining,
-        None if wait is None else math.ceil(wait),
-        math.ceil(reset),
-        None if more is None else math.ceil(more),
-        0.0,
-        shadow,
-        enforced,
-        why,
-        over,
+    wait, more = outcome.retry_after, outcome.next_after
+    return outcome._replace(
+        subject="",
+        retry_after=None if wait is None else math.ceil(wait),
+        reset_after=math.ceil(outcome.reset_after),
+        next_after=None if more is None else math.ceil(more),
+        delay=0.0,
     )
 
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from django_quota import Rule, acheck, arefund, areset, check, peek, quota, refund, reserve, reset, reset_subject, unban
 from django_quota.adapters import decide, set_body_parser
 from django_quota.exceptions import QuotaExceeded, RuleError
-from django_quota.models import QuotaOverride
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, calls_of, get
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
@@ -52,7 +51,7 @@ def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
     pytest.fail("nothing is refused")
 
 
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("memory_store")
 class TestARefusalIsRepeated:
     def test_without_the_store_and_its_times_count_down(self, asked: list[int]) -> None:
         with freeze(NOON):
@@ -136,24 +135,6 @@ class TestARefusalIsRepeated:
             assert asked == []
         assert [(each.rule, each.retry_after) for each in decision.outcomes] == [("short", 7), ("long", 3597)]
 
-    def test_but_not_under_another_rule_that_may_refuse_for_longer(self) -> None:
-        short, long = (Rule.make(name, rate, cache_refusals=10) for name, rate in (("short", "1/10s"), ("long", "1/h")))
-        with freeze(NOON):
-            assert request_under(long)
-            request_under(short)
-            assert request_under(short).retry_after == 10
-            assert request_under(short, long).retry_after == 3600
-            assert request_under(short).retry_after == 10
-
-    def test_until_another_subject_of_the_request_has_room_again(self) -> None:
-        by_ip, by_host = Rule.make("ip", "1/m", cache_refusals=10), Rule.make("host", "1/h", key="header:Host")
-        with freeze(NOON):
-            request_under(by_ip, by_host)
-            subject = request_under(by_ip, by_host).outcomes[1].subject
-            assert request_under(by_ip, by_host).retry_after == 3600
-            reset(by_host, subject)
-            assert request_under(by_ip, by_host).retry_after == 60
-
 
 def request_under(*rules: Rule) -> Any:
     """Decide these rules for a request of the subject."""
@@ -187,42 +168,12 @@ class TestTheStoreIsAskedForEach:
             assert [check(rule, SUBJECT, value=value).allowed for value in "abba"] == [True, False, False, True]
         assert len(asked) == 4
 
-    def test_request_with_another_rule_that_counts_refusals(self, asked: list[int]) -> None:
-        plain = Rule.make("plain", "1/m", cache_refusals=10)
-        banning = Rule.make("banning", "2/m", ban={"after": "90/m", "for": "1h"})
-        with freeze(NOON):
-            for _ in range(3):
-                request_under(plain)
-            assert len(asked) == 2
-            for _ in range(3):
-                assert not request_under(plain, banning)
-        assert len(asked) == 5
-
     def test_other_cost(self, asked: list[int]) -> None:
         with freeze(NOON):
             assert check("5/m", SUBJECT, 3, cache_refusals=10)
             for cost, allowed, trips in ((3, False, 2), (3, False, 2), (4, False, 3), (2, True, 4)):
                 assert check("5/m", SUBJECT, cost, cache_refusals=10).allowed is allowed
                 assert len(asked) == trips
-
-    def test_peek(self, asked: list[int]) -> None:
-        with freeze(NOON):
-            fill(cache_refusals=10)
-            asked.clear()
-            assert not peek("1/m", SUBJECT, cache_refusals=10)
-        assert len(asked) == 1
-
-    def test_rule_of_another_rate_under_the_same_name(self) -> None:
-        with freeze(NOON):
-            fill("1/m", name="a", cache_refusals=10)
-            assert check("9/h", SUBJECT, name="a", cache_refusals=10)
-
-    def test_request_whose_stacked_rules_share_a_name(self) -> None:
-        narrow, wide = (Rule.make("a", rate, cache_refusals=10) for rate in ("1/m", "9/h"))
-        with freeze(NOON):
-            for _ in range(3):
-                request_under(wide, narrow)
-            assert request_under(wide)  # the limit of the narrow one has refused
 
 
 LONG = "x" * 300
@@ -234,7 +185,7 @@ def clear_after_a_reset(subject: str) -> None:
     clear()
 
 
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("subject", [SUBJECT, LONG, "é" * 150, f"{SUBJECT}+path:/{LONG}"])
 def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, asked: list[int]) -> None:
     acts: list[Callable[[str], object]] = [
@@ -286,33 +237,8 @@ class TestWhatElseMakesRoomInThisProcess:
             assert decide(request, [first, second]).rule == "second"
             assert request_under(first)
 
-    def test_a_change_of_the_settings(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"a": {"rate": "1/m", "cache_refusals": 60}}}
-        with freeze(NOON):
-            fill("a")
-            assert remembered_refusals() == 1
-            settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "5/m"}}
-            assert check("a", SUBJECT)
 
-
-def test_a_saved_or_deleted_override_takes_effect_at_once(redis_cache: Any, database: Any) -> None:
-    with freeze(NOON):
-        fill(name="a", cache_refusals=60)
-        row = QuotaOverride.objects.create(subject=SUBJECT, rule="a", mode=QuotaOverride.Mode.RATE, rate="2/m")
-        assert check("1/m", SUBJECT, name="a", cache_refusals=60)
-        row.mode, row.rate = QuotaOverride.Mode.BLOCKED, ""
-        row.save()
-        assert not check("1/m", SUBJECT, name="a", cache_refusals=60)
-        assert check("1/m", SUBJECT, name="a", cache_refusals=60).outcomes[0].why == "blocked"
-        reset("1/m", SUBJECT, name="a")
-        row.delete()
-        assert check("1/m", SUBJECT, name="a", cache_refusals=60)
-
-
-# --- what is counted --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("memory_store")
 class TestRefusalsFromMemoryAreCounted:
     def test_in_the_metrics_and_for_the_day(self) -> None:
         with freeze(NOON):
@@ -326,13 +252,6 @@ class TestRefusalsFromMemoryAreCounted:
             assert checks_of_today() == {"a": (3, 7, 0)}
             assert refused_today() == [("user:1", 7)]
             assert checks_of("user:1") == {"a": (3, 7)}
-
-    def test_by_the_clock_of_the_store(self) -> None:
-        """Memory has a clock of its own, which no other clock sets back."""
-        for _ in range(3):
-            check("0/m", "user:1", name="a", cache_refusals=10)
-        count_what_waits()
-        assert checks_of_today() == {"a": (0, 3, 0)}
 
     def test_also_those_that_come_while_others_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with freeze(NOON):
@@ -417,9 +336,6 @@ def test_a_forked_process_starts_without_memory(memory_store: None) -> None:
         assert ended(children) == [0]
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("memory_store")
 class TestTheTable:
     def test_has_a_bound_and_no_count_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,16 +357,6 @@ class TestTheTable:
             count_what_waits()
         assert remembered_refusals() == 0
 
-    def test_is_no_use_to_a_clock_that_steps_back(self, asked: list[int]) -> None:
-        with freeze(NOON):
-            fill(cache_refusals=5)
-        asked.clear()
-        with freeze(NOON - SECOND):
-            check("1/m", SUBJECT, cache_refusals=5)
-        assert len(asked) == 1
-
-
-# --- the property -----------------------------------------------------------------------------------------------------
 
 RULES = [
     Rule.make("exact", "3/10s", cache_refusals=7),
@@ -479,7 +385,6 @@ STEPS = st.lists(
 @given(STEPS)
 @inputs(300, [HealthCheck.function_scoped_fixture])
 def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: None, steps: list[Any]) -> None:
-    """A process alone is answered as the store would; after a reset elsewhere, refused for at most `cache_refusals`."""
     clear()
     now, elsewhere = NOON, dict[str, int]()
     for step, rule, amount in steps:
@@ -501,9 +406,6 @@ def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: Non
                     if answer.allowed != true.allowed or answer.retry_after != pytest.approx(true.retry_after):
                         assert not answer.allowed
                         assert now < elsewhere[rule.name] + (rule.cache_refusals or 0) * SECOND
-
-
-# --- floods -----------------------------------------------------------------------------------------------------------
 
 
 @quota("1/h", key="ip", name="view")
@@ -543,9 +445,6 @@ def test_a_flood_of_a_view_hardly_reaches_redis(client: type[Any], raw: redis.Re
     assert int(first["Retry-After"]) - int(last["Retry-After"]) in range(60)
     assert last["RateLimit-Policy"] == '"view";q=1;w=3600'
     assert last["RateLimit"].startswith('"view";r=0;t=')
-
-
-# --- the option -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [-1, 60.5, "1", "2m", True])

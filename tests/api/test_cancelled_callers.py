@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from django_quota import areserve, concurrency, lock, peek, slot
+from django_quota import areserve, concurrency, lock, peek
 from django_quota.features.leases import Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
 from tests.support.slots import calls, is_asked_for_by, is_release, waiting
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 places = pytest.mark.parametrize("where", ["queued", "sent", "answered"])
 often = pytest.mark.parametrize("times", [1, 20])
@@ -42,9 +42,6 @@ async def left_while(task: asyncio.Task[Any], stop: Barrier, times: int) -> None
     assert await ended(task)
 
 
-# --- taking a slot ----------------------------------------------------------------------------------------------------
-
-
 @places
 @often
 def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Where, times: int) -> None:
@@ -60,7 +57,6 @@ def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Wher
 
 @places
 def test_a_caller_that_is_cancelled_until_it_has_left_keeps_no_slot(where: Where) -> None:
-    """As anyio does with all that is in a cancelled scope."""
 
     async def leave() -> None:
         with barrier(is_asked_for, where) as stop:
@@ -76,55 +72,6 @@ def test_a_caller_that_is_cancelled_until_it_has_left_keeps_no_slot(where: Where
             assert task.cancelled()
         assert await nobody_has("line")
 
-    asyncio.run(leave())
-
-
-@places
-def test_a_group_of_tasks_that_fails_keeps_no_slot(where: Where) -> None:
-    async def hold() -> None:
-        async with slot("line", 2, wait=60):
-            await asyncio.Event().wait()
-
-    async def fail(stop: Barrier) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(5):
-                group.create_task(hold())
-            await until(lambda: stop.met)
-            asyncio.get_running_loop().call_soon(stop.open)
-            raise ZeroDivisionError
-
-    async def leave() -> None:
-        with barrier(is_asked_for, where) as stop, pytest.raises(ExceptionGroup) as failed:
-            await fail(stop)
-        assert [type(error) for error in failed.value.exceptions] == [ZeroDivisionError]
-        assert await nobody_has("line")
-
-    asyncio.run(leave())
-
-
-@places
-def test_a_timeout_that_ends_while_the_store_is_asked_keeps_no_slot(where: Where) -> None:
-    async def end(limit: asyncio.Timeout, stop: Barrier) -> None:
-        await until(lambda: stop.met)
-        limit.reschedule(0)
-        await until(limit.expired)
-        stop.open()
-
-    async def ask(stop: Barrier) -> None:
-        async with asyncio.timeout(None) as timeout:
-            ending.append(asyncio.create_task(end(timeout, stop)))
-            await lock("line", wait=60).aacquire()
-
-    async def leave() -> None:
-        with barrier(is_asked_for, where) as stop, pytest.raises(TimeoutError):
-            await ask(stop)
-        await ending[0]
-        assert await nobody_has("line")
-        current = asyncio.current_task()
-        assert current is not None
-        assert current.cancelling() == 0
-
-    ending: list[asyncio.Task[None]] = []
     asyncio.run(leave())
 
 
@@ -149,9 +96,6 @@ def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(ti
         assert await nobody_has("line")
 
     asyncio.run(leave())
-
-
-# --- giving it back ---------------------------------------------------------------------------------------------------
 
 
 async def _release(line: Slot, held: asyncio.Event) -> None:
@@ -202,7 +146,6 @@ def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
 
 
 def test_the_end_of_an_event_loop_gives_the_slot_back() -> None:
-    """`asyncio.run` cancels all tasks at its end, also those that give a slot back."""
 
     async def leave(where: Where) -> None:
         with barrier(is_release, where) as stop:
@@ -238,13 +181,6 @@ def test_a_caller_may_be_cancelled_from_any_await_on(
         raise AssertionError
 
     assert asyncio.run(leave()) >= 2
-
-
-# --- reservations -----------------------------------------------------------------------------------------------------
-
-
-def is_decision(operation: Any) -> bool:
-    return hasattr(operation, "hits")
 
 
 @places

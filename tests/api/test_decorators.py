@@ -85,19 +85,6 @@ class TestKindsOfViews:
         assert statuses(view) == [200, 200, 429]
         assert "RateLimit" in run(view).headers
 
-    @pytest.mark.parametrize("cls", [Sync, Async])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_an_exceeded_quota_in_a_class_is_a_429(self, way: str, cls: type[View]) -> None:
-        def body(self: View, request: HttpRequest) -> HttpResponse:
-            check("0/m", "global").raise_if_refused()
-            raise AssertionError
-
-        async def abody(self: View, request: HttpRequest) -> HttpResponse:
-            return body(self, request)
-
-        raising = type("Raising", (cls,), {"get": body if cls is Sync else abody})
-        assert run(WAYS[way](raising, quota("9/m"))).status_code == 429
-
     @pytest.mark.parametrize("way", [w for w in WAYS if w != "as_view"])
     def test_an_async_function_of_the_request_serves_an_async_class(self, way: str) -> None:
         async def cost(request: HttpRequest) -> int:
@@ -160,11 +147,6 @@ class TestWhoSharesALimit:
         else:
             view = quota("2/m")(transparent(quota("2/m")(plain)))
         assert statuses(view) == [200, 200, 429]
-
-    def test_two_class_methods_of_different_classes_never_share_a_limit(self) -> None:
-        one, other = (type(n, (), {"index": classmethod(lambda cls, r: HttpResponse())}) for n in ("One", "Other"))
-        views = [quota("1/m")(one.index), quota("1/m")(other.index)]  # type: ignore[attr-defined]
-        assert [run(view).status_code for view in views] == [200, 200]
 
     def test_two_rules_of_one_name_and_one_key_are_refused_at_import(self) -> None:
         with pytest.raises(RuleError, match="Two rules are named 'x'"):

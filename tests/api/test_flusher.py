@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
-from weakref import WeakSet
 
 import pytest
 
@@ -51,18 +49,6 @@ def test_it_sleeps_until_it_is_woken_and_then_does_one_round(flusher: Flusher) -
         flusher.wake()
         wait_until(partial(job.has_done, rounds))
     assert job.threads == {"django-quota-flusher"}
-
-
-def test_many_threads_wake_one_thread(flusher: Flusher) -> None:
-    flusher.add(job := Counting())
-    before = threading.active_count()
-    threads = [threading.Thread(target=flusher.wake) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert threading.active_count() == before + 1
-    wait_until(lambda: job.rounds)
 
 
 def test_a_job_that_fails_is_tried_again_logged_once_and_stops_no_other(
@@ -124,43 +110,6 @@ def test_a_thread_that_ended_by_an_error_is_replaced(flusher: Flusher, monkeypat
     assert job.rounds == 1
     flusher.wake()
     wait_until(lambda: job.rounds > 1)
-
-
-def test_a_wake_that_is_interrupted_does_not_end_the_rounds(flusher: Flusher) -> None:
-    class Interrupted:
-        def __init__(self) -> None:
-            self.queue: SimpleQueue[None] = SimpleQueue()
-            self.get, self.empty = self.queue.get, self.queue.empty
-
-        def put(self, _: None) -> None:
-            self.put = self.queue.put  # type: ignore[assignment, method-assign]
-            raise KeyboardInterrupt
-
-    wakeups: Any = Interrupted()
-    flusher._wakeups = wakeups
-    flusher.add(job := Counting())
-    with pytest.raises(KeyboardInterrupt):
-        flusher.wake()
-    flusher.wake()
-    wait_until(lambda: job.rounds)
-
-
-def test_a_job_may_be_added_at_any_time(flusher: Flusher) -> None:
-    job, other = Counting(), Counting()
-    adding = threading.Thread(target=flusher.add, args=(other,))
-
-    class Slow(WeakSet[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            for each in super().__iter__():
-                adding.start()
-                adding.join(0.2)
-                yield each
-
-    flusher._jobs = Slow([job])
-    assert flusher.flush()
-    assert job.rounds == 1
-    adding.join()
-    assert other in flusher._jobs
 
 
 @forks

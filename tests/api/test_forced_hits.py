@@ -22,7 +22,7 @@ from tests.support.steps import ALGORITHMS, SECOND, START
 
 SUBJECT = "user:42"
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 def force(rule: str | Rule, cost: int = 1, kind: str = "sync", subject: str = SUBJECT, **options: Any) -> Decision:
@@ -56,23 +56,6 @@ def test_used_goes_above_the_limit_and_allowed_says_whether_there_was_room(algor
         assert not check("10/m", SUBJECT, 4, algorithm=algorithm)
     with freeze(START + int(wait * SECOND)):
         assert check("10/m", SUBJECT, 4, algorithm=algorithm)
-
-
-def test_each_rate_of_a_rule_counts_it() -> None:
-    with freeze(START):
-        decision = [force("1/s; 5/m") for _ in range(3)][-1]
-        assert [(each.allowed, each.used) for each in decision.outcomes] == [(False, 3), (True, 3)]
-
-
-def test_more_than_the_limit_ever_admits_counts_as_well() -> None:
-    with freeze(START):
-        decision = force("10/m", 25)
-        assert (decision.allowed, decision.retry_after, decision.used) == (False, None, 25)
-
-
-def test_a_rate_of_zero_counts_nothing() -> None:
-    decision = force("0/m")
-    assert (decision.allowed, decision.used) == (False, 0)
 
 
 def test_the_day_and_the_share_of_the_limit_know_it_and_nobody_is_refused() -> None:

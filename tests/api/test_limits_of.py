@@ -21,7 +21,7 @@ from tests.support.calls import calls_of, get
 from tests.support.overridden import override
 from tests.support.steps import START
 
-pytestmark = [pytest.mark.usefixtures("either_store"), pytest.mark.django_db]
+pytestmark = [pytest.mark.usefixtures("memory_store"), pytest.mark.django_db]
 
 FORBIDDEN = "tests.api.test_limits_of.forbidden"
 RULES: dict[str, Any] = {

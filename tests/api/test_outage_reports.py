@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import aonce, check, counter, once, peek, slot
-from django_quota.core.errors import StoreCommandDenied, StoreFull, StoreOutOfMemory
+from django_quota.core.errors import StoreFull, StoreOutOfMemory
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer, freeze
 from tests.support.outages import SETTLE_TIME, heard, log_everything_again, new_outages, no_answer
@@ -228,23 +228,6 @@ def test_a_forbidden_command_of_a_service_is_reported_once_and_is_no_outage(
         assert outages.is_on
     finally:
         raw.execute_command("ACL", "SETUSER", "default", "+@all")
-
-
-def test_a_command_forbidden_to_some_decisions_is_reported_once(site: Reported) -> None:
-    lacking = StoreCommandDenied("may not use 'hincrby'")
-    with heard() as reported:
-        for _ in range(20):
-            site.check(lacking)
-            for _ in range(5):
-                site.clock.now += 10
-                site.check()
-        assert [what for what, _ in reported] == ["lost"]
-        site.clock.now += 60
-        site.check()
-        site.check(GONE)
-        site.clock.now += SETTLE_TIME
-        site.check()
-    assert [what for what, _ in reported] == ["lost", "back"] * 2
 
 
 def test_a_full_memory_store_is_no_outage(memory_store: None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,11 +119,6 @@ class TestARedisThatIsFull:
         assert view(rf.get("/")).status_code == 200
         assert inner == [429, 200]
 
-    def test_the_log_says_what_rules_do(self, full_redis: None, caplog: pytest.LogCaptureFixture) -> None:
-        ask("sync", 3)
-        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-        assert "Redis is full: until it takes changes again, each process counts by itself" in line
-
 
 def test_an_async_receiver_gets_the_signal(mute: Mute, clock: Clock) -> None:
     with_clock(clock)
@@ -139,20 +133,3 @@ def test_an_async_receiver_gets_the_signal(mute: Mute, clock: Clock) -> None:
     finally:
         store_lost.disconnect(lost)
     assert len(reported) == 1
-
-
-@both
-def test_an_error_of_the_caller_keeps_its_traceback(kind: str, mute: Mute) -> None:
-    def look_up() -> None:
-        raise KeyError("the caller's")
-
-    def handle() -> None:
-        try:
-            look_up()
-        except KeyError:
-            assert ask(kind)[0].degraded
-            raise
-
-    with pytest.raises(KeyError) as found:
-        handle()
-    assert "look_up" in [entry.name for entry in found.traceback]

@@ -15,11 +15,11 @@ from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 
-pytestmark = pytest.mark.usefixtures("either_store", "rules")
+pytestmark = pytest.mark.usefixtures("memory_store", "rules")
 
 
 @pytest.fixture
-def rules(either_store: None, settings: Any) -> None:
+def rules(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {
         **settings.QUOTA,
         "RULES": {
@@ -48,15 +48,6 @@ def test_the_preview_is_what_holds_after_saving(rates: str) -> None:
     ]
 
 
-def test_an_existing_override_counts_only_for_now() -> None:
-    override("r 0 0 50/m", "search")
-    with freeze(START):
-        check("search", SUBJECT, 10)
-        (change,) = previews(SUBJECT, "search", "rate", "20/m").values()
-    assert lines(change.now) == [("50/m", 10, 40, 0.0, "override")]
-    assert lines(change.then) == [("20/m", 10, 10, 0.0, "override")]
-
-
 @pytest.mark.parametrize(
     ("mode", "seconds", "waits"),
     [
@@ -72,14 +63,6 @@ def test_an_exemption_and_a_block_are_previewed(mode: Mode, seconds: int, waits:
             (change,) = previews(SUBJECT, "search", mode, ends=seconds and START + seconds * SECOND).values()
             assert [limit.retry_after for limit in change.then] == waits
             override("b 0 0 ", "search")  # which the new one replaces
-
-
-def test_a_block_inside_a_longer_one_is_previewed() -> None:
-    override("b 0 0 ", "search", "*")
-    with freeze(START):
-        (change,) = previews(SUBJECT, "search", "blocked", ends=START + SECOND).values()
-    assert not change.problem
-    assert [limit.why for limit in change.then] == ["blocked"] * 2
 
 
 def test_a_ban_takes_precedence_over_a_new_rate_and_the_longer_wait_counts() -> None:
@@ -102,17 +85,6 @@ def test_a_rules_own_override_shadows_one_of_all_rules() -> None:
     assert lines(found["tiered"].then) == [("7/m", 0, 7, 0.0, "override")]
     assert len(found["tiered"].now) == 2
     assert lines(found["monthly"].then) == [("7/m", 0, 7, 0.0, "override")]
-
-
-def test_a_rate_as_a_name_is_known_and_other_names_and_rates_that_do_not_fit_are_not() -> None:
-    with freeze(START):
-        check("5/30m", SUBJECT, 2)
-        (change,) = previews(SUBJECT, "5/30m", "rate", "9/30m").values()
-    assert lines(change.then) == [("9/30m", 2, 7, 0.0, "override")]
-    assert previews(SUBJECT, "of-a-decorator", "exempt") == {}
-    (change,) = previews(SUBJECT, "search", "rate", "7/month").values()
-    assert "month" in change.problem
-    assert not change.then
 
 
 def test_a_preview_changes_nothing() -> None:

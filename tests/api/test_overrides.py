@@ -7,9 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.auth import authenticate
-from django.http import HttpRequest, HttpResponse
-from django.test import Client, RequestFactory
 
 from django_quota import (
     Rule,
@@ -18,18 +15,12 @@ from django_quota import (
     check,
     check_all,
     peek,
-    quota,
     refund,
-    reserve,
     reserve_all,
     reset,
 )
-from django_quota.contrib.auth import LoginRefused
-from django_quota.contrib.channels import QuotaSocket
 from django_quota.core.algorithms import ALGORITHMS
-from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import freeze
-from tests.support.calls import get, run
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -54,9 +45,6 @@ def no_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             monkeypatch.setattr(current_store(), name, fail)
 
     return forbid
-
-
-# --- on every store ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("either_store")
@@ -180,114 +168,6 @@ class TestOnEveryStore:
             assert check(RULE, SUBJECT)
 
 
-@pytest.mark.usefixtures("either_store")
-class TestRulesOfOneName:
-    """They are one hit, and keep their own limits under an override."""
-
-    @pytest.mark.parametrize(("value", "why"), [("s 0 0 ", ""), ("x 0 0 ", "exempt"), ("b 0 0 ", "blocked")])
-    def test_each_limit_has_an_outcome(self, value: str, why: str) -> None:
-        override(value, "two", SUBJECT)
-        view: Any = quota("5/m", name="two")(quota("2/h", name="two")(lambda request: HttpResponse()))
-        run(view, request := get(REMOTE_ADDR="192.0.2.7"))
-        assert [(str(each.rate), each.why) for each in request.quota.outcomes] == [("5/m", why), ("2/h", why)]
-
-
-# --- at every edge ----------------------------------------------------------------------------------------------------
-
-
-@quota("2/m", key="ip", name="site")
-def view(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-@quota("2/m", key="ip", name="site")
-async def async_view(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-def of_view(limited: Any) -> bool:
-    return run(limited, get(REMOTE_ADDR="192.0.2.7")).status_code == 200
-
-
-def of_reservation() -> bool:
-    try:
-        reserve(RULE, SUBJECT)
-    except QuotaExceeded:
-        return False
-    return True
-
-
-def of_middleware() -> bool:
-    return Client().get("/free/", REMOTE_ADDR="192.0.2.7").status_code == 200
-
-
-def of_login() -> bool:
-    request = RequestFactory().post("/login/", REMOTE_ADDR="192.0.2.7")
-    try:
-        authenticate(request, username="nobody", password="guess")
-    except (QuotaExceeded, LoginRefused):
-        return False
-    return True
-
-
-def of_socket() -> bool:
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "websocket.accept"})
-
-    async def connect() -> bool:
-        events: asyncio.Queue[Any] = asyncio.Queue()
-        sent: asyncio.Queue[Any] = asyncio.Queue()
-        events.put_nowait({"type": "websocket.connect"})
-        scope = {"type": "websocket", "path": "/", "query_string": b"", "headers": [], "client": ("192.0.2.7", 1)}
-        await QuotaSocket(application, connect="2/m", key="ip", name="site")(scope, events.get, sent.put)
-        return bool((await sent.get())["type"] == "websocket.accept")
-
-    return asyncio.run(connect())
-
-
-EDGES: dict[str, Callable[[], bool]] = {
-    "check": lambda: bool(check(RULE, SUBJECT)),
-    "acheck": lambda: bool(asyncio.run(acheck(RULE, SUBJECT))),
-    "check_all": lambda: bool(check_all([(RULE, SUBJECT), ("9/m", "user:1")])),
-    "reserve": of_reservation,
-    "view": lambda: of_view(view),
-    "async view": lambda: of_view(async_view),
-    "middleware": of_middleware,
-    "login": of_login,
-    "socket": of_socket,
-}
-
-
-@pytest.fixture
-def edge(request: pytest.FixtureRequest, memory_store: None, settings: Any) -> Callable[[], bool]:
-    settings.QUOTA = {
-        **settings.QUOTA,
-        "RULES": {"site": {"rate": "2/m", "key": "ip", "match": {"path": "/free/"}}},
-        "LOGIN": {"2/m": "ip"},
-    }
-    settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend"]
-    return EDGES[request.param]
-
-
-@pytest.mark.parametrize("edge", EDGES, indirect=True)
-@pytest.mark.parametrize("form", [SUBJECT, "ip:192.0.2.0/24", "*"])
-@pytest.mark.parametrize(
-    ("value", "admitted"),
-    [
-        ("b 0 0 ", [False] * 4),
-        ("x 0 0 ", [True] * 4),
-        ("r 0 0 1/m", [True, False, False, False]),
-        ("s 0 0 ", [True] * 4),
-    ],
-)
-def test_it_holds_at_every_edge(edge: Callable[[], bool], form: str, value: str, admitted: list[bool]) -> None:
-    override(value, "*", form)
-    assert [edge() for _ in range(4)] == admitted
-
-
-# --- while the store is away ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("on_unavailable", ["allow", "deny", "local"])
 class TestWithoutTheStore:
@@ -320,7 +200,6 @@ class TestWithoutTheStore:
 
 @pytest.mark.usefixtures("redis_cache")
 def test_a_refusal_from_memory_is_that_of_its_own_rule() -> None:
-    """An exempt rule is before the one that refuses."""
     entries: Any = [("9/m", "user:1"), (Rule.make("cached", "1/m", cache_refusals=60), "user:2")]
     override("x 0 0 ", "9/m", "user:1")
     with freeze(START):

@@ -37,7 +37,6 @@ def refused_inside(request: HttpRequest) -> HttpResponse:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("limit", [quota("9/m", name="outside"), concurrency(1, name="outside")], ids=["rate", "slot"])
 def test_a_refusal_in_a_view_leaves_the_transaction_of_its_caller_alone(limit: Any) -> None:
-    """Where Django opened none for the request, the one that is open belongs to somebody else."""
     view = limit(refused_inside)
     with transaction.atomic():
         User.objects.create_user("ann")
@@ -70,7 +69,6 @@ def request_of(user: object) -> HttpRequest:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_lazy_user_of_another_middleware_is_the_same_sync_and_async(loaded: bool) -> None:
-    """A token's user, say, whom the session behind request.auser does not know."""
     user = SimpleLazyObject(lambda: User(pk=7))
     if loaded:
         assert user.pk == 7

@@ -144,7 +144,6 @@ def test_a_view_that_decides_nothing_is_limited_on_the_way_back() -> None:
 def test_a_view_that_answers_while_rules_wait_is_logged_as_an_error_once(
     kind: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once for a view and its rules: an application that answers 200 to wrong tokens must not fill its log."""
     name = f"late-{kind}-{len(settings.MIDDLEWARE)}"
     late = quota("2/m", key="user", name=name)(Forgetful.as_view())
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})

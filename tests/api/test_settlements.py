@@ -14,7 +14,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import Rule, check, peek, quota, reserve
+from django_quota import Rule, check, peek, quota
 from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
@@ -107,11 +107,11 @@ urlpatterns = [
     path("astream/", astreaming),
 ]
 
-pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("either_store")]
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("memory_store")]
 
 
 @pytest.fixture(params=["middleware", "alone"], autouse=True)
-def site(request: pytest.FixtureRequest, either_store: None, settings: Any) -> Iterator[None]:
+def site(request: pytest.FixtureRequest, memory_store: None, settings: Any) -> Iterator[None]:
     settings.MIDDLEWARE = MIDDLEWARE if request.param == "middleware" else []
     settings.QUOTA = {
         **settings.QUOTA,
@@ -253,17 +253,6 @@ def test_a_wrong_cost_of_a_stream_is_logged(caplog: pytest.LogCaptureFixture) ->
     view(RequestFactory().get("/")).close()
     assert "the estimate stays spent" in caplog.text
     assert left("wrong") == 999
-
-
-def test_check_and_reserve_leave_the_response_to_views() -> None:
-    rule = Rule.make("rule", "10/h", count_when=lambda response: False)
-    check(rule, IP)
-    with reserve(rule, IP):
-        pass
-    assert peek(rule, IP).remaining == 8
-    options: Any = {"count_when": bool}
-    with pytest.raises(RuleError, match=r"count_when= needs a response, so it is only for @quota and the settings"):
-        check("10/h", IP, **options)
 
 
 def test_a_refused_request_gives_nothing_back() -> None:

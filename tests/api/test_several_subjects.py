@@ -12,7 +12,6 @@ from django_quota import (
     Rule,
     acheck_all,
     apeek_all,
-    areserve_all,
     check,
     check_all,
     peek,
@@ -23,7 +22,6 @@ from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
 from tests.support.counts import checks_of
-from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
 
 USER, ORG = "user:42", "org:7"
@@ -32,7 +30,7 @@ ENTRIES: list[Any] = [("rpm", USER), ("tpm", USER, 900), ("org-tpm", ORG, 900)]
 
 
 @pytest.fixture(autouse=True)
-def stores(either_store: None, settings: Any) -> None:
+def stores(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
 
 
@@ -84,11 +82,6 @@ class TestCheckAll:
         decision = check_all([("7/h", user), ("7/h", "ip:192.0.2.9"), (rule, get(HTTP_X_KEY="k"), 4)])
         assert [outcome.subject.partition(":")[0] for outcome in decision.outcomes] == ["user", "ip", "header.x-key"]
         assert [outcome.remaining for outcome in decision.outcomes] == [6, 6, 5]
-
-    def test_a_thousand_entries_are_decided_together(self) -> None:
-        entries = [("1/m", f"user:{number}") for number in range(1_000)]
-        assert len(check_all(entries).outcomes) == 1_000
-        assert len([each for each in check_all(entries).outcomes if not each.allowed]) == 1_000
 
     @pytest.mark.parametrize(
         ("entries", "message"),
@@ -157,17 +150,6 @@ class TestReserveAll:
         with freeze(START + 61 * SECOND):  # nothing comes back that was never taken
             assert left() == [3, 1_000, 1_500]
 
-    def test_async_it_is_the_same(self) -> None:
-        async def work() -> None:
-            async with areserve_all(ENTRIES) as hold:
-                await hold.asettle([1, 5, 6])
-            hold = await areserve_all(ENTRIES)
-            await hold.acancel()
-
-        with freeze(START):
-            asyncio.run(work())
-            assert left() == [2, 995, 1_494]
-
     @pytest.mark.parametrize(
         ("actual", "message"),
         [
@@ -189,21 +171,6 @@ class TestReserveAll:
             two.settle({"tpm": 5})
         two.settle([5, 6, 7])
         assert left(("tpm", ORG)) == [994]
-
-    def test_a_shadow_rule_that_refuses_is_not_charged(self) -> None:
-        shadow = Rule.make("shadow", "5/m", shadow=True)
-        with freeze(START):
-            check(shadow, USER, 5)
-            hold = reserve_all([(shadow, USER, 3), ("tpm", USER, 10)])
-            hold.settle([3, 4])
-            assert left(("tpm", USER)) == [996]
-            assert peek(shadow, USER).remaining == 0
-
-    def test_without_the_store_it_says_so(self) -> None:
-        hold = reserve_all(ENTRIES)
-        with no_answer():
-            assert hold.settle([1, 2, 3]).degraded
-            assert not reserve_all(ENTRIES).is_open
 
 
 def test_the_day_counts_a_reservation_once_and_none_that_is_refused() -> None:

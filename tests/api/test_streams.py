@@ -9,9 +9,9 @@ from contextlib import aclosing, nullcontext
 from typing import Any
 
 import pytest
-from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 
-from django_quota import areserve, peek, reserve, reserve_all
+from django_quota import areserve, peek, reserve
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from django_quota.types import Hold
@@ -19,11 +19,11 @@ from tests.support.steps import START
 
 SUBJECT = "user:42"
 
-pytestmark = pytest.mark.usefixtures("either_store")
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 @pytest.fixture(autouse=True)
-def frozen(either_store: None) -> Iterator[None]:
+def frozen(memory_store: None) -> Iterator[None]:
     with freeze(START):
         yield
 
@@ -94,19 +94,6 @@ class TestSync:
         response.close()
         assert model.is_closed
         assert left() == 990
-
-    def test_a_file_is_a_stream(self, tmp_path: Any) -> None:
-        file = tmp_path / "file"
-        file.write_bytes(b"x" * 100)
-        response = hold().stream(FileResponse(file.open("rb")), used=lambda: 100)
-        assert response.getvalue() == b"x" * 100
-        response.close()
-        assert left() == 900
-
-    def test_each_entry_has_its_own_cost(self) -> None:
-        held = reserve_all([("60/h", SUBJECT), ("1000/h", SUBJECT, 600)])
-        list(held.stream(iter([b"part"]), used=lambda: {"1000/h": 250}))
-        assert (peek("60/h", SUBJECT).remaining, left()) == (59, 750)
 
     @pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: "many", lambda: -1])
     def test_if_used_fails_the_estimate_stays_spent(self, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -39,9 +39,6 @@ def asubject(key: object, of: HttpRequest) -> str:
     return asyncio.run(asubject_of(key, of))
 
 
-# --- arguments of the URL ---------------------------------------------------------------------------------------------
-
-
 def with_arguments(**kwargs: Any) -> HttpRequest:
     made = request()
     made.resolver_match = ResolverMatch(request, (), kwargs)
@@ -63,9 +60,6 @@ class TestURLArguments:
         assert subject("kwarg:x", with_arguments(x=SimpleNamespace(a=1))) == "kwarg.x:namespace(a=1)"
         with pytest.raises(RuleError, match=r"The URL argument 'x' is a object.*__str__"):
             subject("kwarg:x", with_arguments(x=object()))
-
-    def test_with_the_ip_it_is_one_limit_for_both(self) -> None:
-        assert subject(("kwarg:pk", "ip"), with_arguments(pk=7)) == f"kwarg.pk:7+{IP}"
 
 
 def shown(request: QuotaRequest, **_: Any) -> HttpResponse:
@@ -134,9 +128,6 @@ def ask(kind: str, url: str) -> tuple[int, str]:
     return answer.status_code, answer.content.decode()
 
 
-# --- sessions ---------------------------------------------------------------------------------------------------------
-
-
 def with_session(session: Any) -> HttpRequest:
     made = request()
     made.session = session
@@ -176,7 +167,6 @@ class TestSessions:
         assert asubject("session", with_session(cache.SessionStore(key))) == f"session:{digest(key)}"
 
     def test_sessions_in_signed_cookies_fall_back_to_the_ip(self) -> None:
-        """Their key is the signed content: it changes with each save, and old ones stay valid."""
         store = signed_cookies.SessionStore()
         store["a"] = 1
         store.save()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from django_quota import Rule, check
 from django_quota.exceptions import RuleError
 from django_quota.testing import clear, freeze
-from tests.support.calls import calls_of
 from tests.support.counts import count_what_waits
 from tests.support.inputs import inputs
-from tests.support.memory import another_process_is_alive, know_of_processes, make_the_limiter_twice_at_once
+from tests.support.memory import another_process_is_alive, know_of_processes
 from tests.support.outages import no_answer, with_clock
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.steps import SECOND, START, Clock
@@ -76,20 +74,6 @@ class TestTheShareOfAProcess:
         raw.delete(WORKERS)
         assert [share(), share()] == [30, 60]
 
-    def test_it_registers_once_in_an_interval(self, share: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        share()
-        calls = calls_of(monkeypatch)
-        for seconds, registered in ((INTERVAL - 0.1, 0), (0.1, 1), (0, 1)):
-            share(seconds=seconds)
-            assert len(calls) == registered
-
-    def test_after_a_failure_it_keeps_the_number_and_tries_again(self, share: Any) -> None:
-        another_process_is_alive()
-        assert share() == 30
-        assert share(answered=False) == 30
-        another_process_is_alive()
-        assert share(seconds=0) == 20
-
     @forks
     @threads_ran
     def test_a_forked_process_is_one_more(self, share: Any, raw: redis.Redis) -> None:
@@ -99,13 +83,6 @@ class TestTheShareOfAProcess:
             assert ended(children) == [0]
         assert raw.zcard(WORKERS) == 2
         assert 0 < raw.pttl(WORKERS) <= 30_000 + 3_600_000  # an hour longer, since the test sets the time
-
-    def test_threads_that_make_the_limiter_at_once_are_one_process(
-        self, redis_cache: object, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        make_the_limiter_twice_at_once(monkeypatch)
-        count_what_waits()
-        assert raw.zcard(WORKERS) == 1
 
 
 RATES = st.builds("{}/{}".format, st.integers(0, 50), st.sampled_from(["s", "m", "h", "5m"]))
@@ -124,23 +101,3 @@ def test_together_they_admit_no_more_than_the_rule_or_one_each(rates: list[str],
         mine = admitted(rule)
     least = min(int(rate.partition("/")[0]) for rate in rates)
     assert mine == max(least // number, min(least, 1))
-
-
-@dataclass
-class Skip:
-    """A function that cannot be a key of a dict."""
-
-    def __call__(self, request: object) -> bool:
-        return False
-
-
-@pytest.mark.parametrize(
-    ("options", "whole", "part"),
-    [({"algorithm": "token_bucket", "burst": 20}, 20, 5), ({"skip": Skip()}, 60, 15)],
-    ids=["burst", "unhashable option"],
-)
-def test_whatever_its_options_a_rule_is_divided(options: Any, whole: int, part: int) -> None:
-    for number, expected in ((1, whole), (4, part)):
-        know_of_processes(number)
-        with freeze(START):
-            assert admitted(Rule.make(f"r{number}", "60/m", on_unavailable="local", **options)) == expected

@@ -18,17 +18,14 @@ from typing import Any
 import django
 import pytest
 from django.core.handlers.asgi import ASGIRequest
-from django.http import HttpResponse
 from django.test import override_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, quota
+from django_quota import Rule
 from django_quota.adapters import client_ip, decide, subject_of
 from django_quota.exceptions import ConfigurationError, QuotaError
-from tests.support.calls import always, get, run
-from tests.support.commands import json_of
-from tests.support.counts import refused_today
+from tests.support.calls import always, get
 from tests.support.inputs import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,22 +150,6 @@ class TestPlaces:
         assert decide(forging(), rule).outcomes
         assert not decide(get(REMOTE_ADDR=VICTIM), rule).outcomes
 
-    @pytest.mark.parametrize("is_async", [False, True])
-    def test_a_refusal_an_event_and_who_was_refused(self, is_async: bool) -> None:
-        def view(request: Any) -> HttpResponse:
-            return HttpResponse()
-
-        async def view_async(request: Any) -> HttpResponse:
-            return HttpResponse()
-
-        limited = quota("1/m", key="ip", name="r")(view_async if is_async else view)
-        assert [run(limited, forging()).status_code for _ in range(3)] == [200, 429, 429]
-        assert run(limited, get(REMOTE_ADDR=VICTIM)).status_code == 200
-        assert {event["subject"] for event in json_of("quota_events")} == {f"ip:{PEER}"}
-        assert refused_today() == [(f"ip:{PEER}", 2)]
-
-
-# --- real servers -----------------------------------------------------------------------------------------------------
 
 SITE = """
 import os, socket, sys
@@ -270,9 +251,6 @@ def test_under_a_real_server_a_second_line_of_the_header_chooses_nobody(kind: st
         assert ask(b"X-Forwarded-For: 203.0.113.9\r\n") == b"ip:127.0.0.1"
         for forged in (b"CF-Connecting-IP: 203.0.113.9\r\n", b"CF_Connecting_IP: 203.0.113.9\r\n"):
             assert {ask(forged + real), ask(real + forged)} <= {b"ip:198.51.100.7", b"ip:127.0.0.1"}
-
-
-# --- other settings ---------------------------------------------------------------------------------------------------
 
 
 def by_header(value: str | None, peer: str = "10.0.0.1", **meta: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gc
 import logging
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from hypothesis import strategies as st
 import django_quota
 from django_quota import (
     Rule,
-    acheck,
     check,
     check_all,
     concurrency,
@@ -43,7 +40,6 @@ from tests.support.inputs import inputs
 from tests.support.steps import ALGORITHMS, SECOND, START, decided, hits_of
 from tests.support.stores import current_store, local_store, own_memory_store
 
-ROOT = Path(django_quota.__file__).parent
 CAP = 1_000
 SHARE = CAP * 4 // 5
 """What one rule may have of them."""
@@ -122,12 +118,6 @@ class TestFull:
             found.append((reply.status_code, "Retry-After" in reply, reply.content == b"False"))
         assert found == [(503, True, False), (200, False, True), (200, False, False), (503, True, False)]
 
-    def test_the_async_check_refuses_too_and_a_peek_still_looks(self, full: Any) -> None:
-        fill()
-        assert not asyncio.run(acheck("5/m", "a:new")).allowed
-        assert peek("5/m", "a:new").allowed
-        assert len(full) == CAP
-
 
 class TestShare:
     """A flood of new subjects under one rule refuses nobody under another one."""
@@ -142,7 +132,6 @@ class TestShare:
             assert len(full) <= CAP
 
     def test_other_keys_belong_to_the_flooded_rule_too(self, full: Any) -> None:
-        """Bans, which last longer than the counts, and the days of users."""
         options: dict[str, Any] = {"name": "api", "ban": {"after": "1/m", "for": ["1h"]}}
         for minute in range(10):
             with freeze(START + 60 * minute * SECOND):
@@ -195,13 +184,6 @@ def test_a_call_without_a_safe_answer_raises(settings: Any) -> None:
     assert slot("s", 1, subject="a").acquire().token
 
 
-@pytest.mark.parametrize("wrong", [0, 999, True, "1000", 10**9, 5.5, None])
-def test_a_number_of_keys_that_would_not_do_is_refused(wrong: Any, settings: Any) -> None:
-    settings.QUOTA = {"MEMORY_KEYS": wrong, "STORE": "memory"}
-    with pytest.raises(QuotaError, match="MEMORY_KEYS"):
-        check("1/m", "a:1")
-
-
 HITS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 40)), min_size=1, max_size=60)
 
 
@@ -222,9 +204,6 @@ def test_a_store_that_is_full_admits_no_more_than_one_that_is_not(
                 continue
             assert reply == decided(large, asked, "check", now)  # who is let in is counted in both, and the same
             assert len(small) <= most
-
-
-# --- everything else that a client could make grow --------------------------------------------------------------------
 
 
 def test_every_cache_of_calls_has_a_bound() -> None:
