@@ -169,7 +169,7 @@ class OutageReportingStore:
     def _failed(self, error: StoreUnavailable, operation: Operation) -> list[Announcement]:
         if isinstance(error, StoreFull):  # the memory store logs that itself
             return []
-        return self._outages.failed(error, operation.keys, is_decision=False)
+        return self._outages.failed(error, operation.keys[:3], is_decision=False)
 
     def _answered(self, reply: Any, operation: Operation) -> list[Announcement]:
         return self._outages.answered(wrote=operation.has_written(reply))

@@ -206,11 +206,10 @@ class TestArguments:
                 ((), {name: "5/m"}, rf"'{name}' is not an option .* The first argument is the rate, .* '10/m'")
                 for name in ("rate", "rates", "limit")
             ),
-            (("search",), {}, r"name of a configured rule. Write @quota\(rule='search'\)"),
-            (("later",), {}, r"Write a count.* If it is a configured rule.*@quota\(rule='later'\)"),
-            (("10/m", "ip"), {}, r"Write a count.* If it is the key, write key='ip'"),
-            ((), {"rule": "search", "methods": ["POST"]}, r"no other arguments: methods=.*\['search'\]"),
-            ((), {"rule": "search", "name": "x", "cost": 2}, "no other arguments: name= and cost="),
+            (("search",), {}, r"If it is the name of a configured rule, write @quota\(rule='search'\)"),
+            (("10/m", "ip"), {}, r"Write a count.* if it is the key, key='ip'"),
+            ((), {"rule": "search", "methods": ["POST"]}, r"no other arguments: methods=.*QUOTA"),
+            ((), {"rule": "search", "name": "x", "cost": 2}, "no other arguments: name=, cost="),
             (("5/m",), {"rule": "search"}, "no other arguments: '5/m'"),
         ],
     )

@@ -204,7 +204,7 @@ def test_a_key_of_another_type_in_a_service_is_logged_once(
             written(kind, "slot", 0)
         assert reported == []
     (line,) = caplog.records
-    assert "holds for 'global'" in line.getMessage()
+    assert "holds for 'quota:1:{global}:l:export'" in line.getMessage()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
