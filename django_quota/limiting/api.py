@@ -57,7 +57,7 @@ def check(
     not answer, nothing is raised and the Decision is `degraded`.
     """
     planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
-    return run_call(_forced_flow(planning) if force else _decided_flow(planning, "check"))
+    return run_call(_decided_flow(planning, "force" if force else "check"))
 
 
 async def acheck(
@@ -71,7 +71,7 @@ async def acheck(
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
-    return await run_async(_forced_flow(planning) if force else _decided_flow(planning, "check"))
+    return await run_async(_decided_flow(planning, "force" if force else "check"))
 
 
 def acquire(
@@ -246,26 +246,15 @@ def decision_flow(plan: Plan, mode: PlanMode) -> Flow[Decision]:
 
 def _decided_flow(planning: Flow[Plan], mode: PlanMode) -> Flow[Decision]:
     plan = yield from planning
-    if mode == "check":
+    if mode in ("check", "force"):
         check_costs(plan)
-    elif mode == "refund":
-        for rule in plan.rules:
-            if rule.distinct is not None:
-                raise RuleError(f"Rule {rule.name!r} counts different values: reset() forgets them, refund() cannot.")
-    return (yield from decision_flow(plan, mode))
-
-
-def _forced_flow(planning: Flow[Plan]) -> Flow[Decision]:
-    """Take a hit whether or not there is room. It refuses nobody, so the rule does not block."""
-    plan = yield from planning
-    check_costs(plan)
-    for rule in plan.rules:
+    for rule in plan.rules if mode in ("force", "refund") else ():
         if rule.distinct is not None:
-            raise RuleError(
-                f"Rule {rule.name!r} counts different values: it cannot count past its limit.", "Leave out force=."
-            )
-    forced = [(rule.but(block=False), subject, cost, value) for rule, subject, cost, value in plan.asked]
-    return (yield from decision_flow(new_plan(forced), "force"))
+            what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "force= is not for it"
+            raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
+    if mode == "force":  # it refuses nobody, so the rule does not block
+        plan = new_plan([(rule.but(block=False), subject, cost, value) for rule, subject, cost, value in plan.asked])
+    return (yield from decision_flow(plan, mode))
 
 
 def check_costs(plan: Plan) -> None:

@@ -41,25 +41,20 @@ def _clock() -> int:
     return time.monotonic_ns() // 1_000 if frozen is None else frozen
 
 
-class Refusal:
+class Refusal(NamedTuple):
     """One remembered refusal of a plan: a rule, a subject, and what was refused."""
 
-    __slots__ = ("asked", "begins", "decided_at", "ends", "hit", "outcomes", "place")
-
-    def __init__(
-        self, asked: Sequence[Asked], hit: Hit, outcomes: tuple[Outcome, ...], decided_at: int, begins: int, span: int
-    ) -> None:
-        self.asked = asked
-        """What the plan asks for. It keeps the rules alive, so that no other rule gets the `id` of one."""
-        self.hit = hit
-        self.outcomes = outcomes
-        self.decided_at = decided_at
-        """When the store refused it, by its clock."""
-        self.begins = begins
-        self.ends = begins + span
-        """From when and until when to repeat the refusal, by `_clock`."""
-        self.place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
-        """Where its repetitions are counted."""
+    asked: Sequence[Asked]
+    """What the plan asks for. It keeps the rules alive, so that no other rule gets the `id` of one."""
+    hit: Hit
+    outcomes: tuple[Outcome, ...]
+    place: Place
+    """Where its repetitions are counted."""
+    decided_at: int
+    """When the store refused it, by its clock."""
+    begins: int
+    ends: int
+    """From when and until when to repeat the refusal, by `_clock`."""
 
     def outcomes_at(self, now: int) -> list[Outcome]:
         """Return the outcomes, with times that have counted down."""
@@ -151,7 +146,11 @@ class Refusals:
                 refusing.append((hit, outcomes))
         span = _span(refusing, decided_at)
         if span > 0:
-            self._put(_key(plan), [Refusal(plan.asked, *each, decided_at, now, span) for each in refusing], changes)
+            refusals = []
+            for hit, outcomes in refusing:
+                place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
+                refusals.append(Refusal(plan.asked, hit, outcomes, place, decided_at, now, now + span))
+            self._put(_key(plan), refusals, changes)
 
     def _put(self, key: PlanKey, refusals: list[Refusal], changes: int) -> None:
         with self._lock:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as field_of
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,16 +51,14 @@ class Place(NamedTuple):
     """The tier of the subject under the rule; empty if no function of the request says it."""
 
 
+@dataclass(slots=True)
 class _Tally:
     """How many hits wait to be counted."""
 
-    __slots__ = ("counts", "event")
-
-    def __init__(self) -> None:
-        self.counts = Counter[str]()
-        """How the fields of the day change; see `lua/count_day.lua`."""
-        self.event: Callable[[], EventRecord] | None = None
-        """Makes the event of a refusal."""
+    counts: Counter[str] = field_of(default_factory=Counter)
+    """How the fields of the day change; see `lua/count_day.lua`."""
+    event: Callable[[], EventRecord] | None = None
+    """Makes the event of a refusal."""
 
 
 class UnaskedHits:
