@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, arefund, areset, check, peek, quota, refund, reserve, reset, reset_subject, unban
-from django_quota.adapters import decide, set_body_parser
+from django_quota.adapters import decide
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, calls_of, get
@@ -26,8 +26,6 @@ from tests.support.inputs import inputs
 from tests.support.memory import (
     as_another_process,
     remembered_refusals,
-    uncounted_refusals,
-    while_refusals_are_counted,
     with_room_for_refusals,
 )
 from tests.support.processes import ended, forks, processes, started, threads_ran
@@ -224,19 +222,6 @@ class TestWhatElseMakesRoomInThisProcess:
             assert not check("1/m", SUBJECT, cache_refusals=60)
             assert check("1/m", SUBJECT, cache_refusals=60)
 
-    def test_a_part_of_a_request_that_is_given_back(self) -> None:
-        first, second = Rule.make("first", "1/m", cache_refusals=60), Rule.make("second", "0/m", key="json:phone")
-        request = get("post", content_type="application/json", REMOTE_ADDR="203.0.113.9")
-
-        def parse() -> dict[str, str]:
-            assert not request_under(first)  # meanwhile another request is refused
-            return {"phone": "1"}
-
-        set_body_parser(request, parse)
-        with freeze(NOON):
-            assert decide(request, [first, second]).rule == "second"
-            assert request_under(first)
-
 
 @pytest.mark.usefixtures("memory_store")
 class TestRefusalsFromMemoryAreCounted:
@@ -252,20 +237,6 @@ class TestRefusalsFromMemoryAreCounted:
             assert checks_of_today() == {"a": (3, 7, 0)}
             assert refused_today() == [("user:1", 7)]
             assert checks_of("user:1") == {"a": (3, 7)}
-
-    def test_also_those_that_come_while_others_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with freeze(NOON):
-            fill(subject="user:1", name="a", cache_refusals=10)
-            check("1/m", "user:1", name="a", cache_refusals=10)
-            while_refusals_are_counted(
-                monkeypatch, lambda: [check("1/m", "user:1", name="a", cache_refusals=10) for _ in range(3)]
-            )
-            count_what_waits()
-            assert uncounted_refusals() == 1
-            count_what_waits()
-            assert uncounted_refusals() == 0
-            assert checks_of_today() == {"a": (1, 5, 0)}
-            assert checks_of("user:1") == {"a": (1, 5)}
 
     def test_on_the_day_of_the_refusal(self) -> None:
         midnight = NOON + 43_200 * SECOND

@@ -114,7 +114,7 @@ def test_an_outage_follows_the_rule(how: Any) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda: force(Rule.make("devices", "3/d", distinct="post:device"), value="a"), "cannot count past its limit"),
+        (lambda: force(Rule.make("devices", "3/d", distinct="post:device"), value="a"), "force= is not for it"),
         (lambda: check("3/m", SUBJECT, 0, force=True), "takes nothing"),
     ],
 )

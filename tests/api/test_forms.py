@@ -20,7 +20,6 @@ from django_quota import Decision, Rule, acheck, check, peek, quota, reset
 from django_quota.adapters import adecide, decide
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
-from tests.support.counts import checks_of
 from tests.support.inputs import inputs
 from tests.support.steps import START
 
@@ -150,15 +149,6 @@ class TestAllOrNothing:
             found = {outcome.rule[1:]: outcome.remaining for outcome in one.outcomes}
             expected = {outcome.rule[1:]: outcome.remaining for outcome in other.outcomes}
             assert found.items() <= expected.items()
-
-    @pytest.mark.usefixtures("memory_store")
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    @pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window"])
-    def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, algorithm: str, kind: str) -> None:
-        rules = [Rule.make("by-ip", "9/m", key="ip", algorithm=algorithm, daily=True), BY_PHONE]
-        calls = [decided(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
-        assert calls == [True, False, True, False]
-        assert checks_of("ip:192.0.2.1")["by-ip"][0] == 2
 
 
 @pytest.mark.usefixtures("memory_store")

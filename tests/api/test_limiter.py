@@ -20,7 +20,6 @@ from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.steps import ALGORITHMS, SECOND, START
-from tests.support.stores import current_store
 
 SUBJECT = "ip:203.0.113.9"
 REDIS = pytest.mark.usefixtures("redis_cache")
@@ -123,14 +122,6 @@ def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: A
         check("serach", SUBJECT)
     with pytest.raises(RuleError, match="has its own options"):
         check("search", SUBJECT, burst=3)
-
-
-def test_a_rule_object_will_do_too_and_without_a_rate_the_store_is_not_asked(memory_store: None) -> None:
-    decision = check(Rule.make("free", None), SUBJECT)
-    assert (decision.allowed, decision.limit, decision.remaining, decision.outcomes) == (True, None, None, ())
-    assert len(current_store()) == 0
-    rule = Rule.make("mine", "1/m", key="user")
-    assert bools([check(rule, User(pk=1)), check(rule, User(pk=1)), check(rule, User(pk=2))]) == [True, False, True]
 
 
 def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None:

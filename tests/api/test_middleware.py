@@ -12,7 +12,6 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from django_quota import Decision, check, quota
-from django_quota.core.errors import StoreFull
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
@@ -204,14 +203,3 @@ class TestRedisIsGone:
         # Django logs no request: it mails each of these errors to ADMINS.
         logged = [record for record in caplog.records if record.name in ("django_quota", "django.request")]
         assert [record.levelname for record in logged] == ["ERROR"]
-
-
-def test_what_a_view_lets_through_is_on_the_request_beside_what_was_decided() -> None:
-    request = get()
-    with override_settings(QUOTA=MEMORY):
-        assert run(quota("9/m", name="outer")(made("sync")), request).status_code == 200
-        response = QuotaMiddleware(lambda r: None).process_exception(request, StoreFull())
-    assert response is not None
-    assert (response.status_code, request.quota.allowed, request.quota.degraded) == (503, False, True)
-    assert response.headers["RateLimit"].startswith('"outer";r=8')
-    assert request.quota.explain() == "The store did not answer a call of the view; try again shortly."

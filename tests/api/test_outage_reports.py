@@ -132,19 +132,6 @@ def test_a_key_of_another_type_is_logged_once_and_is_no_outage(
     assert "WRONGTYPE" in lines[0].getMessage()
 
 
-def test_answers_of_healthy_servers_do_not_end_an_outage(site: Reported) -> None:
-    healthy: list[str] = []
-    new_outages(site.clock, lambda: bool(healthy))
-    with heard() as reported:
-        site.check(GONE)
-        site.clock.now += 60
-        site.check()
-        assert [what for what, _ in reported] == ["lost"]
-        healthy.append("all")
-        site.check()
-    assert [what for what, _ in reported] == ["lost", "back"]
-
-
 def _hold() -> None:
     with slot("export", 3):
         pass

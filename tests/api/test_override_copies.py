@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +23,6 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from django_quota import acheck, check, peek
-from django_quota.core.overrides import Override
 from django_quota.limiting import overrides as copies
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
@@ -198,17 +196,6 @@ def test_a_new_copy_asks_nothing_and_an_older_one_is_refreshed_in_the_background
     assert (admits(), overrides.problem) == (False, "")
 
 
-def test_a_change_after_one_that_was_rolled_back_is_noticed(watch: Watch) -> None:
-    with transaction.atomic():
-        block("ip:192.0.2.2")
-        assert not admits("ip:192.0.2.2")
-        transaction.set_rollback(True)
-    with elsewhere():
-        block()
-    watch.let_pass(copies.WAIT_AFTER)
-    assert (admits(), admits("ip:192.0.2.2")) == (False, True)
-
-
 @pytest.mark.parametrize(
     "change", ["DELETE FROM {} WHERE subject = 'ip:192.0.2.2'", "UPDATE {} SET subject = 'ip:192.0.2.1'"]
 )
@@ -311,18 +298,6 @@ def test_a_refresh_does_not_read_in_the_transaction_of_the_request(watch: Watch)
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
         overrides.refresh()
     assert not [query for query in queries.captured_queries if "quotaoverride" in query["sql"].lower()]
-
-
-@pytest.mark.parametrize("is_alone", [False, True], ids=["with others", "alone"])
-def test_a_process_that_only_saves_remembers_a_limited_number_of_changes(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, is_alone: bool
-) -> None:
-    monkeypatch.setattr(copies, "MAX_OWN", 1_000 if is_alone else 3)
-    monkeypatch.setattr(overrides, "_is_alone", is_alone)
-    for number in range(10):
-        block(f"ip:192.0.2.{number}")
-    assert len(overrides._own) <= (1 if is_alone else 3)
-    assert not admits()
 
 
 def test_a_database_that_hangs_is_waited_for_once(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,25 +436,6 @@ def test_what_is_saved_during_a_refresh_holds(watch: Watch, monkeypatch: pytest.
     assert (admits(), admits("ip:192.0.2.2")) == (False, False)
     overrides.refresh()
     assert (admits(), admits("ip:192.0.2.2")) == (False, False)
-
-
-def test_threads_that_save_for_one_subject_lose_nothing(watch: Watch) -> None:
-    def save(first: int) -> None:
-        for number in range(first, first + 500):
-            overrides.change("default", number, [Override(number, SUBJECT, f"rule {number}", "blocked")])
-        connections.close_all()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=save, args=(first,)) for first in (1_000, 2_000, 3_000, 4_000)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert len(overrides.table.of_subject(SUBJECT)) == len(overrides.table) == 2_000
 
 
 @pytest.mark.always("postgresql")

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from django_quota import Subject, check, concurrency, counter, quota, slot
 from django_quota.adapters import digest
 from django_quota.core.errors import SubjectKeyError
-from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.requests.subjects import named_subject
 from tests.support.calls import always, asubject_of, calls_in, subject_of
 
@@ -209,18 +209,6 @@ class TestFunctions:
         with pytest.raises(RateError, match=r"a lambda has no name to count under. Add name='\.\.\.'"):
             check(rate, request())
         assert check(rate, request(), name="tenants").rule == "tenants"
-
-    def test_an_async_function_is_awaited_and_refused_where_it_cannot_be(self) -> None:
-        async def key(of: HttpRequest) -> str:
-            return "x"
-
-        async def ask_without_waiting() -> None:
-            subject_of(key, request())
-
-        assert asyncio.run(asubject_of(key, request())).endswith(":x")
-        assert subject_of(key, request()).endswith(":x")
-        with pytest.raises(ConfigurationError, match="key is async and cannot be awaited here"):
-            asyncio.run(ask_without_waiting())
 
     def test_a_function_that_queries_the_database_runs_in_a_thread_under_async(self) -> None:
         calls = []

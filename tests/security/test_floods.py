@@ -131,18 +131,6 @@ class TestShare:
             assert not check("1/m", "ip:192.0.2.1", name="login").allowed
             assert len(full) <= CAP
 
-    def test_other_keys_belong_to_the_flooded_rule_too(self, full: Any) -> None:
-        options: dict[str, Any] = {"name": "api", "ban": {"after": "1/m", "for": ["1h"]}}
-        for minute in range(10):
-            with freeze(START + 60 * minute * SECOND):
-                for number in range(300):
-                    for _ in range(3):
-                        check("1/m", f"user:{minute}-{number}", **options)
-        with freeze(START + 600 * SECOND):
-            others = [check("1/m", f"user:b{number}", name="login") for number in range(60)]
-        assert all(decision.allowed for decision in others)
-        assert len(full) <= CAP
-
     def test_what_expires_is_given_back(self, full: Any) -> None:
         with freeze(START):
             for number in range(CAP):

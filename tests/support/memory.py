@@ -11,11 +11,10 @@ import pytest
 from django_quota.conf import current
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import RecordHits
-from django_quota.limiting import refusals, registry, unasked
+from django_quota.limiting import refusals, unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
 from django_quota.requests import site_rules
-from django_quota.stores.base import Store
 from tests.support.steps import START
 from tests.support.stores import current_store
 
@@ -79,20 +78,6 @@ def know_of_processes(number: int) -> None:
     workers = get_limiter().fallback.workers
     assert workers is not None
     workers.number = number
-
-
-def make_the_limiter_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let another thread make the limiter of the settings while this one is about to."""
-    make = registry._make_store
-
-    def slow() -> Store:
-        made = make()
-        monkeypatch.setattr(registry, "_make_store", make)
-        get_limiter()
-        return made
-
-    monkeypatch.setattr(registry, "_make_store", slow)
-    get_limiter()
 
 
 def with_a_store_whose_clock_runs(by: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
