@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
