@@ -792,22 +792,6 @@ def ids(found: list[Any]) -> list[str]:
     return sorted({str(each.id).removeprefix("django_quota.") for each in found})
 
 
-LATE = {
-    "late_settings": """
-SECRET_KEY = "late"
-INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_quota"]
-REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_quota.contrib.rest_framework.QuotaThrottle"]}
-QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m"}}}
-ROOT_URLCONF = "late_urls"
-""",
-    "late_urls": """
-from django.urls import path
-from rest_framework.views import APIView
-
-urlpatterns = [path("", type("Search", (APIView,), {"quota_rules": ["serch"], "__module__": "late_urls"}).as_view())]
-""",
-}
-
 EACH: dict[str, Any] = {"rate": "2/m", "key": "user", "match": "/api/"}
 ASKING: Any = type("Asking", (Limited,), OWN)
 BY_SESSION: Any = type("BySession", (Unthrottled,), {"authentication_classes": (SessionAuthentication,)})
@@ -879,14 +863,6 @@ class TestChecks:
         assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "adress"]
         assert found[0].hint == "Did you mean 'search'?"
         assert [each for each in check_settings() if each in found] == found
-
-    def test_e016_when_only_the_urls_import_the_throttle(self, tmp_path: Path) -> None:
-        for name, text in LATE.items():
-            (tmp_path / f"{name}.py").write_text(text)
-        places = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "late_settings"}
-        command = [sys.executable, "-m", "django", "check"]
-        done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=False)
-        assert "quota_rules of late_urls.Search: There is no rule 'serch'" in done.stderr
 
     @pytest.mark.parametrize(
         ("view", "code", "words"),
