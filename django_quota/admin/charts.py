@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
-from django.utils.formats import date_format, number_format
+from django.utils.formats import date_format, get_format, number_format
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -62,11 +62,10 @@ SHADES = 4
 class HeatCell(NamedTuple):
     """A day in a heat map."""
 
-    day: date
     x: int
     y: int
     shade: int
-    counts: Count
+    refused: int
     title: str
     """The counts in words; "" for a day to come."""
 
@@ -82,12 +81,12 @@ def shade_of(count: int, bounds: Sequence[int]) -> int:
     return 0 if count <= 0 else 1 + bisect_left(bounds, count)
 
 
-def heat_map(year: int, days: Mapping[date, Count], last: date, first_weekday: int = 0) -> dict[str, Any]:
+def heat_map(year: int, days: Mapping[date, Count], last: date) -> dict[str, Any]:
     """Lay out the heat map of a year: a column for each week, a row for each weekday.
 
-    `days` holds days of the year that have checks; days after `last` are drawn as days to come; `first_weekday` is 0
-    for weeks that start on Monday, 6 for Sunday.
+    `days` holds days of the year that have checks; days after `last` are drawn as days to come.
     """
+    first_weekday = (int(get_format("FIRST_DAY_OF_WEEK")) - 1) % WEEK  # Django's 0 is Sunday
     first = date(year, 1, 1)
     offset = (first.weekday() - first_weekday) % WEEK
     bounds = shade_bounds(counts.checks for counts in days.values())
@@ -97,9 +96,8 @@ def heat_map(year: int, days: Mapping[date, Count], last: date, first_weekday: i
         column, row = divmod(number + offset, WEEK)
         x, y = HEAT_LEFT + column * CELL_PITCH, HEAT_TOP + row * CELL_PITCH
         counts = days.get(day, Count())
-        cells.append(
-            HeatCell(day, x, y, shade_of(counts.checks, bounds), counts, describe(day, counts) if day <= last else "")
-        )
+        title = describe(day, counts) if day <= last else ""
+        cells.append(HeatCell(x, y, shade_of(counts.checks, bounds), counts.refused, title))
         if day.day == 1:
             # A month that starts within a week is named above its first whole week, so names do not overlap.
             shift = CELL_PITCH if row and day.month > 1 else 0
@@ -157,23 +155,6 @@ DAYS_OF_WIDE_BARS, DAYS_OF_MEDIUM_BARS = 31, 100
 """Days up to which bars are 20 and 9 pixels apart. A year's are 3 apart."""
 
 
-class BarPart(NamedTuple):
-    """A part of a bar: its class, and where it is."""
-
-    kind: str
-    y: float
-    height: float
-
-
-class Bar(NamedTuple):
-    """The bar of a day; `x` is the left edge of its column."""
-
-    day: date
-    x: int
-    title: str
-    parts: list[BarPart]
-
-
 def axis_maximum(count: int) -> int:
     """Return the next round number (1, 2 or 5 and zeros, at least 2), where the axis ends."""
     power = 1
@@ -185,13 +166,22 @@ def axis_maximum(count: int) -> int:
 
 
 def bar_chart(days: Sequence[tuple[date, Count]]) -> dict[str, Any]:
-    """Lay out a bar for each day: allowed checks below, refused ones on top."""
+    """Lay out a bar for each day: allowed checks below, refused ones on top.
+
+    A bar is the left edge of its column, its title, and its parts: the kind, the top and the height of each.
+    """
     count = len(days)
     is_year = count > DAYS_OF_MEDIUM_BARS  # with thin bars and the names of months below
     pitch = 20 if count <= DAYS_OF_WIDE_BARS else 3 if is_year else 9
     maximum = axis_maximum(max((counts.checks for _day, counts in days), default=0))
     sums = total(counts for _day, counts in days)
     bottom = BARS_TOP + PLOT_HEIGHT
+    bars, ticks = [], []
+    for index, (day, counts) in enumerate(days):
+        x = BARS_LEFT + index * pitch
+        bars.append((x, describe(day, counts), _bar_parts(counts, maximum)))
+        if words := _tick(day, index, count):
+            ticks.append(Label(x + pitch / 2, bottom, words))
     return {
         "width": BARS_LEFT + count * pitch + AXIS_WIDTH,
         "height": bottom + 24,
@@ -209,26 +199,19 @@ def bar_chart(days: Sequence[tuple[date, Count]]) -> dict[str, Any]:
             Label(BARS_LEFT + count * pitch, bottom - PLOT_HEIGHT * value / maximum, grouped(value))
             for value in (0, maximum // 2, maximum)
         ],
-        "ticks": [
-            Label(BARS_LEFT + index * pitch + pitch / 2, bottom, words)
-            for index, (day, _counts) in enumerate(days)
-            if (words := _tick(day, index, count))
-        ],
-        "bars": [
-            Bar(day, BARS_LEFT + index * pitch, describe(day, counts), _bar_parts(counts, maximum))
-            for index, (day, counts) in enumerate(days)
-        ],
+        "ticks": ticks,
+        "bars": bars,
     }
 
 
-def _bar_parts(counts: Count, maximum: int) -> list[BarPart]:
+def _bar_parts(counts: Count, maximum: int) -> list[tuple[str, float, float]]:
     parts = []
     y = float(BARS_TOP + PLOT_HEIGHT)
     for kind, value in (("allowed", counts.allowed), ("refused", counts.refused)):
         if value > 0:
             height = max(1.0, PLOT_HEIGHT * value / maximum)
             y -= height
-            parts.append(BarPart(kind, round(y, 2), round(height, 2)))
+            parts.append((kind, round(y, 2), round(height, 2)))
     return parts
 
 
@@ -269,9 +252,8 @@ def sparkline(minutes: Sequence[Minute]) -> dict[str, Any]:
         "refused": sum(minute.refused for minute in minutes),
         "peak": peak,
     }
-    width = len(minutes) * SPARK_PITCH
     return {
-        "width": width,
+        "width": len(minutes) * SPARK_PITCH,
         "height": SPARK_HEIGHT,
         "allowed": allowed,
         "refused": refused,

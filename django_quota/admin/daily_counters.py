@@ -1,7 +1,7 @@
 """Daily counters in the admin: a read-only list with filters, search and CSV export.
 
-Every page stays fast on a million rows. An index serves each order and filter that the list offers, so a page reads its
-own rows and not the table. Django's date hierarchy and row count read all rows, so `date_choices` and
+Every page stays fast on a million rows: an index serves the order and the filters that the list offers, so a page reads
+its own rows and not the table. Django's date hierarchy and row count read all rows, so `date_choices` and
 `BoundedPaginator` take their place.
 """
 
@@ -16,32 +16,24 @@ from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ERROR_FLAG, ORDER_VAR, PAGE_VAR, SEARCH_VAR
+from django.contrib.admin.views.main import ERROR_FLAG, ORDER_VAR, PAGE_VAR
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import connections
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.formats import date_format, number_format
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_quota.admin.admin_base import (
-    ReadOnlyAdmin,
-    RuleFilter,
-    StrictChangeList,
-    admin_url,
-    labelled,
-    may_see_users,
-    names_among,
-)
-from django_quota.admin.admin_wording import subject_in_words
+from django_quota.admin.base import ReadOnlyAdmin, StrictChangeList, labelled, may_see_users, names_among
 from django_quota.admin.csv_export import BATCH_SIZE, csv_response
+from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import RuleError
 from django_quota.limiting.known_rules import known_rules
 from django_quota.models import DailyCounter
@@ -55,15 +47,7 @@ MAX_YEARS = 50
 
 NEWEST = ("-day", "subject", "rule")
 BY_SUBJECT = ("subject", "day", "rule")
-"""The orders that an index holds. Each is total: no two rows compare equal."""
-
-INDEXED_ORDERS = {
-    "-1": NEWEST,
-    "1": ("day", "-subject", "-rule"),
-    "2": BY_SUBJECT,
-    "-2": ("-subject", "-day", "-rule"),
-}
-"""By the list's `?o=`, the orders that an index serves to their last column; SQLite sorts all rows for any other."""
+"""The orders of the list, which indexes hold. Each is total: no two rows compare equal."""
 
 COLUMNS = ("subject", "rule", "day", "allowed", "refused", "units")
 """The columns of the CSV file."""
@@ -81,10 +65,7 @@ KINDS = {
 }
 """The kinds of subjects, by how their names begin."""
 
-
-ALLOWED = labelled("allowed", _("allowed"))
-REFUSED = labelled("refused", _("refused"))
-UNITS = labelled("units", _("units"))
+COUNTS = (labelled("allowed", _("allowed")), labelled("refused", _("refused")), labelled("units", _("units")))
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's class takes no type argument
@@ -97,12 +78,18 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's class t
         return int(rows.order_by()[:MAX_LISTED].count())
 
 
-class KnownRuleFilter(RuleFilter):
+class KnownRuleFilter(admin.SimpleListFilter):
     """Filters by rule. Offers the rules of the settings and the views; any other works in the URL."""
 
-    def names(self, model: Any) -> list[str]:
-        """Return the names to offer."""
-        return sorted(known_rules())
+    title = _("rule")
+    parameter_name = "rule"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the names to offer, and the one in the URL."""
+        return [(name, name) for name in sorted({*known_rules(), self.value() or ""} - {""})]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(rule=self.value()) if self.value() else queryset
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -128,16 +115,6 @@ def of_kind(kind: str, using: str) -> Q:
     return Q(subject__gte=kind, subject__lte=f"{kind}\U0010ffff")
 
 
-def is_bounded(parameters: QueryDict) -> bool:
-    """Return whether the list is filtered by rule or day: the index by day holds these rows together."""
-    return bool(parameters.get("rule")) or any(name.startswith("day__") for name in parameters)
-
-
-def default_order(parameters: QueryDict) -> tuple[str, ...]:
-    """Return the order of the list: newest first, or by subject if only the index by subject holds the rows."""
-    return BY_SUBJECT if parameters.get("kind") in KINDS and not is_bounded(parameters) else NEWEST
-
-
 def rows_in_order(
     queryset: QuerySet[DailyCounter], order: Sequence[str], batch_size: int = BATCH_SIZE
 ) -> Iterator[Sequence[Any]]:
@@ -150,11 +127,11 @@ def rows_in_order(
     batch = list(ordered[:batch_size])
     yield from batch
     while len(batch) == batch_size:
-        batch = list(ordered.filter(_behind(order, dict(zip(COLUMNS, batch[-1], strict=True))))[:batch_size])
+        batch = list(ordered.filter(behind(order, dict(zip(COLUMNS, batch[-1], strict=True))))[:batch_size])
         yield from batch
 
 
-def _behind(order: Sequence[str], last: dict[str, Any]) -> Q:
+def behind(order: Sequence[str], last: dict[str, Any]) -> Q:
     """Return the condition that a row comes after the row `last`."""
     condition = Q()
     for field in reversed(order):
@@ -166,26 +143,6 @@ def _behind(order: Sequence[str], last: dict[str, Any]) -> Q:
     return Q(**{f"{first}__{'gte' if first == order[0] else 'lte'}": last[first]}) & condition
 
 
-def search_counters(text: str, rows: QuerySet[DailyCounter], *, with_users: bool) -> tuple[Q, int]:
-    """Return the condition on the rows that a text means, and how many subjects it means.
-
-    The text means a rule of the settings or the views; else users and subjects, as in other searches; else a rule that
-    only your code names. The names are looked up first, so the condition stays cheap on a million rows.
-    """
-    if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
-        return Q(), 0
-    if text in known_rules():
-        return Q(rule=text), 0
-    try:
-        found = find_subjects(text, with_users=with_users)
-    except RuleError:
-        return Q(pk__in=()), 0
-    of_subjects = Q(subject__in=[match.subject for match in found])
-    if found[0].is_guess and not rows.filter(of_subjects).exists():
-        return Q(rule=text), 0
-    return of_subjects, len(found)
-
-
 class CounterChangeList(StrictChangeList):
     """The list of daily counters."""
 
@@ -193,10 +150,7 @@ class CounterChangeList(StrictChangeList):
         """Return the order: any for the rows of one day, else one that an index serves."""
         if request.GET.get("day__day"):
             return super().get_ordering(request, queryset)
-        asked = str(self.params.get(ORDER_VAR, ""))
-        if asked in INDEXED_ORDERS and self.list_display[abs(int(asked))] in (self.sortable_by or ()):
-            return list(INDEXED_ORDERS[asked])
-        return list(default_order(request.GET))
+        return list(self.model_admin.get_ordering(request))
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the page, and the names of its users in one more query, or two with failed logins."""
@@ -204,8 +158,7 @@ class CounterChangeList(StrictChangeList):
         rows = list(self.result_list)
         names = names_among(request, (row.subject for row in rows))
         for row in rows:
-            row.user_name = names.get(row.subject, "") if row.user_pk else ""
-            row.words = row.subject if row.user_name else subject_in_words(row.subject, names)
+            row.words = subject_in_words(row.subject, names)
         self.result_list: Any = rows
         self.full_result_count = self.result_count  # hides "10000 results" beside the search field
 
@@ -216,51 +169,44 @@ class CounterChangeList(StrictChangeList):
         day.
         """
         year, month, day = (int(self.params.get(f"day__{part}") or 0) for part in ("year", "month", "day"))
-        if year and month and day:
-            chosen = date(year, month, day)
-            back = self._date_link(_month_name(chosen), day__year=year, day__month=month)
-            return {"show": True, "back": back, "choices": [{"title": _day_name(chosen)}]}
+        month = month if year else 0
+        back: dict[str, str] | None = None
+        if month and day:
+            back = self._date_link(date(year, month, 1), "YEAR_MONTH_FORMAT", "year", "month")
+            title = capfirst(date_format(date(year, month, day), "MONTH_DAY_FORMAT"))
+            return {"show": True, "back": back, "choices": [{"title": title}]}
         days = self.root_queryset.order_by("day").values_list("day", flat=True)
         if year:
-            begins, ends = date(year, month or 1, 1), date(year, month or 12, monthrange(year, month or 12)[1])
-            days = days.filter(day__range=(begins, ends))
+            last_month = month or 12
+            days = days.filter(
+                day__range=(date(year, month or 1, 1), date(year, last_month, monthrange(year, last_month)[1]))
+            )
         first, last = days.first(), days.last()
         if first is None or last is None:
             return {"show": False}
-        if not year:
-            years = range(max(first.year, last.year - MAX_YEARS + 1), last.year + 1)
-            return {"show": True, "choices": [self._date_link(str(each), day__year=each) for each in years]}
-        if not month:
-            back = self._date_link(gettext("All dates"))
-            choices = [
-                self._date_link(_month_name(date(year, each, 1)), day__year=year, day__month=each)
-                for each in range(first.month, last.month + 1)
-            ]
+        if month:
+            back = self._date_link(first, "Y", "year")
+            every = [first.replace(day=each) for each in range(first.day, last.day + 1)]
+            choices = [self._date_link(each, "MONTH_DAY_FORMAT", "year", "month", "day") for each in every]
+        elif year:
+            back = {"title": gettext("All dates"), "link": self.get_query_string(remove=["day__"])}
+            every = [date(year, each, 1) for each in range(first.month, last.month + 1)]
+            choices = [self._date_link(each, "YEAR_MONTH_FORMAT", "year", "month") for each in every]
         else:
-            back = self._date_link(str(year), day__year=year)
-            choices = [
-                self._date_link(_day_name(date(year, month, each)), day__year=year, day__month=month, day__day=each)
-                for each in range(first.day, last.day + 1)
-            ]
+            every = [date(each, 1, 1) for each in range(max(first.year, last.year - MAX_YEARS + 1), last.year + 1)]
+            choices = [self._date_link(each, "Y", "year") for each in every]
         return {"show": True, "back": back, "choices": choices}
 
-    def _date_link(self, title: str, **chosen: int) -> dict[str, str]:
-        return {"title": title, "link": self.get_query_string(dict(chosen), ["day__"])}
-
-
-def _month_name(day: date) -> str:
-    return capfirst(date_format(day, "YEAR_MONTH_FORMAT"))
-
-
-def _day_name(day: date) -> str:
-    return capfirst(date_format(day, "MONTH_DAY_FORMAT"))
+    def _date_link(self, day: date, style: str, *parts: str) -> dict[str, str]:
+        chosen = {f"day__{part}": getattr(day, part) for part in parts}
+        return {"title": capfirst(date_format(day, style)), "link": self.get_query_string(chosen, ["day__"])}
 
 
 @admin.register(DailyCounter)
 class DailyCounterAdmin(ReadOnlyAdmin):
     """The list, the usage page of a subject, and the downloads. Only `quota_rollup` writes these rows."""
 
-    list_display = ("day", "subject_link", "user_name", "rule", ALLOWED, REFUSED, "share_refused", UNITS)
+    list_display = ("day", "subject_link", "rule", *COUNTS[:2], "share_refused", COUNTS[2])
     list_display_links = None
     list_filter = (KnownRuleFilter, KindFilter)
     search_fields = ("subject",)
@@ -293,42 +239,45 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         return CounterChangeList
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return default_order(request.GET)
+        """Return newest first, or by subject if only the index by subject holds the rows of a kind together."""
+        is_bounded = request.GET.get("rule") or any(name.startswith("day__") for name in request.GET)
+        return BY_SUBJECT if request.GET.get("kind") in KINDS and not is_bounded else NEWEST
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
-        """Return the columns that the rows can be sorted by without reading all of them."""
-        if request.GET.get("day__day"):
-            return ("subject_link", "rule", ALLOWED, REFUSED, UNITS)
-        if request.GET.get("rule"):
-            return ("day",)
-        return ("subject_link",) if default_order(request.GET) == BY_SUBJECT else ("day", "subject_link")
+        """Return the columns by which the rows of one day can be sorted. To sort others reads all of them."""
+        return ("subject_link", "rule", *COUNTS) if request.GET.get("day__day") else ()
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the list, with the links to the usage page and to the CSV file."""
         filters = request.GET.copy()
         for name in (PAGE_VAR, ORDER_VAR, ERROR_FLAG):
             filters.pop(name, None)
-        context = {
-            "export_url": f"{self._url('export')}?{filters.urlencode()}",
-            "usage_url": self._url("usage"),
-            "max_listed": MAX_LISTED,
-            **(extra_context or {}),
-        }
-        return super().changelist_view(request, context)
+        context = {"export_url": f"{self.url('export')}?{filters.urlencode()}", "max_listed": MAX_LISTED}
+        return super().changelist_view(request, context | (extra_context or {}))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[DailyCounter], search_term: str
     ) -> tuple[QuerySet[DailyCounter], bool]:
-        """Search by subject, user or rule: the names first, then the rows that have them; see `search_counters`."""
-        condition, found = search_counters(search_term.strip(), queryset, with_users=may_see_users(request))
-        if found >= MAX_USERS:
-            words = ngettext(
-                "This shows only the first subject that begins so. Type more of it to see others.",
-                "This shows only the first %(count)s subjects that begin so. Type more to see others.",
-                MAX_USERS,
-            )
+        """Search by rule, subject or user.
+
+        The text means a rule of the settings or the views; else users and subjects, as in other searches; else a rule
+        that only your code names. The names are looked up first, so the condition stays cheap on a million rows.
+        """
+        text = search_term.strip()
+        if not text:
+            return queryset, False
+        if text in known_rules():
+            return queryset.filter(rule=text), False
+        try:
+            found = find_subjects(text, with_users=may_see_users(request))
+        except RuleError:
+            return queryset.none(), False
+        if len(found) >= MAX_USERS:
+            words = gettext("This shows only the first %(count)s subjects that begin so. Type more to see others.")
             self.message_user(request, words % {"count": MAX_USERS}, messages.INFO, fail_silently=True)
-        return queryset.filter(condition), False
+        of_subjects = queryset.filter(subject__in=[match.subject for match in found])
+        is_rule = found[0].is_guess and not of_subjects.exists()
+        return queryset.filter(rule=text) if is_rule else of_subjects, False
 
     # --- downloads ----------------------------------------------------------------------------------------------------
 
@@ -339,41 +288,25 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         try:
             rows = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
-            return HttpResponseRedirect(f"{self._url('changelist')}?e=1")
-        return csv_response(request, "daily-counters", COLUMNS, rows_in_order(rows, self._export_order(request)))
+            return HttpResponseRedirect(f"{self.url('changelist')}?e=1")
+        return csv_response(request, "daily-counters", COLUMNS, rows_in_order(rows, self.get_ordering(request)))
 
     @admin.action(description=_("Export selected daily counters as CSV"), permissions=["view"])
     def export_selected(self, request: HttpRequest, queryset: QuerySet[DailyCounter]) -> HttpResponseBase:
         """Return the selected rows as CSV; with "select all", as many as the list counts."""
-        rows = islice(rows_in_order(queryset, self._export_order(request)), MAX_LISTED)
+        rows = islice(rows_in_order(queryset, self.get_ordering(request)), MAX_LISTED)
         return csv_response(request, "daily-counters", COLUMNS, rows)
-
-    def _export_order(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the order whose index holds the rows together: those of a few subjects are together by subject."""
-        text = request.GET.get(SEARCH_VAR, "").strip()
-        if not is_bounded(request.GET):
-            _, found = search_counters(text, DailyCounter.objects.all(), with_users=may_see_users(request))
-            return BY_SUBJECT if found else default_order(request.GET)
-        return default_order(request.GET)
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
     @admin.display(description=_("subject"), ordering="subject")
     def subject_link(self, row: DailyCounter) -> SafeString:
         """Return a link to the subject's usage."""
-        return format_html(
-            '<a href="{}">{}</a>', self._url("usage", subject=row.subject), getattr(row, "words", row.subject)
-        )
-
-    @admin.display(description=_("user"), empty_value="")
-    def user_name(self, row: DailyCounter) -> str:
-        return getattr(row, "user_name", "")
+        words = getattr(row, "words", row.subject)
+        return format_html('<a href="{}">{}</a>', self.url("usage", subject=row.subject), words)
 
     @admin.display(description=_("share refused"))
     def share_refused(self, row: DailyCounter) -> str:
         """Return the share of checks that were refused, in percent."""
         checks = row.allowed + row.refused
         return f"{number_format(100 * row.refused / checks, 1)}\N{NO-BREAK SPACE}%" if checks else ""
-
-    def _url(self, page: str, **query: str) -> str:
-        return admin_url(self.admin_site.name, f"dailycounter_{page}", **query)

@@ -6,15 +6,13 @@ A saved or deleted row takes effect at once in this process, and within two seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -22,31 +20,18 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_quota.admin.admin_base import (
-    LabelFilter,
-    RuleFilter,
-    StrictChangeList,
-    admin_url,
-    labelled,
-    may_see_users,
-    names_among,
-    rule_url,
-    subject_url,
-)
-from django_quota.admin.admin_wording import STATES, moment_in_words, state_of
+from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, log_actions, may_see_users
 from django_quota.admin.override_form import OverrideForm, preview_of
-from django_quota.admin.rule_page import build_rule_page
-from django_quota.admin.subject_page import log_actions
+from django_quota.admin.rule_page import rule_view
+from django_quota.admin.wording import STATES, moment_in_words, state_of
 from django_quota.core.errors import RuleError
-from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import is_valid_name
+from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
@@ -59,9 +44,6 @@ MAX_REASON_SHOWN = 60
 
 MAX_BULK_CHANGES = 5_000
 """Overrides that one action changes."""
-
-BATCH_SIZE = 500
-"""Rows that one statement changes."""
 
 MAX_NAMED = 20
 """Overrides that the confirmation of an action names."""
@@ -87,8 +69,18 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(conditions.get(self.value() or "", Q()))
 
 
+WARNINGS = {
+    "exempt_selected": gettext_lazy("No limit applies any more to the subjects of these overrides, under their rules."),
+    "block_selected": gettext_lazy("Every request of the subjects of these overrides is refused, under their rules."),
+    "expire_selected": gettext_lazy(
+        "These overrides end now. The limits of the settings apply again with the next request."
+    ),
+}
+"""What each action on the list will do."""
+
+
 @admin.register(QuotaOverride)
-class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class takes no type argument
+class QuotaOverrideAdmin(PageAdmin):
     """The overrides."""
 
     form = OverrideForm
@@ -97,16 +89,15 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         labelled("label", gettext_lazy("label")),
         labelled("created_by", gettext_lazy("created by")),
     )
-    list_filter = ("mode", StateFilter, RuleFilter, LabelFilter)
+    list_filter = ("mode", StateFilter, "rule", "label")
     list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
     search_help_text = gettext_lazy("The beginning of a subject or a rule (* for everybody), or a part of a reason.")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # facets count all rows, once for each of a hundred rules
     ordering = ("subject", "rule")  # the order of the unique index
-    sortable_by = ("whom", "state", "state_link")
-    readonly_fields = ("created_by", "created", "updated")
-    actions = ("exempt_selected", "block_selected", "expire_selected")
+    sortable_by = ("whom", "state")
+    actions = tuple(WARNINGS)
 
     class Media:
         """The style sheets, and the script of the preview."""
@@ -118,11 +109,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[StrictChangeList]:
         return StrictChangeList
-
-    def get_list_display(self, request: HttpRequest) -> Any:
-        """Link the state to the subject's page for users who may see it."""
-        has_page = subject_url(request, self.admin_site.name)
-        return ["state_link" if name == "state" and has_page else name for name in self.list_display]
 
     @admin.display(description=gettext_lazy("subject"), ordering="subject")
     def whom(self, row: QuotaOverride) -> str:
@@ -138,18 +124,23 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     @admin.display(description=gettext_lazy("state"), ordering="expires")
     def state(self, row: QuotaOverride) -> SafeString:
-        """Return the state, and from when until when the override is in force."""
-        return format_html('{} <span class="quota-span">{}</span>', *_state_and_span(row))
-
-    @admin.display(description=gettext_lazy("state"), ordering="expires")
-    def state_link(self, row: QuotaOverride) -> SafeString:
-        """Return the state with a link to the subject's page. Groups have no page."""
-        if is_group(row.subject):
-            return self.state(row)
-        url = admin_url(self.admin_site.name, "subject_changelist", subject=row.subject)
-        link = '<a href="{}">{}<span class="quota-hidden">: {}</span></a> <span class="quota-span">{}</span>'
-        state, span = _state_and_span(row)
-        return format_html(link, url, state, _("Show limits"), span)
+        """Return the state with a link to the subject's page, and from when until when the override is in force."""
+        state = STATES[state_of(row)]
+        # Groups have no page.
+        url = (
+            ""
+            if is_group(row.subject)
+            else admin_url(self.admin_site.name, "django_quota_subject_changelist", subject=row.subject)
+        )
+        if url:
+            link = '<a href="{}">{}<span class="quota-hidden">: {}</span></a>'
+            state = format_html(link, url, state, _("Show limits"))
+        span = [
+            words % moment_in_words(moment, "SHORT_DATETIME_FORMAT")
+            for words, moment in ((_("from %s"), row.starts), (_("until %s"), row.expires))
+            if moment
+        ]
+        return format_html('{} <span class="quota-span">{}</span>', state, " ".join(span))
 
     @admin.display(description=gettext_lazy("reason"))
     def short_reason(self, row: QuotaOverride) -> str | SafeString:
@@ -159,16 +150,14 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the list, with a link to the page of each rule."""
-        rules = {"rule_url": rule_url(request, self.admin_site.name), "known_rules": sorted(known_rules())}
-        return super().changelist_view(request, {"title": _("Overrides and rules"), **rules, **(extra_context or {})})
+        context = {"title": _("Overrides and rules"), "known_rules": sorted(known_rules())}
+        return super().changelist_view(request, context | (extra_context or {}))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         """Search by the beginning of a subject or a rule, or a part of a reason; addresses in any spelling."""
         term = search_term.strip()[:MAX_SEARCH_LENGTH].replace("\0", "")
-        if not term:
-            return queryset, False
         condition = Q(subject__startswith=term) | Q(rule__startswith=term) | Q(reason__icontains=term)
         if is_address(term.removeprefix("ip:")):
             with suppress(RuleError):
@@ -178,21 +167,15 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     # --- the form -----------------------------------------------------------------------------------------------------
 
     def get_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
-        """Return the fields. A new override also takes a user, where this admin can search users."""
-        fields = ["subject", "rule", "mode", "rate", "starts", "expires", "reason", "label"]
-        if obj is not None:
-            return [*fields, *self.readonly_fields]
-        user_admin = self.admin_site._registry.get(get_user_model())
-        can_search = user_admin is not None and bool(user_admin.search_fields) and may_see_users(request)
-        return ["subject", "user", *fields[1:]] if can_search else fields
+        """Return the fields; of a saved override also who made it and when."""
+        return [*OverrideForm.Meta.fields, *self.get_readonly_fields(request, obj)]
 
     def get_readonly_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
-        """Return who made the override and when; a new one has neither."""
-        return () if obj is None else self.readonly_fields
+        return () if obj is None else ("created_by", "created", "updated")
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form: Any = super().get_form(request, obj, change=change, **kwargs)
-        form.site, form.sees_users = self.admin_site, may_see_users(request)
+        form.sees_users = may_see_users(request)
         return form
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -206,55 +189,19 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         is_opened = request.method == "GET" and row is not None and self.has_change_permission(request, row)
         if is_opened or "_preview" in request.POST:
             context["preview"] = preview_of(context["adminform"].form)
-        key = () if row is None else (row.pk,)
         context["known_rules"] = [ALL_RULES, *known_rules()]
-        context["preview_url"] = admin_url(self.admin_site.name, "quotaoverride_preview", *key)
+        context["preview_url"] = self.url("preview", *(() if row is None else (row.pk,)))
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.preview_view)
-        name = "django_quota_quotaoverride_preview"
+        view = self.admin_site.admin_view
+        name = "django_quota_quotaoverride"
         return [
-            path("preview/", view, name=name),
-            path("preview/<int:key>/", view, name=name),
-            path("rule/", self.admin_site.admin_view(self.rule_view), name="django_quota_quotaoverride_rule"),
+            path("preview/", view(self.preview_view), name=f"{name}_preview"),
+            path("preview/<int:key>/", view(self.preview_view), name=f"{name}_preview"),
+            path("rule/", view(partial(rule_view, self)), name=f"{name}_rule"),
             *super().get_urls(),
         ]
-
-    def rule_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the rule in `?name=`: what the settings say, and what holds now."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        request.current_app = site = self.admin_site.name
-        rule = request.GET.get("name", "")
-        if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
-            raise Http404
-        user: Any = request.user
-        page = build_rule_page(rule, with_activity=user.has_perm("django_quota.view_overview"))
-        own, links = page["own"], []
-        if own is None and self.has_add_permission(request):
-            modes = {"rate": _("Another rate"), "shadow": _("Let it only report"), "exempt": _("Switch it off")}
-            links = [
-                (words, admin_url(site, "quotaoverride_add", subject=EVERYBODY, rule=rule, mode=mode))
-                for mode, words in modes.items()
-            ]
-        elif own is not None and self.has_change_permission(request, own):
-            links = [(_("Change"), admin_url(site, "quotaoverride_change", own.pk))]
-        if own is not None and self.has_delete_permission(request, own):
-            links.append((_("Back to what the settings say"), admin_url(site, "quotaoverride_delete", own.pk)))
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("Rule"),
-            "subtitle": Truncator(rule).chars(80),
-            "opts": self.opts,
-            "media": self.media,
-            "links": links,
-            "list_url": admin_url(site, "quotaoverride_changelist", rule=rule),
-            "subject_url": subject_url(request, site),
-            "names": names_among(request, (subject for subject, _ in page.get("refused", ()))),
-            **page,
-        }
-        return TemplateResponse(request, "admin/django_quota/quotaoverride/rule.html", context)
 
     def preview_view(self, request: HttpRequest, key: int | None = None) -> HttpResponse:
         """Return the preview of a form as an HTML fragment. Nothing is saved."""
@@ -288,24 +235,19 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     @admin.action(permissions=["change"], description=gettext_lazy("Exempt the selected subjects"))
     def exempt_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """Turn the rows into exemptions."""
-        warning = _("No limit applies any more to the subjects of these overrides, under their rules.")
-        return self._change_selected(request, queryset, "exempt_selected", warning, _exempt)
+        return self._change_selected(request, queryset, "exempt_selected", mode=QuotaOverride.Mode.EXEMPT, rate="")
 
     @admin.action(permissions=["change"], description=gettext_lazy("Block the selected subjects"))
     def block_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """Turn the rows into blocks."""
-        warning = _("Every request of the subjects of these overrides is refused, under their rules.")
-        return self._change_selected(request, queryset, "block_selected", warning, _block)
+        return self._change_selected(request, queryset, "block_selected", mode=QuotaOverride.Mode.BLOCKED, rate="")
 
     @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))
     def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """End the rows, also those that have not begun."""
-        warning = _("These overrides end now. The limits of the settings apply again with the next request.")
-        return self._change_selected(request, queryset, "expire_selected", warning, _expire)
+        """End the rows, also those that have not begun: such a row loses its start, which would be after its end."""
+        return self._change_selected(request, queryset, "expire_selected", expires=timezone.now())
 
-    def _change_selected(
-        self, request: HttpRequest, queryset: Any, action: str, warning: str, change: Change
-    ) -> HttpResponse | None:
+    def _change_selected(self, request: HttpRequest, queryset: Any, action: str, **values: Any) -> HttpResponse | None:
         """Ask for confirmation; once that is given, change the rows and log each of them."""
         rows = list(queryset[: MAX_BULK_CHANGES + 1])
         if len(rows) > MAX_BULK_CHANGES:
@@ -316,70 +258,35 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
             self.message_user(request, _("These overrides do not exist any more."), messages.WARNING)
             return None
         if request.POST.get("confirmed") != "yes":
-            return self._ask(request, rows, action, warning)
+            return self._ask(request, rows, action)
         label = getattr(self, action).short_description
         words = _("%(action)s (with %(number)d chosen)") % {"action": label, "number": len(rows)}
-        keys, now = [row.pk for row in rows], timezone.now()
-        batches = [keys[first : first + BATCH_SIZE] for first in range(0, len(keys), BATCH_SIZE)]
+        now = timezone.now()
+        chosen = QuotaOverride.objects.filter(pk__in=[row.pk for row in rows])
         with transaction.atomic(using=write_database()):
-            changed = sum(change(QuotaOverride.objects.filter(pk__in=batch), now) for batch in batches)
+            if "expires" in values:
+                chosen.filter(starts__gte=values["expires"]).update(starts=None)
+                chosen = chosen.exclude(expires__lte=now)
+            changed = chosen.update(**values, updated=now)
             LogEntry.objects.log_actions(cast("int", request.user.pk), rows, CHANGE, words)
         words = ngettext("%d override was changed.", "%d overrides were changed.", changed) % changed
         self.message_user(request, words, messages.SUCCESS)
         return None
 
-    def _ask(self, request: HttpRequest, rows: Sequence[QuotaOverride], action: str, warning: str) -> TemplateResponse:
-        now = timezone.now()
-        states = [state_of(row, now) for row in rows]
+    def _ask(self, request: HttpRequest, rows: list[QuotaOverride], action: str) -> TemplateResponse:
+        states = list(map(state_of, rows))
         is_all = request.POST.get("select_across") == "1"
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("Are you sure?"),
-            "opts": self.opts,
-            "media": self.media,
-            "warning": warning,
-            "action": action,
-            "rows": rows[:MAX_NAMED],
-            "more": max(0, len(rows) - MAX_NAMED),
-            "number": len(rows),
+        return self.show(
+            request,
+            "quotaoverride/confirm",
+            _("Are you sure?"),
+            warning=WARNINGS[action],
+            action=action,
+            rows=rows[:MAX_NAMED],
+            more=max(0, len(rows) - MAX_NAMED),
+            number=len(rows),
             **{state: states.count(state) for state in STATES},
-            "is_all": is_all,
-            "chosen": [] if is_all else [row.pk for row in rows],
-            "action_checkbox_name": ACTION_CHECKBOX_NAME,
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_quota/quotaoverride/confirm.html", context)
-
-
-Change = Callable[[QuerySet[QuotaOverride], datetime], int]
-"""Changes rows at a moment, and returns how many it has changed."""
-
-
-def _exempt(rows: QuerySet[QuotaOverride], now: datetime) -> int:
-    return rows.update(mode=QuotaOverride.Mode.EXEMPT, rate="", updated=now)
-
-
-def _block(rows: QuerySet[QuotaOverride], now: datetime) -> int:
-    return rows.update(mode=QuotaOverride.Mode.BLOCKED, rate="", updated=now)
-
-
-def _expire(rows: QuerySet[QuotaOverride], now: datetime) -> int:
-    """End the rows that have not ended. A row that has not begun loses its start, which would be after its end."""
-    ending = rows.exclude(expires__lte=now)
-    ending.filter(starts__gte=now).update(starts=None)
-    return ending.update(expires=now, updated=now)
-
-
-def _state_and_span(row: QuotaOverride) -> tuple[str | Promise, str]:
-    """Return the state of an override, and from when until when it is in force."""
-    state = state_of(row, timezone.now())
-    starts, expires = (
-        moment_in_words(moment, "SHORT_DATETIME_FORMAT") if moment else "" for moment in (row.starts, row.expires)
-    )
-    if state == "pending":
-        words = _("from %(starts)s until %(expires)s") if expires else _("from %(starts)s")
-    elif not expires:
-        words = ""
-    else:
-        words = _("on %(expires)s") if state == "ended" else _("until %(expires)s")
-    return STATES[state], words % {"starts": starts, "expires": expires}
+            is_all=is_all,
+            chosen=[] if is_all else [row.pk for row in rows],
+            action_checkbox_name=ACTION_CHECKBOX_NAME,
+        )

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from django_quota.admin.wording import state_of
 from django_quota.core import clock
 from django_quota.core.errors import RuleError
 from django_quota.core.overrides import Override
@@ -52,6 +52,9 @@ class Times(NamedTuple):
         factor, _space, tier = text.partition(" ")
         return cls(int(factor), tier)
 
+    def __str__(self) -> str:
+        return f"{self.factor} {self.tier}".strip()
+
 
 def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule]) -> list[str]:
     """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several."""
@@ -60,13 +63,10 @@ def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule]) -> list[str]:
     return tiers if len(tiers) > 1 else []
 
 
-def raisings(
-    subject: str, rules: Mapping[str, NamedRule], times: Times, expires: datetime | None, *, may_change: bool = True
-) -> list[Raising]:
+def raisings(subject: str, rules: Mapping[str, NamedRule], times: Times, expires: datetime | None) -> list[Raising]:
     """Return what each rule would be raised to.
 
-    A rule is not raised if that could lower a limit, or lose an override that the subject has. `may_change`: whether
-    an override may be replaced at all.
+    A rule is not raised if that could lower a limit, or lose an override that the subject has.
     """
     overrides.refresh()
     rows = {row.rule: row for row in QuotaOverride.objects.using(write_database()).filter(subject=subject)}
@@ -82,7 +82,7 @@ def raisings(
             tiers = possible_tiers(given, subject, {})
             chosen = [tiers[times.tier]] if times.tier in tiers else tiers.values() or [given]
             rates, problem = _raised(given, chosen, times.factor, in_force)
-            problem = problem or _loss(rows.get(rule_name), expires, may_change=may_change)
+            problem = problem or _loss(rows.get(rule_name), expires)
         found.append(Raising(rule_name, "" if problem else rates, problem))
     return found
 
@@ -112,20 +112,16 @@ def _raised(rule: Rule, tiers: Collection[Rule], factor: int, in_force: Override
     return text, ""
 
 
-def _loss(row: QuotaOverride | None, expires: datetime | None, *, may_change: bool) -> str:
+def _loss(row: QuotaOverride | None, expires: datetime | None) -> str:
     """Return why a row of the subject and the rule must stay; empty if it may be replaced."""
-    now = timezone.now()
-    if row is None:
+    if row is None or (state := state_of(row)) == "ended":
         return ""
-    if not may_change:
-        return _("you may not change its override")
-    is_over = row.expires is not None and row.expires <= now
     is_longer = expires is not None and (row.expires is None or row.expires > expires)
-    if not is_over and (is_longer or (row.starts is not None and row.starts > now)):
+    if is_longer or state == "pending":
         return _("its own override would be lost: %s") % row.effect
     return ""
 
 
-def lowers(new: Sequence[Rate], old: Sequence[Rate]) -> bool:
+def lowers(new: Sequence[Rate], old: Sequence[Any]) -> bool:
     """Return whether new rates refuse in some window what old ones admit."""
     return any(rate.count < min(other.count * -(-rate.period // other.period) for other in old) for rate in new)

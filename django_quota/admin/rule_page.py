@@ -1,23 +1,25 @@
-"""What the admin page of a rule shows: what the settings or a view say, and what overrides make of it now."""
+"""The admin page of a rule: what the settings or a view say, and what overrides make of it now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import Promise
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from django_quota.admin.admin_wording import ALGORITHM_NAMES, moment_of
+from django_quota.admin.base import PageAdmin, names_among
 from django_quota.admin.charts import sparkline
+from django_quota.admin.wording import algorithm_in_words, moment_of
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import Rule, option_in_words
+from django_quota.core.rules import Rule, is_valid_name, option_in_words
 from django_quota.features.event_stream import PAGE, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
@@ -25,49 +27,46 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
 
-MAX_ROWS = 20
-"""Overrides that the page lists of each kind."""
+MAX_ROWS = 50
+"""Overrides, and subjects refused last, that the page lists."""
 
 _SHOWN = ("name", "rates", "key", "algorithm", "match", "exclude")
 """The fields of a rule that the page shows in words of its own, or in another place."""
 
 
-class Group(NamedTuple):
-    """The overrides of everybody, of kinds or of networks."""
-
-    title: str | Promise
-    rows: list[QuotaOverride]
-    more: int
-
-
-def build_rule_page(name: str, *, with_activity: bool) -> dict[str, Any]:
-    """Return the context of a rule's page; with what it decided lately, for those who may see the overview.
-
-    If the store does not answer, `trouble` says why.
-    """
-    known = known_rules().get(name)
+def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
+    """Show the rule in `?name=`; with what it decided lately, for those who may see the overview."""
+    page.check_view(request)
+    rule, user = request.GET.get("name", ""), request.user
+    if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
+        raise Http404
+    known = known_rules().get(rule)
     database = QuotaOverride.objects.using(write_database())
-    rows = database.filter(rule__in=(name, ALL_RULES)).active()
+    rows = database.filter(rule__in=(rule, ALL_RULES)).active()
     of_everybody = sorted(rows.filter(subject=EVERYBODY), key=lambda row: row.rule == ALL_RULES)
-    of_kinds, of_networks = Q(subject__endswith=":*"), Q(subject__startswith="ip:", subject__contains="/")
-    of_networks &= ~Q(subject__contains="+")
-    of_subjects = rows.exclude(subject=EVERYBODY).exclude(of_kinds).exclude(of_networks)
-    return {
-        "rule": name,
-        "facts": list(_facts(known)) if isinstance(known, Rule) else [],
-        "source": _source(name, known),
-        "problem": known if isinstance(known, str) else "",
-        "for_everybody": of_everybody[0] if of_everybody else None,
-        "groups": [
-            Group(gettext_lazy("Everybody"), of_everybody, 0),
-            _group(gettext_lazy("Kinds of subjects"), rows.filter(of_kinds)),
-            _group(gettext_lazy("Networks"), rows.filter(of_networks)),
-        ],
-        "subjects": of_subjects.values("subject").distinct().count(),
-        "own": database.filter(subject=EVERYBODY, rule=name).first(),
-        "with_activity": with_activity,
-        **(_lately(name) if with_activity else {}),
-    }
+    is_network = Q(subject__startswith="ip:", subject__contains="/") & ~Q(subject__contains="+")
+    of_groups = rows.filter(Q(subject__endswith=":*") | is_network)
+    of_subjects = rows.exclude(subject=EVERYBODY).exclude(subject__endswith=":*").exclude(is_network)
+    with_activity = user.has_perm("django_quota.view_overview")
+    lately = _lately(rule) if with_activity else {}
+    return page.show(
+        request,
+        "quotaoverride/rule",
+        _("Rule"),
+        subtitle=Truncator(rule).chars(80),
+        rule=rule,
+        facts=_facts(known) if isinstance(known, Rule) else (),
+        source=_source(rule, known),
+        problem=known if isinstance(known, str) else "",
+        for_everybody=next(iter(of_everybody), None),
+        groups=[*of_everybody, *of_groups[:MAX_ROWS]],
+        more=max(0, of_groups.count() - MAX_ROWS),
+        subjects=of_subjects.values("subject").distinct().count(),
+        own=database.filter(subject=EVERYBODY, rule=rule).first(),
+        with_activity=with_activity,
+        names=names_among(request, (subject for subject, _at in lately.get("refused", ()))),
+        **lately,
+    )
 
 
 def _lately(name: str) -> dict[str, Any]:
@@ -79,15 +78,13 @@ def _lately(name: str) -> dict[str, Any]:
         events = [] if log is None else log.last(PAGE, lambda event: (event.kind, event.rule) == ("refused", name))
     except QuotaError as error:
         return {"trouble": str(error)}
-    latest = {event.subject: moment_of(event.at) for event in events if event.subject is not None}
-    refused = sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS]
-    hour = (moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now))
-    return {"today": today, "drawn": sparkline(today.minutes) if today else {}, "hour": hour, "refused": refused}
-
-
-def _group(title: str | Promise, rows: QuerySet[QuotaOverride]) -> Group:
-    shown = list(rows[: MAX_ROWS + 1])
-    return Group(title, shown[:MAX_ROWS], rows.count() - MAX_ROWS if len(shown) > MAX_ROWS else 0)
+    latest = {event.subject: event.at for event in events if event.subject is not None}
+    return {
+        "today": today,
+        "drawn": sparkline(today.minutes) if today else {},
+        "hour": [moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now)],
+        "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS],
+    }
 
 
 def _source(name: str, known: Rule | str | None) -> str:
@@ -101,14 +98,14 @@ def _source(name: str, known: Rule | str | None) -> str:
     return _("A view names this rule.")
 
 
-def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str]]:
+def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str | Promise]]:
     """Yield what the settings or the view say: rates, key, match, algorithm, and each option that is set."""
     yield _("Rate"), "; ".join(map(option_in_words, rule.rates)) or _("unlimited")
     yield _("Key"), option_in_words(rule.key)
     for title, match in ((_("Match"), rule.match), (_("Exclude"), rule.exclude)):
         if match is not None:
             yield title, ", ".join(pattern.text for pattern in match.patterns)
-    yield _("Algorithm"), str(ALGORITHM_NAMES.get(rule.algorithm, rule.algorithm))
+    yield _("Algorithm"), algorithm_in_words(rule.algorithm)
     for field in fields(Rule):
         value = getattr(rule, field.name)
         if field.init and field.name not in _SHOWN and field.default is not MISSING and value != field.default:

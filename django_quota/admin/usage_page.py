@@ -5,114 +5,91 @@ Before the page reads the rows of a subject, it moves what the store has counted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from django import forms
-from django.contrib import messages
-from django.contrib.admin import ModelAdmin
-from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import F, QuerySet, Sum, Value
-from django.db.models.functions import Concat
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
-from django.utils.formats import get_format
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from django_quota.admin.admin_base import admin_url, may_see_users, subject_url
-from django_quota.admin.admin_wording import subject_in_words
+from django_quota.admin.base import PageAdmin, may_see_users, names_among
 from django_quota.admin.charts import bar_chart, heat_map
 from django_quota.admin.csv_export import csv_response
+from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
 from django_quota.features.rollup import move
 from django_quota.features.usage import Count, recent_days, row_name, row_part, today, total, waiting
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
-from django_quota.operating.lookup import SubjectMatch, find_subjects, subject_hint, user_names
+from django_quota.operating.lookup import subject_hint
 from django_quota.requests.subjects import named_subject
 
-TEMPLATE = "admin/django_quota/dailycounter/usage.html"
 CSV_HEADER = ("subject", "rule", "day", *Count._fields)
+
+PERIODS = ("30", "90", "year")
+"""How many days the bars go back, by `?days=`; `"year"` stands for the year that the page shows."""
 
 RECENT_DAYS = 90
 """Days before today that the page always reads."""
 
-PERIODS = {"30": 30, "90": RECENT_DAYS, "year": 0}
-"""How many days the bars go back, by `?days=`; 0 stands for the year that the page shows."""
+MAX_RULES = 100
+MAX_YEARS = 12
+"""Rules and years to choose from."""
 
-MAX_RULES = 500
-"""Rules that the form offers."""
-
-MAX_RULES_LISTED = 20
-MAX_YEARS_LISTED = 12
-MIN_YEAR, MAX_YEAR = 1970, 2200
-MAX_TEXT = 10_000
+T = TypeVar("T")
 
 
-# --- usage ------------------------------------------------------------------------------------------------------------
-
-
-def subject_name(text: str) -> str:
-    """Return the name that rows give a subject. Raises `RuleError` where the text is no subject."""
-    return row_name(row_part(named_subject(text)))
-
-
-def rule_name(text: str) -> str:
-    """Return the name that rows give a rule; `""` for all rules."""
-    return row_name(row_part(text, escaped_rule)) if text else ""
-
-
-@dataclass(slots=True)
-class SubjectUsage:
-    """The usage of a subject in one year and in the last days."""
+class Asked(NamedTuple):
+    """What the page's URL asks for; names are as rows have them."""
 
     subject: str
     rule: str
+    """Empty for all rules."""
     year: int
-    today: date
-    days: Mapping[date, Count]
-    """The days with checks of the rule, or of all rules: those of the year and the last ones."""
-    rules: Mapping[str, Count]
-    """Every rule checked in the year, the busiest first."""
-    first_day: date | None
-    """The first day with checks, of any year."""
-    problem: str
-    """Why the store did not answer; empty if it did."""
+    period: str
 
-    def between(self, first: date, last: date) -> Count:
-        """Return the checks from one day to another."""
-        return total(counts for day, counts in self.days.items() if first <= day <= last)
-
-    @property
-    def days_of_year(self) -> dict[date, Count]:
-        """The days of the year that have checks."""
-        return {day: counts for day, counts in sorted(self.days.items()) if day.year == self.year}
+    @classmethod
+    def of(cls, given: QueryDict) -> Asked:
+        """Read a URL, and ignore a year or period that does not exist. Raises `RuleError` if there is no subject."""
+        subject, rule, year, period = (given.get(name, "") for name in ("subject", "rule", "year", "days"))
+        return cls(
+            row_name(row_part(named_subject(subject))),
+            row_name(row_part(rule, escaped_rule)) if rule else "",
+            int(year) if re.fullmatch(r"(19[7-9]|2[01]\d)\d", year, re.ASCII) else today().year,
+            period if period in PERIODS else PERIODS[0],
+        )
 
 
-def load_usage(subject: str, rule: str = "", year: int | None = None) -> SubjectUsage:
-    """Read the usage of a subject in a year, by default this one; names are as rows have them.
+def usage_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
+    """Show the usage of the subject in the URL, or the form that asks for one."""
+    page.check_view(request)
+    if request.method == "POST":
+        return page.find(request, "usage")
+    trouble = ""
+    if request.GET.get("subject"):
+        try:
+            return page.show(request, "dailycounter/usage", _("Usage"), **_context(request, Asked.of(request.GET)))
+        except RuleError as error:
+            trouble = str(error)
+    return page.show(request, "subject/find", _("Usage"), trouble=trouble, find_url=page.url("usage"))
 
-    If the store has nothing to move, this takes four queries of the subject's own rows and one call to Redis.
-    """
-    now = today()
-    year = year or now.year
-    problem = _move(subject)
-    rows = DailyCounter.objects.using(router.db_for_write(DailyCounter)).filter(subject=subject)  # a replica may lag
-    # An expression keeps SQLite from using the index by rule, where it would read the rows of all subjects.
-    of_rule = rows.annotate(named=Concat("rule", Value(""))).filter(named=rule) if rule else rows
-    whole_year = (date(year, 1, 1), date(year, 12, 31))
-    recent = (min(date(now.year, 1, 1), now - timedelta(days=RECENT_DAYS)), now + timedelta(days=1))
-    days: dict[date, Count] = {}
-    for period in {whole_year, recent}:
-        days.update(_by_day(of_rule, period))
-    first_day = rows.order_by("day").values_list("day", flat=True).first()
-    return SubjectUsage(subject, rule, year, now, days, _by_rule(rows, whole_year), first_day, problem)
+
+def usage_csv(page: PageAdmin, request: HttpRequest) -> HttpResponseBase:
+    """Return the days of a subject's year as CSV."""
+    page.check_view(request)
+    try:
+        asked = Asked.of(request.GET)
+    except RuleError:
+        return HttpResponseRedirect(page.url("usage"))
+    _move(asked.subject)
+    days = _by_day(_read(asked), asked)
+    rows = ((asked.subject, asked.rule or "*", day, *days[day]) for day in sorted(days) if day.year == asked.year)
+    return csv_response(request, f"usage {asked.subject} {asked.year}", CSV_HEADER, rows)
 
 
 def _move(subject: str) -> str:
@@ -124,192 +101,74 @@ def _move(subject: str) -> str:
     return ""
 
 
-def _by_day(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[date, Count]:
-    sums = rows.filter(day__range=period).order_by().values_list("day").annotate(*map(Sum, Count._fields))
-    return {day: Count(*map(int, counts)) for day, *counts in sums}
+def _rows(asked: Asked) -> Any:
+    return DailyCounter.objects.using(router.db_for_write(DailyCounter)).filter(subject=asked.subject)  # replicas lag
 
 
-def _by_rule(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[str, Count]:
-    sums = rows.filter(day__range=period).values_list("rule").annotate(*map(Sum, Count._fields))
-    busiest = sums.annotate(checks=Sum(F("allowed") + F("refused"))).order_by("-checks", "rule")[:MAX_RULES]
-    return {rule: Count(*map(int, counts)) for rule, *counts, _checks in busiest}
+def _read(asked: Asked) -> list[tuple[date, str, Count]]:
+    """Return what the subject used of each rule on each day of the year, of this year, and of the last days."""
+    now = today()
+    recent = min(date(now.year, 1, 1), now - timedelta(days=RECENT_DAYS))
+    rows = _rows(asked).filter(Q(day__year=asked.year) | Q(day__range=(recent, now + timedelta(days=1))))
+    return [(day, rule, Count(*counts)) for day, rule, *counts in rows.values_list("day", "rule", *Count._fields)]
 
 
-# --- the form and the URL ---------------------------------------------------------------------------------------------
+def _summed(counts: Iterable[tuple[T, Count]]) -> dict[T, Count]:
+    found: dict[T, Count] = {}
+    for key, count in counts:
+        found[key] = total([found.get(key, Count()), count])
+    return found
 
 
-class UsageForm(forms.Form):
-    """Asks whose usage to show. It is posted, since it takes plain values such as a phone number."""
-
-    who = forms.CharField(
-        label=gettext_lazy("Subject or user"),
-        max_length=MAX_TEXT,
-        help_text=gettext_lazy("Such as user:42 or ip:203.0.113.9, or a user's name, e-mail address or key."),
-    )
-    rule = forms.CharField(label=gettext_lazy("Rule"), max_length=MAX_TEXT, required=False)
-    year = forms.IntegerField(label=gettext_lazy("Year"), min_value=MIN_YEAR, max_value=MAX_YEAR, required=False)
-
-    def __init__(self, *args: Any, rules: list[str] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if rules:
-            choices = [("", _("all rules")), *((rule, rule) for rule in rules)]
-            self.fields["rule"].widget = forms.Select(choices=choices)
+def _by_day(counts: Iterable[tuple[date, str, Count]], asked: Asked) -> dict[date, Count]:
+    return _summed((day, count) for day, rule, count in counts if asked.rule in ("", rule))
 
 
-@dataclass(frozen=True, slots=True)
-class UsageQuery:
-    """What the page's URL asks for; names are as rows have them."""
+def _context(request: HttpRequest, asked: Asked) -> dict[str, Any]:
+    problem, now = _move(asked.subject), today()
+    counts = _read(asked)
+    days = _by_day(counts, asked)
+    of_year = {day: count for day, count in sorted(days.items()) if day.year == asked.year}
+    rules = _summed((rule, count) for day, rule, count in counts if day.year == asked.year)
+    busiest = sorted(rules.items(), key=lambda each: (-each[1].checks, each[0]))
+    names = names_among(request, [asked.subject])
+    words = subject_in_words(asked.subject, names)
+    first_day = _rows(asked).order_by("day").values_list("day", flat=True).first()
+    first_year = min(now.year, asked.year, *([first_day.year] if first_day else []))
+    last_year = max(now.year, asked.year)
+    bars = _days_of_period(days, asked, now)
 
-    subject: str
-    rule: str = ""
-    year: int | None = None
-    period: str = "30"
+    def since(first: date) -> Count:
+        return total(count for day, count in days.items() if first <= day <= now + timedelta(days=1))
 
-    @classmethod
-    def from_url(cls, parameters: QueryDict) -> UsageQuery:
-        """Read a URL, and ignore a year or period that does not exist. Raises `RuleError` if there is no subject."""
-        year, period = parameters.get("year", ""), parameters.get("days", "")
-        number = int(year) if year.isascii() and year.isdecimal() and len(year) <= 4 else 0  # noqa: PLR2004
-        return cls(
-            subject_name(str(parameters.get("subject", ""))),
-            rule_name(parameters.get("rule", "")),
-            number if MIN_YEAR <= number <= MAX_YEAR else None,
-            period if period in PERIODS else "30",
-        )
-
-    def url(self, **changed: Any) -> str:
-        """Return these values as the query of a URL, with some changed."""
-        query = QueryDict(mutable=True)
-        given = {"subject": self.subject, "rule": self.rule, "year": self.year, "days": self.period} | changed
-        query.update({name: str(value) for name, value in given.items() if value})
-        return f"?{query.urlencode()}"
-
-
-# --- views ------------------------------------------------------------------------------------------------------------
-
-
-def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
-    """Show the usage of the subject in the URL, or the form that asks for one."""
-    if not admin.has_view_permission(request):
-        raise PermissionDenied
-    context = {**admin.admin_site.each_context(request), "opts": admin.opts, "title": _("Usage")}
-    given = request.POST if request.method == "POST" else request.GET
-    if "who" in given:
-        form = UsageForm(given)
-        found = _find(request, form)
-        if len(found) == 1:
-            ((subject, url, match),) = found
-            if match.is_guess:
-                messages.info(request, _guess_message(request, subject))
-            return HttpResponseRedirect(url)
-        return TemplateResponse(request, TEMPLATE, context | {"form": form, "choices": found})
-    if not request.GET.get("subject"):
-        return TemplateResponse(request, TEMPLATE, context | {"form": UsageForm()})
-    try:
-        query = UsageQuery.from_url(request.GET)
-    except RuleError as error:
-        form = UsageForm({"who": request.GET["subject"]})
-        form.add_error("who", str(error))
-        return TemplateResponse(request, TEMPLATE, context | {"form": form}, status=400)
-    return TemplateResponse(request, TEMPLATE, context | _usage_context(request, admin.admin_site.name, query))
-
-
-def usage_csv(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponseBase:
-    """Return the days of a subject's year as CSV."""
-    if not admin.has_view_permission(request):
-        raise PermissionDenied
-    try:
-        query = UsageQuery.from_url(request.GET)
-    except RuleError:
-        return HttpResponseRedirect(admin_url(admin.admin_site.name, "dailycounter_usage"))
-    usage = load_usage(query.subject, query.rule, query.year)
-    rows = ((usage.subject, usage.rule or "*", day, *counts) for day, counts in usage.days_of_year.items())
-    return csv_response(request, f"usage {usage.subject} {usage.year}", CSV_HEADER, rows)
-
-
-def _find(request: HttpRequest, form: UsageForm) -> list[tuple[str, str, SubjectMatch]]:
-    """Return whom the form may mean, as rows name them and with URLs; nobody where the form has errors."""
-    if not form.is_valid():
-        return []
-    try:
-        found = find_subjects(form.cleaned_data["who"], with_users=may_see_users(request))
-        names = [subject_name(match.subject) for match in found]
-    except RuleError as error:
-        form.add_error("who", str(error))
-        return []
-    year, rule = form.cleaned_data["year"], rule_name(form.cleaned_data["rule"])
-    urls = [UsageQuery(name, rule, year, "").url() for name in names]
-    return list(zip(names, urls, found, strict=True))
-
-
-def _guess_message(request: HttpRequest, subject: str) -> str:
-    """Say that the text was taken as a subject; mention users only to people who may see them."""
-    if may_see_users(request):
-        return _("There is no user of this name. This is the usage of the subject with this name.")
-    return subject_hint(subject, with_users=False)
-
-
-def _usage_context(request: HttpRequest, site: str, query: UsageQuery) -> dict[str, Any]:
-    usage = load_usage(query.subject, query.rule, query.year)
-    name = user_names([query.subject]).get(query.subject, "") if may_see_users(request) else ""
-    days, words = _days_of_period(usage, query.period), subject_in_words(query.subject, {})
-    year = usage.days_of_year
-    rules = list(usage.rules)
-    offered = rules if not query.rule or query.rule in rules else [*rules, query.rule]
-    monday_based = (int(get_format("FIRST_DAY_OF_WEEK")) - 1) % 7  # Django's 0 is Sunday
-    # The clock of Redis may be ahead of this one, so the last day of the map may be tomorrow.
-    last_day = max([usage.today, *year])
+    totals = [(_("This year"), date(now.year, 1, 1)), (_("This month"), now.replace(day=1)), (_("Today"), now)]
+    of_another = [] if asked.year == now.year else [(str(asked.year), total(of_year.values()))]
     return {
         "title": _("Usage of %s") % Truncator(words).chars(80),
         "words": words,
-        "form": UsageForm(initial={"who": query.subject, "rule": query.rule, "year": usage.year}, rules=offered),
-        "usage": usage,
-        "user_name": name,
-        "subject_url": subject_url(request, site, subject=query.subject),
-        "csv_url": admin_url(site, "dailycounter_usage_csv") + query.url(days=""),
-        "all_rules_url": query.url(rule=""),
-        "totals": list(_totals(usage)),
-        "years": [(year, query.url(year=year), year == usage.year) for year in _years(usage)],
-        "heat_map": heat_map(usage.year, year, last_day, monday_based),
-        "is_late_in_year": usage.year == usage.today.year and usage.today.month > 6,  # noqa: PLR2004
-        "periods": [
-            (words, query.url(days=period), period == query.period)
-            for period, words in (("30", _("Last 30 days")), ("90", _("Last 90 days")), ("year", str(usage.year)))
-        ],
-        "bar_chart": bar_chart(days),
-        "days": [(day, counts) for day, counts in reversed(days) if counts.checks],
-        "rules": [
-            (rule, counts, query.url(rule="" if rule == query.rule else rule))
-            for rule, counts in list(usage.rules.items())[:MAX_RULES_LISTED]
-        ],
-        "more_rules": max(0, len(rules) - MAX_RULES_LISTED),
+        "asked": asked,
+        "problem": problem,
+        "first_day": first_day,
+        "hint": "" if first_day else subject_hint(asked.subject, with_users=may_see_users(request)),
+        "totals": [*of_another, *((title, since(first)) for title, first in totals)],
+        "years": range(max(first_year, last_year - MAX_YEARS + 1), last_year + 1),
+        # The clock of Redis may be ahead of this one, so the last day of the map may be tomorrow.
+        "heat_map": heat_map(asked.year, of_year, max([now, *of_year])),
+        "is_late_in_year": asked.year == now.year and now.month > 6,  # noqa: PLR2004
+        "periods": zip(PERIODS, (_("Last 30 days"), _("Last 90 days"), str(asked.year)), strict=True),
+        "bar_chart": bar_chart(bars),
+        "days": [(day, count) for day, count in reversed(bars) if count.checks],
+        "rules": busiest[:MAX_RULES],
+        "more_rules": max(0, len(busiest) - MAX_RULES),
     }
 
 
-def _days_of_period(usage: SubjectUsage, period: str) -> list[tuple[date, Count]]:
+def _days_of_period(days: dict[date, Count], asked: Asked, now: date) -> list[tuple[date, Count]]:
     """Return every day of the period of the bars, with its checks."""
-    if PERIODS[period]:
-        first, last = usage.today - timedelta(days=PERIODS[period] - 1), usage.today
+    if asked.period == "year":
+        first, last = date(asked.year, 1, 1), date(asked.year, 12, 31)
+        last = min(last, now) if first <= now else last
     else:
-        first, last = date(usage.year, 1, 1), date(usage.year, 12, 31)
-        if usage.year <= usage.today.year:
-            last = min(last, usage.today)
-    days = (first + timedelta(days=number) for number in range((last - first).days + 1))
-    return [(day, usage.days.get(day, Count())) for day in days]
-
-
-def _years(usage: SubjectUsage) -> range:
-    """Return the years to choose from: from the first with rows to this one."""
-    last = max(usage.today.year, usage.year)
-    first = min(usage.first_day.year if usage.first_day else last, usage.year, usage.today.year)
-    return range(max(first, last - MAX_YEARS_LISTED + 1), last + 1)
-
-
-def _totals(usage: SubjectUsage) -> Iterator[tuple[str, Count]]:
-    now = usage.today
-    if usage.year != now.year:
-        yield str(usage.year), total(usage.days_of_year.values())
-    tomorrow = now + timedelta(days=1)  # the clock of Redis may be ahead of this one
-    yield _("This year"), usage.between(date(now.year, 1, 1), tomorrow)
-    yield _("This month"), usage.between(now.replace(day=1), tomorrow)
-    yield _("Today"), usage.between(now, tomorrow)
+        first, last = now - timedelta(days=int(asked.period) - 1), now
+    every = (first + timedelta(days=number) for number in range((last - first).days + 1))
+    return [(day, days.get(day, Count())) for day in every]

@@ -10,7 +10,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_quota.admin.admin_base import admin_url
+from django_quota.admin.base import admin_url
 from django_quota.requests.subjects import user_subject
 
 
@@ -35,7 +35,7 @@ def links_of(request: HttpRequest, user: Any) -> list[tuple[str, str]]:
     )
     site, subject = getattr(request, "current_app", None), user_subject(user)
     links = [
-        (admin_url(site, page, subject=subject), words)
+        (admin_url(site, f"django_quota_{page}", subject=subject), words)
         for permission, page, words in pages
         if asker.has_perm(f"django_quota.{permission}")
     ]

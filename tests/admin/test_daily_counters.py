@@ -9,7 +9,6 @@ import re
 import tracemalloc
 from collections.abc import Iterator
 from datetime import date, timedelta
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,15 +17,13 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import AsyncClient, Client, RequestFactory
-from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota.admin import csv_export, daily_counters
+from django_quota.admin import daily_counters
 from django_quota.admin.csv_export import csv_lines, csv_response, escape_formula
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, of_kind, rows_in_order
 from django_quota.models import DailyCounter
-from django_quota.operating.lookup import find_users, user_names
 from tests.admin.operators import operator, superuser
 from tests.support.databases import forget_connection
 
@@ -52,65 +49,43 @@ def admin(database: Any) -> Client:
     return superuser("admin")
 
 
-def test_counts_have_separators_and_labels_for_cards(client: Client) -> None:
-    row("user:1", allowed=1_234_567, refused=89)
-    shown = " ".join(re.sub(r"<[^>]*>", " ", client.get(LIST).content.decode()).split())
-    assert "allowed 1,234,567 refused 89 0.0 % units 1,234,567" in shown
-
-
 def listed(client: Client, query: str = "") -> list[tuple[str, str]]:
     reply = client.get(LIST + query)
     assert reply.status_code == 200
-    return [(found.subject, found.rule) for found in reply.context["cl"].result_list]
+    return [(row.subject, row.rule) for row in reply.context["cl"].result_list]
 
 
 def table(reply: Any) -> list[list[str]]:
     return list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))
 
 
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_list_shows_counts_users_and_the_share_refused(admin: Client) -> None:
+def test_a_row_has_its_user_its_counts_with_labels_for_cards_and_a_link_to_the_usage(admin: Client) -> None:
     user = User.objects.create_user("anna")
-    row(f"user:{user.pk}", allowed=1, refused=3)
-    row("ip:203.0.113.9", allowed=0, refused=0)
+    row(f"user:{user.pk}", allowed=1_200_000, refused=400_000)
     page = admin.get(LIST).content.decode()
-    assert f'href="{LIST}usage/?subject=user%3A{user.pk}"' in page
-    assert "anna" in page
-    assert "75.0\N{NO-BREAK SPACE}%" in page
+    assert f'href="{LIST}usage/?subject=user%3A{user.pk}">anna (user:{user.pk})<' in page
+    shown = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "allowed 1,200,000 refused 400,000 25.0 % units 1,200,000" in shown
 
 
 def test_user_names_need_the_permission_to_view_users(client: Client) -> None:
     user = User.objects.create_user("anna", email="anna@example.org")
     row(f"user:{user.pk}")
     assert "anna" not in client.get(LIST).content.decode()
-    assert listed(client, "?q=anna") == []
-    assert listed(client, "?q=anna@example.org") == []
+    assert listed(client, "?q=anna") == listed(client, "?q=anna@example.org") == []
     client = operator("view_dailycounter", "auth.view_user", name="sees users")
     assert "anna" in client.get(LIST).content.decode()
     assert listed(client, "?q=anna") == listed(client, "?q=anna@example") == [(f"user:{user.pk}", "search")]
 
 
-def test_rows_are_newest_first_and_rows_of_a_kind_by_subject(client: Client) -> None:
-    for subject, days in (("user:2", 0), ("user:1", 1), ("ip:203.0.113.9", 2)):
-        row(subject, day=DAY + timedelta(days=days))
-    assert [subject for subject, _ in listed(client)] == ["ip:203.0.113.9", "user:1", "user:2"]
-    assert [subject for subject, _ in listed(client, "?kind=user:")] == ["user:1", "user:2"]
-    assert [subject for subject, _ in listed(client, "?o=2")] == ["ip:203.0.113.9", "user:1", "user:2"]
-
-
-@pytest.mark.parametrize("order", ["-6", "5.2", "99", "x", "-", "0", "7"])
-def test_an_order_without_an_index_is_ignored(client: Client, order: str) -> None:
-    row("user:1", refused=1)
-    row("user:2", refused=2)
-    assert [subject for subject, _ in listed(client, f"?o={order}")] == ["user:1", "user:2"]
-
-
-def test_rows_of_one_day_can_be_sorted_by_their_counts(client: Client) -> None:
-    row("user:1", refused=1)
-    row("user:2", refused=2)
-    assert listed(client, "?day__year=2026&day__month=3&day__day=14&o=-6")[0] == ("user:2", "search")
+def test_rows_are_newest_first_rows_of_a_kind_by_subject_and_those_of_a_day_as_one_likes(client: Client) -> None:
+    for subject, days, refused in (("user:2", 0, 1), ("user:1", 1, 1), ("ip:203.0.113.9", 2, 1), ("user:3", 0, 2)):
+        row(subject, day=DAY + timedelta(days=days), refused=refused)
+    newest = ["ip:203.0.113.9", "user:1", "user:2", "user:3"]
+    for query in ("", *(f"?o={order}" for order in ("-5", "2", "5.2", "99", "x", "-", "0"))):
+        assert [subject for subject, _ in listed(client, query)] == newest, query
+    assert [subject for subject, _ in listed(client, "?kind=user:")] == ["user:1", "user:2", "user:3"]
+    assert listed(client, "?day__year=2026&day__month=3&day__day=14&o=-5")[0] == ("user:3", "search")
 
 
 def test_the_list_is_filtered_by_rule_and_kind(client: Client, settings: Any) -> None:
@@ -118,25 +93,14 @@ def test_the_list_is_filtered_by_rule_and_kind(client: Client, settings: Any) ->
     row("user:1", "search")
     row("user:1", "login")
     row("global", "search")
-    row("key.app:x")
+    row("key.app:x", "of-a-call")
     assert listed(client, "?rule=login") == [("user:1", "login")]
-    assert listed(client, "?kind=global") == [("global", "search")]
-    assert listed(client, "?kind=key.") == [("key.app:x", "search")]
+    assert listed(client, "?kind=key.") == listed(client, "?rule=of-a-call") == [("key.app:x", "of-a-call")]
     assert listed(client, "?kind=user:&rule=search") == [("user:1", "search")]
     assert len(listed(client, "?kind=nonsense")) == 4
     page = client.get(LIST).content.decode()
-    assert "?rule=login" in page
-    assert "?rule=search" in page
-
-
-def test_a_filter_with_a_null_character_leads_back_to_the_whole_list(client: Client) -> None:
+    assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
     assert client.get(f"{LIST}?rule=%00")["Location"] == f"{LIST}?e=1"
-
-
-def test_a_rule_that_is_not_offered_works_in_the_url(client: Client) -> None:
-    row("user:1", "c")
-    assert "?rule=c" not in client.get(LIST).content.decode()
-    assert "?rule=c" in client.get(f"{LIST}?rule=c").content.decode()
 
 
 def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
@@ -150,14 +114,13 @@ def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
         "search": "ip:203.0.113.9",  # a configured rule goes first
         "search-": f"user:{user.pk}",
         "bot@example.org": f"user:{user.pk}",
-        " 203.0.113.9 ": "ip:203.0.113.9",
         "2001:DB8::7": "ip:2001:db8::/64",
         "transfer": "ip:2001:db8::/64",
         "10/m": "joe",
         "joe": "joe",
     }.items():
         assert [subject for subject, _ in listed(admin, f"?q={quote(text)}")] == [found], text
-    for text in ("nobody", "ip:203.0.113", "203.0.113.", "post:phone=", "100%25_", "transf"):
+    for text in ("nobody", "ip:203.0.113", "post:phone=", "100%25_", "transf"):
         assert listed(admin, f"?q={quote(text)}") == [], text
     assert len(listed(admin, "?q=a%00b")) == 4  # Django's form refuses it, and says so
 
@@ -177,19 +140,17 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> No
     row("user:1", day=date(2026, 1, 2))
     assert choices() == ["2024", "2025", "2026"]
     assert choices("?day__year=2024") == ["February 2024"]
-    assert choices("?day__year=2024&day__month=2") == ["February 27"]
-    assert choices("?day__year=2024&day__month=2&day__day=27") == ["February 27"]
+    for query in ("", "&day__day=27"):
+        assert choices(f"?day__year=2024&day__month=2{query}") == ["February 27"]
     assert choices("?day__year=2025") == []
     assert listed(client, "?day__year=2024&day__month=2&day__day=27") == [("user:1", "search")]
 
 
-@pytest.mark.parametrize(
-    "query", ["day__year=x", "day__year=2024&day__month=13", "day__year=99999", "day__year=-1", "p=99"]
-)
-def test_malformed_parameters_do_not_break_the_list(client: Client, query: str) -> None:
+def test_malformed_parameters_do_not_break_the_list(client: Client) -> None:
     row("user:1")
-    assert client.get(f"{LIST}?{query}").status_code in (200, 302)
-    assert client.get(f"{LIST}export/?{query}").status_code in (200, 302)
+    for query in ("day__year=x", "day__year=2024&day__month=13", "day__year=99999", "day__day=7", "p=99"):
+        assert client.get(f"{LIST}?{query}").status_code in (200, 302)
+        assert client.get(f"{LIST}export/?{query}").status_code in (200, 302)
 
 
 def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,16 +164,10 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
     assert "The list ends after 100 rows." in page.content.decode()
 
 
-# --- nothing is changed -----------------------------------------------------------------------------------------------
-
-
 def test_nobody_can_add_change_or_delete_rows(admin: Client) -> None:
     found = row("user:1")
     assert admin.get(f"{LIST}{found.pk}/change/").status_code == 200
-    assert admin.get(f"{LIST}add/").status_code == 403
-    assert admin.post(f"{LIST}add/", {"subject": "user:2"}).status_code == 403
     assert admin.post(f"{LIST}{found.pk}/change/", {"allowed": 99}).status_code == 403
-    assert admin.post(f"{LIST}{found.pk}/delete/", {"post": "yes"}).status_code == 403
     admin.post(LIST, {"action": "delete_selected", "_selected_action": found.pk, "post": "yes"})
     assert DailyCounter.objects.values_list("allowed", flat=True).get() == 5
 
@@ -261,27 +216,12 @@ def test_the_download_is_streamed_under_asgi(client: Client) -> None:
         assert asyncio.run(fetch()).count(b"user:") == 5
 
 
-def test_under_asgi_each_batch_is_made_on_demand() -> None:
-    made = []
-
-    def lines() -> Iterator[str]:
-        for part in "abc":
-            made.append(part)
-            yield part
-
-    async def read() -> list[list[str]]:
-        return [list(made) async for _ in csv_export._iterate_async(lines())]
-
-    assert asyncio.run(read()) == [["a"], ["a", "b"], ["a", "b", "c"]]
-
-
 RUN = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet takes for the beginning of a formula; the last four where it reads Japanese."""
 
 
 @example("x;=1+1")
 @example('x";"=1+1')
-@example("x\t=1+1")
 @example("\uff1d1+1")
 @given(st.text("ab;,|\t\r\n\"' =+-@\uff1d1") | st.text())
 def test_no_spreadsheet_runs_a_cell_whatever_its_separator(text: str) -> None:
@@ -295,26 +235,11 @@ def test_no_spreadsheet_runs_a_cell_whatever_its_separator(text: str) -> None:
         assert not [each for each in cells if each.startswith(RUN)]
 
 
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("=1+1", "'=1+1"),
-        ("+1", "'+1"),
-        ("-1", "'-1"),
-        ("@x", "'@x"),
-        ("\r=1", "'\r'=1"),
-        ("a;=1", "a;'=1"),
-        ("ip:203.0.113.9+path:/a-b", "ip:203.0.113.9+path:/a-b"),
-    ],
-)
-def test_a_text_like_a_formula_gets_an_apostrophe(text: str, made: str) -> None:
-    assert escape_formula(text) == made
-
-
-def test_every_field_of_a_file_is_quoted() -> None:
-    lines = "".join(csv_lines(COLUMNS, [["user:1", 'a"b', date(2026, 11, 21), 5, 0, 7]]))
+def test_every_field_of_a_file_is_quoted_and_only_formulas_are_changed() -> None:
+    lines = "".join(csv_lines(COLUMNS, [["ip:203.0.113.9+path:/a-b", 'a"b', date(2026, 11, 21), 5, 0, "=7"]]))
     assert lines == (
-        '"subject","rule","day","allowed","refused","units"\r\n"user:1","a""b","2026-11-21","5","0","7"\r\n'
+        '"subject","rule","day","allowed","refused","units"\r\n'
+        '"ip:203.0.113.9+path:/a-b","a""b","2026-11-21","5","0","\'=7"\r\n'
     )
 
 
@@ -338,7 +263,7 @@ def test_batches_bring_each_row_once_in_order(order: tuple[str, ...], size: int)
     assert list(rows_in_order(DailyCounter.objects.all(), order, size)) == expected
 
 
-def test_rows_added_during_an_export_double_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_added_during_an_export_double_nothing() -> None:
     DailyCounter.objects.bulk_create(several())
     found = rows_in_order(DailyCounter.objects.all(), NEWEST, 10)
     first = [next(found) for _ in range(10)]
@@ -367,41 +292,8 @@ def test_a_download_takes_constant_memory() -> None:
     assert peak(first + 9_999) < 2 * peak(first + 499)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def test_subjects_of_a_kind_are_found_by_their_beginning() -> None:
-    subjects = ["a", "a:", "a:b", "a:\uffff", "a:\U0010ffff", "a;", "A:", "b", "a%", "a_", "\ud7ff", "\ue000x"]
-    for subject in subjects:
+    for subject in ("a", "a:", "a:b", "a:\uffff", "a:\U0010ffff", "a;", "A:", "b", "a%", "a_", "\ue000x"):
         row(subject)
     found = DailyCounter.objects.filter(of_kind("a:", "default")).values_list("subject", flat=True)
     assert sorted(found) == ["a:", "a:b", "a:\uffff", "a:\U0010ffff"]
-
-
-def test_postgresql_compares_names_by_bytes() -> None:
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT column_name FROM information_schema.columns "
-                "WHERE table_name = 'django_quota_dailycounter' AND collation_name = 'C'"
-            )
-            assert {name for (name,) in cursor.fetchall()} == {"subject", "rule"}
-
-
-def test_users_are_found_by_key_name_or_email() -> None:
-    anna, bert = User.objects.create_user("anna", "a@example.org"), User.objects.create_user("annabel")
-    search = partial(find_users, prefix=True)
-    assert search("anna") == search(str(anna.pk)) == search("ANNA") == search("a@ex") == [anna]
-    assert {user.pk for user in search("ann")} == {anna.pk, bert.pk}
-    assert search("nobody") == search("") == search("9" * 40) == []
-    assert find_users("anna") == find_users("A@example.org") == [anna]
-    assert find_users("ann") == find_users("a@ex") == []
-
-
-def test_user_names_take_at_most_one_query() -> None:
-    anna = User.objects.create_user("anna")
-    subjects = [f"user:{anna.pk}", "user:999", "user:x", f"user:{'9' * 40}", "ip:203.0.113.9", "user:1+ip:1"]
-    with CaptureQueriesContext(connection) as queries:
-        assert user_names(subjects) == {f"user:{anna.pk}": "anna"}
-        assert user_names(["global"]) == {}
-    assert len(queries) == 1

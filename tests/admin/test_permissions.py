@@ -14,7 +14,7 @@ OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
 OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
 OF_ACTIONS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
 NEEDS: dict[str, tuple[str, ...]] = {
-    **{f"overview/{page}": ("view_overview",) for page in ("", "metrics/", "events/", "stream/")},
+    **{f"overview/{page}": ("view_overview",) for page in ("", "content/")},
     **{f"ban/{page}": ("view_ban",) for page in ("", "?subject=user:1", "lift/")},
     "ban/lift/?all=1": ("lift_ban",),
     **{f"overview/{page}": () for page in ("add/", "1/change/", "1/delete/", "1/history/")},
@@ -36,7 +36,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     **{
         f"subject/action/{name}/?subject=user:1&on={on}": OF_ACTIONS
         for name in ("raise", "exempt", "block", "reset", "lift", "clear")
-        for on in ('["search"]', "[[[", "")
+        for on in ("search", "")
     },
     "subject/action/block/?subject=user:1": ("view_subject",),
 }  # fmt: skip

@@ -11,7 +11,7 @@ import redis
 
 import django_quota
 from django_quota import Rule
-from django_quota.admin.admin_wording import ALGORITHM_NAMES
+from django_quota.admin.wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import REGISTRY
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import lua_source

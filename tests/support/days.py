@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota.admin.usage_page import rule_name, subject_name
 from django_quota.core.keys import field, subject_base
 from django_quota.features import rollup
 from django_quota.features.usage import DAYS_KEPT, day_key
 
 EIGHT_DAYS = DAYS_KEPT * 86_400
-
-
-def names_in_a_row(subject: str, rule: str) -> tuple[str, str]:
-    """Return how a row of the daily counters holds these names."""
-    return subject_name(subject), rule_name(rule)
 
 
 def count(raw: redis.Redis, subject: str, rules: Mapping[str, tuple[int, ...]], day: date) -> str:

@@ -29,13 +29,11 @@
 
     const schedule = () => {
       window.clearTimeout(timer);
-      const typed = ["subject", "user"].some((name) => form.elements[name] && form.elements[name].value);
-      if (typed) timer = window.setTimeout(update, WAIT);
+      if (form.elements.subject && form.elements.subject.value) timer = window.setTimeout(update, WAIT);
     };
 
     form.addEventListener("input", schedule);
     form.addEventListener("change", schedule);
-    if (window.django && window.django.jQuery) window.django.jQuery(form).on("change", "select", schedule); // autocomplete
     if (form.elements.subject && form.elements.subject.value && !section.querySelector("table")) schedule();
   };
 

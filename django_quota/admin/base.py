@@ -1,0 +1,143 @@
+"""What the admin pages share: pages of our own, permissions, links, the log, and a strict change list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.auth import get_permission_codename, get_user_model
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from django_quota.conf import limits_logins
+from django_quota.core.errors import RuleError
+from django_quota.models import Subject
+from django_quota.operating.lookup import find_subjects, login_names_among, parts_of, user_names
+
+
+def may_see_users(request: HttpRequest) -> bool:
+    """Return whether the request's user may see users. Show names of users to nobody else."""
+    opts, user = get_user_model()._meta, request.user
+    return any(user.has_perm(f"{opts.app_label}.{get_permission_codename(verb, opts)}") for verb in ("view", "change"))
+
+
+def names_among(request: HttpRequest, subjects: Iterable[str | None]) -> dict[str, str]:
+    """Return the names of the users in subjects, and those behind digests of failed logins, by part of a subject.
+
+    It is empty for those who may not see users.
+    """
+    if not may_see_users(request):
+        return {}
+    parts = {part for subject in subjects if subject for part in parts_of(subject)}
+    return user_names(parts) | (login_names_among(parts, ()) if limits_logins() else {})
+
+
+def admin_url(site: str | None, page: str, *args: Any, **query: str) -> str:
+    """Return the URL of a page of an admin site, such as `auth_user_change`; "" if the site does not have it."""
+    try:
+        url = reverse(f"admin:{page}", args=args, current_app=site)
+    except NoReverseMatch:
+        return ""
+    return f"{url}?{urlencode(query, errors='replace')}" if query else url
+
+
+def log_actions(done: Mapping[str, str], user: Any) -> None:
+    """Write to the log what was done, given by subject."""
+    about = ContentType.objects.get_for_model(Subject, for_concrete_model=False)
+    LogEntry.objects.bulk_create(
+        LogEntry(
+            user_id=user.pk,
+            content_type=about,
+            object_id=subject,
+            object_repr=subject[:200],
+            action_flag=CHANGE,
+            change_message=what,
+        )
+        for subject, what in done.items()
+    )
+
+
+def labelled(field: str, label: Any) -> Callable[[Any], SafeString]:
+    """Return a column of a list: a field with its label, which only a phone shows, and numbers with separators."""
+
+    @admin.display(description=label, ordering=field)
+    def column(row: Any) -> SafeString:
+        value = getattr(row, field)
+        shown = number_format(value, force_grouping=True) if isinstance(value, int) else value or "-"
+        return format_html('<span class="quota-label">{}</span> {}', label, shown)
+
+    column.__name__ = field
+    return column
+
+
+class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class takes no type argument
+    """An admin with pages of our own."""
+
+    def check_view(self, request: HttpRequest) -> None:
+        """Let only those see a page who may view the model. Raises `PermissionDenied`."""
+        request.current_app = self.admin_site.name
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+    def url(self, page: str, *args: Any, **query: str) -> str:
+        """Return the URL of a page of this model, such as `changelist`."""
+        return admin_url(self.admin_site.name, f"django_quota_{self.opts.model_name}_{page}", *args, **query)
+
+    def show(self, request: HttpRequest, template: str, title: Any, /, **context: Any) -> TemplateResponse:
+        """Return a page in the admin's look."""
+        request.current_app = self.admin_site.name
+        given = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
+        return TemplateResponse(request, f"admin/django_quota/{template}.html", given | context)
+
+    def find(self, request: HttpRequest, page: str) -> HttpResponse:
+        """Answer a search: a redirect to the subject's page of this name, whom to choose from, or what is wrong.
+
+        It comes by POST, so a plain value never becomes part of a URL.
+        """
+        try:
+            found = find_subjects(request.POST.get("find", ""), with_users=may_see_users(request))
+        except RuleError as error:  # the typed text may hold a plain value, so it is not shown again
+            return self.show(request, "subject/find", _("Find a subject"), trouble=str(error), find_url=self.url(page))
+        if len(found) > 1:
+            return self.show(request, "subject/choice", _("Whom do you mean?"), found=found, find_url=self.url(page))
+        return HttpResponseRedirect(self.url(page, subject=found[0].subject))
+
+
+class ReadOnlyAdmin(PageAdmin):
+    """An admin that only shows."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class StrictChangeList(ChangeList):
+    """A change list that redirects to the whole list for any malformed parameter, as Django does for most."""
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        """Return the rows. Raises `IncorrectLookupParameters`."""
+        values = [value for name, values in request.GET.lists() if name != SEARCH_VAR for value in values]
+        if any("\0" in value for value in values):
+            raise IncorrectLookupParameters("PostgreSQL takes no null character in a text")
+        try:
+            return super().get_queryset(request, exclude_parameters)
+        except (ValueError, OverflowError) as error:  # the year 9999 has no next year
+            raise IncorrectLookupParameters(error) from error

@@ -1,0 +1,156 @@
+"""Durations, moments, limits and subjects in words, for the admin pages. Their templates use these as filters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import ceil
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_quota.core.clock import SECOND
+from django_quota.core.overrides import ALL_RULES
+from django_quota.models import QuotaOverride
+from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
+from django_quota.operating.lookup import parts_of
+from django_quota.requests.subjects import LOGIN
+from django_quota.web.wording import wait_in_words
+
+ALGORITHM_NAMES: dict[str, str | Promise] = {
+    "sliding_window": gettext_lazy("sliding window"),
+    "fixed_window": gettext_lazy("fixed window"),
+    "calendar": gettext_lazy("calendar"),
+    "token_bucket": gettext_lazy("token bucket"),
+    "leaky_bucket": gettext_lazy("leaky bucket"),
+    "distinct": gettext_lazy("different values"),
+    "stock": gettext_lazy("counter"),
+}
+
+KIND_NAMES: dict[str, str | Promise] = {
+    "refused": gettext_lazy("refused"),
+    "banned": gettext_lazy("banned"),
+    "near": gettext_lazy("near its limit"),
+}
+"""The kinds of events in words."""
+
+WHYS: dict[str, str | Promise] = {
+    "override": gettext_lazy("by an override"),
+    "exempt": gettext_lazy("exempt by an override"),
+    "blocked": gettext_lazy("blocked by an override"),
+    "banned": gettext_lazy("banned"),
+}
+
+
+def span_in_words(seconds: float) -> str:
+    """Return a duration in one unit, rounded up: `"90 seconds"`, `"3 hours"`."""
+    return wait_in_words(max(1, ceil(seconds)))
+
+
+def left_in_words(until: int, now: int) -> str:
+    """Return the time from one moment to another, both in microseconds."""
+    return span_in_words((until - now) / SECOND)
+
+
+def moment_of(now: int, seconds: float = 0.0) -> datetime:
+    """Return the local time `seconds` after `now`, the store's time in microseconds, rounded up to a second."""
+    moment = datetime.fromtimestamp(-(-(now + round(seconds * SECOND)) // SECOND), UTC)
+    return timezone.localtime(moment) if settings.USE_TZ else timezone.make_naive(moment)
+
+
+def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
+    """Return a moment in the language's format, with its time zone; `style` names one of Django's date formats."""
+    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{date_format(shown, style)} {date_format(shown, 'T')}"
+
+
+def rule_in_words(rule: str) -> str:
+    """Return a rule for use in a sentence: `rule "search"`, `all rules`."""
+    return _("all rules") if rule in ("", ALL_RULES) else _('rule "%s"') % rule
+
+
+def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
+    """Return a subject without whole digests: `Failed logins of ann at 203.0.113.9`, `ann (user:42)`.
+
+    `names`: the names of users by part of a subject; see `names_among`.
+    """
+    parts = parts_of(subject)
+    logins = [part for part in parts if part.startswith(LOGIN)]
+    others = [
+        f"{names[part]} ({part})" if part in names else _DIGEST.sub(r"\1…", part)
+        for part in parts
+        if part not in logins
+    ]
+    if not logins:
+        return "+".join(others)
+    words = {
+        "name": names.get(logins[0], _("a user name")),
+        "rest": " + ".join(part.removeprefix("ip:") for part in others),
+    }
+    return (_("Failed logins of %(name)s at %(rest)s") if others else _("Failed logins of %(name)s")) % words
+
+
+_DIGEST = re.compile(
+    r"((?:\A(?:header|cookie|get|post|json)\.[^:]*:|\Asession:)[0-9a-f]{6})[0-9a-f]{26}\Z|(?<=~[0-9a-f]{6})[0-9a-f]{58}\Z"
+)
+
+
+def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
+    """Return who refuses until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever.
+
+    0 seconds: Redis takes no changes, so nobody knows until when.
+    """
+    words = {"rule": rule, "until": ""}
+    if seconds:
+        until = moment_of(now, seconds)
+        words["until"] = f"{until:{'' if until.date() == moment_of(now).date() else '%Y-%m-%d '}%H:%M:%S %Z}".rstrip()
+        text = _("refused by %(rule)s until %(until)s")
+    else:
+        text = _("refused by %(rule)s") if seconds == 0 else _("refused by %(rule)s for good")
+    return text % words + (f" ({why})" if why else "")
+
+
+STATES: dict[str, str | Promise] = {
+    "active": gettext_lazy("active"),
+    "pending": gettext_lazy("not yet begun"),
+    "ended": gettext_lazy("ended"),
+}
+
+
+def state_of(row: QuotaOverride) -> str:
+    """Return the state of an override now: a key of `STATES`."""
+    now = timezone.now()
+    if row.expires is not None and row.expires <= now:
+        return "ended"
+    return "pending" if row.starts is not None and row.starts > now else "active"
+
+
+def algorithm_in_words(name: str) -> str | Promise:
+    """Return the name of an algorithm."""
+    return ALGORITHM_NAMES.get(name, name)
+
+
+def kind_in_words(kind: str) -> str | Promise:
+    """Return the kind of an event."""
+    return KIND_NAMES[kind]
+
+
+def next_in_words(limit: LimitStatus) -> str:
+    """Return when the next hit is admitted."""
+    if limit.instead:
+        return str(WITHOUT_STORE[limit.instead])
+    if limit.retry_after is None:
+        return _("no hit is admitted")
+    if limit.retry_after == 0:
+        return _("the next hit is admitted")
+    return _("the next hit is admitted in %s") % span_in_words(limit.retry_after)
+
+
+def why_in_words(limit: LimitStatus) -> str | Promise:
+    """Return what replaces a limit, or why it refuses nobody; empty if it counts as its rule says."""
+    return _("a shadow rule: it only reports") if limit.shadow else WHYS.get(limit.why, "")
