@@ -10,10 +10,12 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import check, concurrency, quota, reset_subject, slot, unban
+from django_quota import check, concurrency, quota, reset_subject, slot
+from django_quota.conf import rule_of
+from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.calls import get
-from tests.support.inspection import bans_of, is_overridden, status_of
+from tests.support.inspection import bans_of, status_of
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
@@ -87,15 +89,6 @@ class TestOnEitherStore:
             ((lease),) = status_of(SUBJECT)["leases"]
         assert (lease["ends_in"], lease["number"]) == ((19.0,), 1)
 
-    def test_an_override_is_in_force_until_it_ends(self) -> None:
-        override(f"r 0 {START + 60 * SECOND} 50/m", "search")
-        with freeze(START):
-            snapshot = status_of(SUBJECT)
-            assert [limit["limit"] for limit in snapshot["limits"] if limit["rule"] == "search"] == [50]
-            assert (is_overridden(SUBJECT, "search"), is_overridden(SUBJECT, "banning")) == (True, False)
-        with freeze(START + 61 * SECOND):
-            assert not is_overridden(SUBJECT, "search")
-
     def test_a_reset_of_all_rules_keeps_overrides(self) -> None:
         override("r 0 0 3/m", "search", "user:1")
         with freeze(START):
@@ -140,18 +133,6 @@ class TestOnEitherStore:
                 used = {limit["rule"]: limit["used"] for limit in status_of(SUBJECT)["limits"]}
                 assert (used["search"], used["banning"]) == (0, 1)
 
-    def test_lifting_a_ban_keeps_what_was_counted(self) -> None:
-        with freeze(START):
-            check("banning", SUBJECT)
-            check("banning", SUBJECT)
-            check("search", SUBJECT, 4)
-            assert unban(SUBJECT, "banning") == 1
-            snapshot = status_of(SUBJECT)
-            assert not snapshot["bans"]
-            assert {limit["rule"]: limit["used"] for limit in snapshot["limits"]}["banning"] == 1
-            assert not check("banning", SUBJECT)  # its own limit still refuses, and that is the first refusal
-            assert unban(SUBJECT) == 1
-
 
 @pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
@@ -183,3 +164,17 @@ class TestOnRedis:
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
             reset_subject(name)
             assert not any(limit["used"] for limit in status_of(name)["limits"])
+
+
+@pytest.mark.parametrize(
+    ("key", "subject", "tiers"),
+    [
+        ("user", "user:1", ["authenticated", "pro"]),
+        (("user", "path"), "ip:192.0.2.1+path:/", ["anonymous", "pro"]),
+        ("ip", "ip:192.0.2.1", ["anonymous", "authenticated", "pro"]),
+    ],
+)
+def test_impossible_tiers_are_left_out(key: Any, subject: str, tiers: list[str]) -> None:
+    rates = {"anonymous": "5/m", "authenticated": "50/m", "pro": "500/m"}
+    rule = rule_of(rates, {"key": key, "tier": lambda request: "pro", "name": "tiered"})
+    assert list(possible_tiers(rule, subject, {})) == tiers

@@ -285,7 +285,7 @@ def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize(("budget_ms", "times"), [(1_000, 0.0), (500, 1.0), (100, 9.0), (1, 999.0)])
-def test_the_pauses_after_a_call_of_a_second_a_call_keeps_the_budget(budget_ms: int, times: float) -> None:
+def test_the_pause_after_a_call_keeps_the_budget(budget_ms: int, times: float) -> None:
     assert pauses_after_a_call_of_a_second(budget_ms) == [times]
 
 

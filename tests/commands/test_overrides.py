@@ -142,19 +142,6 @@ def test_what_can_have_no_effect_is_refused_unless_forced(words: tuple[str, ...]
     assert len(rows()) == 1
 
 
-def test_what_has_an_effect_is_saved_without_a_note() -> None:
-    joe = User.objects.create_user("joe")
-    assert f'"user:{joe.pk}"' in refusal("set", "user:joe", "blocked")
-    for subject in (f"user:{joe.pk}", SUBJECT, "global", "org:7", "org:*"):
-        assert "Note" not in said("set", subject, "blocked")
-    assert "Note" not in said("set", SUBJECT, "5/m", "--rule", "10 per minute")
-    assert (SUBJECT, "10/m") in rows()
-
-
-def test_a_name_cannot_move_the_cursor() -> None:
-    assert "\x1b" not in said("set", SUBJECT, "blocked", "--reason", "\x1b[2J", "--label", "\x1b[2J")
-
-
 def test_a_label_is_listed_and_cleared() -> None:
     QuotaOverride.objects.bulk_create(
         QuotaOverride(subject=f"ip:198.51.100.{number}", mode="blocked", label="bots") for number in range(30)
@@ -272,11 +259,6 @@ def test_a_list_under_a_rule_that_limits_no_address_is_refused(imported: Import,
     assert len(rows()) == 3
 
 
-def test_a_list_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
-    assert "Added 3" in said("import", "-", "--label", "bots")
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -296,6 +278,7 @@ def test_wrong_options_of_an_import_are_named(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
     assert why in refusal("import", *words)
     assert rows() == {}
+    assert "Added 3" in said("import", "-", "--label", "bots")
 
 
 def test_a_long_list_takes_one_statement_for_a_thousand_rows(imported: Import) -> None:

@@ -1,28 +1,18 @@
 """The example site with real processes, a real Redis and real HTTP."""
 
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
-from datetime import date, timedelta
-from email.message import Message
 from pathlib import Path
 
 import pytest
-from django.utils import timezone
 
-from django_quota.models import DailyCounter
-from example_project.client import Reply, Visitor
-from example_project.people import new_accounts
+from example_project.client import Visitor
 from example_project.scenarios import SCENARIOS, Scenario
-from example_project.serve import main as serve
-from example_project.steps import Step, promised_by_bucket
 from tests.e2e.sites import PATIENCE, Site, run_site, scratch_folder
 
 pytestmark = pytest.mark.thorough("example")
@@ -70,9 +60,6 @@ def visitor(port: int) -> Iterator[Visitor]:
         yield someone
 
 
-# --- make demo --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("store", ["redis", "database"])
 def test_the_demo_runs_every_scenario_and_all_are_as_promised(scratch: Path, store: str) -> None:
     status, said = run(scratch, "-m", "example_project.demo", EXAMPLE_STORE=store)
@@ -104,14 +91,6 @@ def test_the_demo_says_that_the_redis_of_redis_url_is_down(scratch: Path) -> Non
     assert "Redis does not answer" in said
 
 
-def test_the_demo_ends_with_one_line_for_a_store_that_there_is_not(scratch: Path) -> None:
-    status, said = run(scratch, "-m", "example_project.demo", EXAMPLE_STORE="typo")
-    assert (status, said.splitlines()) == (
-        1,
-        ["The demo could not start. STORE=typo is no store of the example site. Use STORE=redis or STORE=database."],
-    )
-
-
 def test_ctrl_c_stops_everything_that_the_demo_started(scratch: Path) -> None:
     with started(scratch, "-m", "example_project.demo") as demo:
         assert demo.stdout
@@ -125,32 +104,6 @@ def test_ctrl_c_stops_everything_that_the_demo_started(scratch: Path) -> None:
 
 def scenario_of(slug: str) -> Scenario:
     return next(scenario for scenario in SCENARIOS if scenario.slug == slug)
-
-
-REFUSAL = {"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "detail": "Too many."}
-
-
-def replies(*statuses: int, without: str = "", body: object = REFUSAL) -> list[Reply]:
-    headers = Message()
-    for name, value in (("RateLimit", '"a";r=0;t=9'), ("RateLimit-Policy", '"a";q=1;w=60'), ("Retry-After", "9")):
-        if name != without:
-            headers[name] = value
-    return [Reply(status, headers, json.dumps(body), time.monotonic()) for status in statuses]
-
-
-def test_a_step_lists_the_differences_from_its_promises() -> None:
-    scenario = SCENARIOS[0]
-    assert Step(scenario, "x", replies(200, 200, 429), 2).differences == []
-    assert Step(scenario, "x", replies(200, 200, 200), 2).differences == ["x: admitted of 3: 3, promised 2"]
-    assert "admitted after a refusal" in Step(scenario, "x", replies(429, 200), 1).differences[0]
-    assert "other answers: [500]" in Step(scenario, "x", replies(200, 500), 1).differences[0]
-    assert "other answers: [403]" in Step(scenario, "x", replies(200, 403), 1).differences[0]
-    bare = Reply(429, Message(), "", 0.0)
-    assert len(Step(scenario, "x", [bare], 0).differences) == 3
-    assert Step(scenario, "x", replies(200, 200), promised_by_bucket(1, 0.5, 2.1)).differences == []
-
-
-# --- make serve -------------------------------------------------------------------------------------------------------
 
 
 def test_the_front_page_loads_no_external_files(visitor: Visitor) -> None:
@@ -177,22 +130,6 @@ def test_every_scenario_has_its_url(visitor: Visitor, scenario: Scenario) -> Non
         assert "CSRF" not in reply.body
     else:
         assert visitor.get(scenario.url, given).admitted
-
-
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert serve(["--port", str(port)]) == 1
-    assert f"Port {port} cannot be used: it is taken" in capsys.readouterr().err
-    assert serve(["--port", "99999"]) == 1
-
-
-# --- the API and its rules --------------------------------------------------------------------------------------------
-
-
-# --- the admin, and the past that it shows ----------------------------------------------------------------------------
 
 
 def sign_in_to_the_admin(visitor: Visitor, served: Site, who: str) -> None:
@@ -233,32 +170,6 @@ def test_every_page_has_a_strict_content_security_policy(visitor: Visitor) -> No
     assert nonce is None or f"'nonce-{nonce[1]}'" in page.headers["Content-Security-Policy"]
 
 
-def test_the_history_is_one_year_up_to_yesterday_and_always_the_same(database: object) -> None:
-    from example_project import history
-
-    def write() -> list[tuple[str, str, date, int, int]]:
-        rows = DailyCounter.objects.values_list("subject", "rule", "day", "allowed", "refused")
-        DailyCounter.objects.all().delete()
-        progress: list[tuple[int, int]] = []
-        written = history.write_history(users, lambda done, total: progress.append((done, total)))
-        assert written == rows.count()
-        assert progress[0] == (0, written)
-        assert progress[-1] == (written, written)
-        return list(rows)
-
-    users = history.write_people(new_accounts())
-    today = timezone.localdate()
-    first = write()
-    assert write() == first
-    days = {day for _, _, day, _, _ in first}
-    assert (min(days), max(days)) == (today - timedelta(days=365), today - timedelta(days=1))
-    assert len(days) == 365
-    runaway = f"user:{users[history.RUNAWAY].pk}"
-    incident = {today - timedelta(days=ago) for ago in history.INCIDENT}
-    refused = Counter(day for subject, _, day, _, refused in first for _ in range(refused) if subject == runaway)
-    assert {day for day, _ in refused.most_common(len(incident))} == incident
-
-
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Site]:
     """A site with WSGI that nobody has reset."""
@@ -272,11 +183,3 @@ def test_the_site_works_with_wsgi(fresh: Site) -> None:
         download = scenario_of("download")
         assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
         assert visitor.get("/static/example/style.css").admitted
-
-
-# --- the rest ---------------------------------------------------------------------------------------------------------
-
-
-def test_manage_py_works_from_anywhere(scratch: Path) -> None:
-    status, said = run(scratch, str(ROOT / "example_project" / "manage.py"), "check")
-    assert status == 0, said
