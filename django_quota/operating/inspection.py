@@ -22,7 +22,7 @@ from django_quota.core import keys
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
-from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
+from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.operations import text
@@ -202,15 +202,15 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
     """
     scanned = scan_keys(subject) if scan else None
-    states, leases = _contents_of(scanned or {})
+    counted, leases = _contents_of(scanned or {})
     if scanned is None:
         base = keys.subject_base(current().prefix, subject)
         leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
     contents = read_contents(subject, leases)
     days = recent_usage(subject)
     rules: dict[str, NamedRule] = dict(known_rules())
-    more = contents.rules.union(states, *days.values()) - rules.keys()
-    rules |= {name: rules_named(name, states.get(name)) for name in sorted(more)[:MAX_NAMED]}
+    more = contents.rules.union(counted, *days.values()) - rules.keys()
+    rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
     if names is not None:
         rules = _chosen(names, rules)
     snapshot = _snapshot_of(subject, contents, rules)
@@ -218,23 +218,14 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
     snapshot.leases, snapshot.days = contents.leases, days
     _read_limits(snapshot, rules)
-    snapshot.counted = [name for name in snapshot.unread if name in states]
+    snapshot.counted = [name for name in snapshot.unread if name in counted]
     return snapshot
 
 
 def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
     """Return the rules of these names. A rate has the same name however it is spelt: `10 per minute` is `10/m`."""
-    chosen = {name: known.get(name) or _rate_named(name, known) for name in names}
+    chosen = {name: known.get(name) or rule_of(name, {}) for name in names}
     return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
-
-
-def _rate_named(name: str, known: Iterable[str]) -> Rule:
-    try:
-        return rule_of(name, {})
-    except RateError as error:
-        if error.position is not None:  # it looks like a rate
-            raise
-        raise RuleError(f"{name!r} is not the name of a rule.{did_you_mean(name, known)}") from None
 
 
 def recent_refusals(subject: str) -> list[Event]:
@@ -257,42 +248,38 @@ def scan_keys(subject: str) -> dict[str, keys.Key] | None:
     start = f"{keys.subject_base(prefix, subject)}}}:"
     matching = f"{keys.glob(start)}*"
     if store.redis is None:
-        found = store.names(matching)
-    else:
+        found = list(store.names(matching))
+    else:  # only the server of the subject, which may answer while others of a Cluster do not
         with store.redis.commands(store.redis.server_of(start)) as lent:
             client: Any = lent
-            found = map(text, list(client.scan_iter(match=matching, count=SCAN_COUNT)))
+            found = list(map(text, client.scan_iter(match=matching, count=SCAN_COUNT)))
     return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}
 
 
-def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the ids of states by rule, and the slots in use by key."""
-    states: dict[str, list[str]] = {}  # without rules of which only a digest is known
+def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
+    """Return the rules that have counted something, without those of which only a digest is known; slots by key."""
+    counted: set[str] = set()
     leases: dict[str, str] = {}
     for key, read in scanned.items():
-        kind, part, *state_id = f"{read.what}:".split(":", 2)
+        kind, part, *_ = f"{read.what}:".split(":")
         name = keys.named(part)
         if kind == "r" and name is not None:
-            states.setdefault(name, []).append(state_id[0].removesuffix(":"))
+            counted.add(name)
         elif kind == "l":
             leases[key] = name or read.what
-    return states, leases
+    return counted, leases
 
 
-def rules_named(name: str, state_ids: Collection[str] | None = None) -> NamedRule:
+def rules_named(name: str) -> NamedRule:
     """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
 
-    With `state_ids`, only rules that have one of these states. If there is no such rule, return a text that says so.
+    If there is no such rule, return a text that says so.
     """
     rules = []
     for algorithm in ALGORITHMS:
         with suppress(RuleError):
             rules.append(rule_of(name, {"algorithm": algorithm}))
-    return [
-        rule
-        for rule in rules
-        if rule.name == name and (state_ids is None or any(limit.state_id in state_ids for limit in rule.limits))
-    ] or str(UNNAMED)
+    return [rule for rule in rules if rule.name == name] or str(UNNAMED)
 
 
 def _possible_slots(subject: str) -> list[str]:

@@ -278,6 +278,7 @@ def test_wrong_options_of_an_import_are_named(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
     assert why in refusal("import", *words)
     assert rows() == {}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
     assert "Added 3" in said("import", "-", "--label", "bots")
 
 

@@ -267,7 +267,7 @@ class TestSubjectsOfSeveralParts:
         ([""], "An empty text is not a subject"),
         (["10.0.0.0/8"], "is a network. Use one address"),
         (["ip:2001:db8::/32"], "is a network. Use one address"),
-        (["user:1", "--rule", "serach"], "'serach' is not the name of a rule. Did you mean 'search'"),
+        (["user:1", "--rule", "serach"], "Did you mean 'search'"),
         (["user:1", "--rule", "10/x"], "'10/x' is not a rate: 'x' is not a unit"),
     ],
 )

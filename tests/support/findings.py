@@ -28,11 +28,5 @@ def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list
         return run_checks(tags=["django_quota"])
 
 
-def alias_problem() -> CheckMessage | None:
-    """Return what the checks find wrong with the Redis of the settings as they are; None if it can serve."""
-    of_the_alias = ("django_quota.E003", "django_quota.E004", "django_quota.E005")
-    return next((found for found in run_checks(tags=["django_quota"]) if found.id in of_the_alias), None)
-
-
 def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:
     return [str(found.id).removeprefix("django_quota.") for found in findings(quota, caches)]

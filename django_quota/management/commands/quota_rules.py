@@ -22,7 +22,7 @@ from django.urls import Resolver404, resolve
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.decisions import Outcome
-from django_quota.core.errors import QuotaError, StoreUnavailable
+from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, option_in_words
 from django_quota.limiting.known_rules import known_rules
@@ -72,15 +72,14 @@ def _described(name: str, rule: Rule | str) -> dict[str, Any]:
         "rule": name,
         "rate": "; ".join(map(option_in_words, rule.rates)) or "unlimited",
         "key": option_in_words(rule.key),
-        "match": None if rule.match is None else [pattern.text for pattern in rule.match.patterns],
+        "match": [] if rule.match is None else [pattern.text for pattern in rule.match.patterns],
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     if "problem" in row:
         return f"{row['rule']}: {row['problem']}"
-    where = f", at {', '.join(row['match'])}" if row["match"] else ""
-    return f"{row['rule']}: {row['rate']} by {row['key']}{where}"
+    return f"{row['rule']}: {row['rate']} by {row['key']}{', at ' * bool(row['match'])}{', '.join(row['match'])}"
 
 
 def _request(options: dict[str, Any]) -> HttpRequest:
@@ -131,10 +130,8 @@ def _applied(request: HttpRequest) -> Iterator[dict[str, Any]]:
         known = replace(rule, cost=1) if callable(rule.cost) else rule
         try:
             asked = run_sync(asked_flow([known], request))
-        except QuotaError as error:
-            row["problem"] = str(error)
-        except Exception as error:  # noqa: BLE001 — a function of the site, which may need more of the request
-            row["problem"] = f"a function of the rule failed: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 — of a function of the site, too, which may need more of the request
+            row["problem"] = f"{type(error).__name__}: {error}"
         else:
             if not asked:
                 continue
@@ -147,14 +144,8 @@ def _applied(request: HttpRequest) -> Iterator[dict[str, Any]]:
 
 
 def _limit(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "rate": str(outcome.rate),
-        "limit": outcome.limit,
-        "remaining": outcome.remaining,
-        "retry_after": outcome.retry_after,
-        "why": outcome.why,
-        "shadow": outcome.shadow,
-    }
+    shown = ("limit", "remaining", "retry_after", "why", "shadow")
+    return {"rate": str(outcome.rate), **{name: getattr(outcome, name) for name in shown}}
 
 
 def _lines(row: dict[str, Any]) -> Sequence[str]:
