@@ -39,7 +39,7 @@ class Pace:
 
 USUAL = Pace(before=4, fault=4.2, after=5, rate=200)
 """The fault is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
-BRIEF = Pace(before=0.7, fault=0.6, after=3, rate=60, timeout=1.5)
+BRIEF = Pace(before=0.7, fault=0.6, after=3, rate=60, timeout=4)
 """It takes no busy machine for a Redis that is gone."""
 
 

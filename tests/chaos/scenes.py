@@ -21,9 +21,7 @@ from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, POLICIES
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.ports import free_ports
 
-LASTING_OPTIONS = {"appendonly": "yes", "appendfsync": "no"}
-"""Each change is handed to the system before it is answered; what a slow disk would add is no part of the fault."""
-LASTING = tuple(word for name, value in LASTING_OPTIONS.items() for word in (f"--{name}", value))
+LASTING = ("--appendonly", "yes", "--appendfsync", "no")
 
 KEYS = {policy.subject: f"{{{policy.subject}}}:chaos" for policy in (ALLOW, PAIR, BESIDE)}
 """A key of our own in the slot of each subject."""
@@ -68,15 +66,15 @@ class Scene(Generic[T]):
 @contextmanager
 def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Server]]:
     """Run one server on a unix socket."""
-    with running(Server(program, folder, "--appendonly", "no", *options)) as server:
+    with running(Server(program, folder, *options)) as server:
         yield Place(one_alias(server.url), server, server.is_well)
 
 
 @contextmanager
 def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run one server that hands each change to the system before it answers: who kills the process loses none."""
-    with running(Server(program, folder, *LASTING)) as server:
-        yield Place(one_alias(server.url), server, server.is_well)
+    with one_server(program, folder, *LASTING) as place:
+        yield place
 
 
 @contextmanager
@@ -153,18 +151,16 @@ def _restarted_empty(server: Server) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def _read_only(server: Server) -> Iterator[None]:
-    server.client.replicaof("127.0.0.1", 1)
-    yield
-    server.client.replicaof("NO", "ONE")
+def _between(before: str, after: str) -> Callable[[Server], AbstractContextManager[object]]:
+    """Return the fault that one command begins and another ends."""
 
+    @contextmanager
+    def fault(server: Server) -> Iterator[None]:
+        server.client.execute_command(*before.split())
+        yield
+        server.client.execute_command(*after.split())
 
-@contextmanager
-def _full(server: Server) -> Iterator[None]:
-    server.client.config_set("maxmemory", "1")
-    yield
-    server.client.config_set("maxmemory", "0")
+    return fault
 
 
 @contextmanager
@@ -173,13 +169,6 @@ def _no_more_clients(server: Server) -> Iterator[None]:
     _cut_off(server)
     yield
     server.client.config_set("maxclients", "1000")
-
-
-@contextmanager
-def _forbidden(server: Server) -> Iterator[None]:
-    server.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
-    yield
-    server.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
 
 
 def _cut_off(server: Server) -> None:
@@ -194,14 +183,6 @@ def _nothing(_: Server) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-# --- Cluster ----------------------------------------------------------------------------------------------------------
-
-
-def _place(cluster: Cluster, is_well: Callable[[], bool]) -> Place[Cluster]:
-    caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
-    return Place(caches, cluster, is_well)
-
-
 def _all_take_writes(cluster: Cluster) -> bool:
     """Say whether the servers of all subjects take a script that writes."""
     try:
@@ -213,37 +194,29 @@ def _all_take_writes(cluster: Cluster) -> bool:
 
 
 @contextmanager
-def three_servers(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
-    """Run a cluster of three primaries, with many keys in the slot of each subject."""
-    with running_cluster(program, cluster_node_timeout=PATIENT) as cluster:
-        for key in KEYS.values():
-            for number in range(MORE_KEYS):
-                cluster.owner(key).client.set(f"{key}:{number}", "a key of somebody else's", ex=3600)
-        yield _place(cluster, partial(_all_take_writes, cluster))
+def _cluster(program: Path, folder: Path, *, keys: int = 0, **options: Any) -> Iterator[Place[Cluster]]:
+    """Run a cluster of three primaries, with so many keys in the slot of each subject.
 
-
-@contextmanager
-def three_lasting_servers(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
-    """Run a cluster whose servers keep all that they answered, and go on where one of them is missing."""
-    options: dict[str, Any] = {
-        **LASTING_OPTIONS,
-        "cluster_require_full_coverage": "no",
-        "cluster_node_timeout": PATIENT,
-    }
+    With replicas it is well again when another server has the place of the one that was killed.
+    """
     with running_cluster(program, **options) as cluster:
-        yield _place(cluster, partial(_all_take_writes, cluster))
-
-
-@contextmanager
-def replicated_cluster(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
-    """Run a cluster of three primaries, each with a replica."""
-    with running_cluster(program, replicas=1, cluster_node_timeout=1_000) as cluster:
-        gone = cluster.owner(KEYS[ALLOW.subject])
+        for key in KEYS.values():
+            for number in range(keys):
+                cluster.owner(key).client.set(f"{key}:{number}", "a key of somebody else's", ex=3600)
+        gone = cluster.owner(KEYS[ALLOW.subject]) if options.get("replicas") else None
 
         def is_well() -> bool:
             return cluster.owner(KEYS[ALLOW.subject]) is not gone and _all_take_writes(cluster)
 
-        yield _place(cluster, is_well)
+        caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
+        yield Place(caches, cluster, is_well)
+
+
+three_servers = partial(_cluster, keys=MORE_KEYS, cluster_node_timeout=PATIENT)
+three_lasting_servers = partial(
+    _cluster, cluster_node_timeout=PATIENT, cluster_require_full_coverage="no", appendonly="yes", appendfsync="no"
+)
+replicated_cluster = partial(_cluster, replicas=1, cluster_node_timeout=1_000)
 
 
 @contextmanager
@@ -272,14 +245,18 @@ SCENES: tuple[Scene[Any], ...] = (
     Scene("hung", "Hangs (SIGSTOP), goes on (SIGCONT)", _hung, one_server),
     Scene("emptied", "Killed; started again empty", _restarted_empty, one_server,
           allowance=Allowance(losses=1, outages=(0, 1))),
-    Scene("read-only", "Read-only (a replica of a dead server)", _read_only, one_server),
-    Scene("full", "Full (maxmemory, noeviction)", _full, one_server, allowance=Allowance(local=(LOCAL, DEFAULT))),
+    Scene("read-only", "Read-only (a replica of a dead server)",
+          _between("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"), one_server),
+    Scene("full", "Full (maxmemory, noeviction)",
+          _between("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"), one_server,
+          allowance=Allowance(local=(LOCAL, DEFAULT))),
     Scene("scripts", "Scripts flushed, 20 times a second", _nothing, one_server, again=_forget_scripts,
           allowance=Allowance(outages=(0, 0), spared=POLICIES, gives_back=True)),
     Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
           allowance=Allowance(outages=(0, inf))),
     Scene("max-clients", "No more clients (maxclients)", _no_more_clients, one_server),
-    Scene("forbidden", "Not permitted (ACL takes EVALSHA away)", _forbidden, one_server),
+    Scene("forbidden", "Not permitted (ACL takes EVALSHA away)",
+          _between("ACL SETUSER default -evalsha", "ACL SETUSER default +evalsha"), one_server),
     Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel,
           allowance=Allowance(losses=1)),
     Scene("cluster-failover", "Cluster: primary killed, replica promoted", _primary_killed, replicated_cluster,
