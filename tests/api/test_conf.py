@@ -76,6 +76,7 @@ class TestSettings:
             ("CLIENT_IP_HEADER", "X-Real-IP", "TRUSTED_PROXIES is empty, so nobody may send it"),
             ("IPV6_PREFIX", True, "for example 64"), ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"),
             ("ON_UNAVAILABLE", None, "Use 'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random text"),
+            ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
             ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),
             ("TRUSTED_PROXIES", None, "Use a list"), ("TRUSTED_PROXIES", 0, "Use a list"),
             ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
