@@ -31,8 +31,6 @@ app = Celery(
 app.conf.update(
     broker_transport_options=OPTIONS.get("transport", {}),
     worker_prefetch_multiplier=4,
-    task_default_queue=OPTIONS.get("queue", "celery"),
-    task_routes=OPTIONS.get("routes", {}),
 )
 notes = redis.Redis.from_url(URL)
 

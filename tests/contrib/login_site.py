@@ -39,8 +39,15 @@ TEMPLATES = [
 ]
 
 
-def configure(folder: str, rules: Any = (), **more: Any) -> None:
-    """Set Django up with a database in a folder and these rules, and make Ann."""
+class Accounts:
+    """The URLs of django-allauth."""
+
+    urlpatterns: ClassVar[list[Any]] = []
+
+
+def begin(folder: str, *, with_middleware: bool, rules: Any = (), **more: Any) -> None:
+    """Set up a site that has the pages of allauth, these rules and a database in a folder, and make Ann."""
+    ours = ["django_quota.middleware.QuotaMiddleware"] if with_middleware else []
     settings.configure(
         SECRET_KEY="only for tests, and long enough for HS256",
         USE_TZ=True,
@@ -49,29 +56,6 @@ def configure(folder: str, rules: Any = (), **more: Any) -> None:
         QUOTA={"STORE": "memory", "RULES": dict(rules)},
         TEMPLATES=TEMPLATES,
         PASSWORD_HASHERS=["tests.contrib.hashers.CountingHasher"],
-        **more,
-    )
-    django.setup()
-    from django.contrib.auth.models import User
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
-    User.objects.create_user("ann", "ann@example.org", PASSWORD)
-
-
-class Accounts:
-    """The URLs of django-allauth."""
-
-    urlpatterns: ClassVar[list[Any]] = []
-
-
-def begin(folder: str, *, with_middleware: bool, **more: Any) -> None:
-    """Set up a site that has the pages of allauth."""
-    from django.urls import include, path
-
-    ours = ["django_quota.middleware.QuotaMiddleware"] if with_middleware else []
-    configure(
-        folder,
         INSTALLED_APPS=[*BASE, "allauth", "allauth.account", "django_quota"],
         AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
         MIDDLEWARE=[*MIDDLEWARE, "allauth.account.middleware.AccountMiddleware", *ours],
@@ -82,6 +66,13 @@ def begin(folder: str, *, with_middleware: bool, **more: Any) -> None:
         EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
         **more,
     )
+    django.setup()
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.urls import include, path
+
+    call_command("migrate", verbosity=0)
+    User.objects.create_user("ann", "ann@example.org", PASSWORD)
     Accounts.urlpatterns = [path("accounts/", include("allauth.urls"))]
 
 
@@ -90,6 +81,7 @@ def allauth(folder: str, middleware: str) -> dict[str, Any]:
     begin(folder, with_middleware=middleware == "with")
     from django.test import Client
 
+    from django_quota.features.logins import unlock
     from django_quota.testing import freeze
 
     def log_in(name: str, password: str, address: str) -> Any:
@@ -107,7 +99,7 @@ def allauth(folder: str, middleware: str) -> dict[str, Any]:
             "by_name": log_in("ann", PASSWORD, "198.51.100.7")[:2],
             "by_email": log_in("Ann@example.org", PASSWORD, "203.0.113.9")[:2],
             "many": [log_in("ann", PASSWORD, "198.51.100.7")[0] for _ in range(12)],
-            "unlocked": [unlocked("ann"), log_in("ann", PASSWORD, "203.0.113.9")[0]],
+            "unlocked": [unlock("ann"), log_in("ann", PASSWORD, "203.0.113.9")[0]],
             **reset(log_in),
         }
 
@@ -152,12 +144,6 @@ def limits(folder: str) -> dict[str, Any]:
             "keys": sorted(Counter(post("password/reset/key/1-guess") for _ in range(25)).items()),
             "confirmations": sorted(Counter(post("confirm-email/guess") for _ in range(12)).items()),
         }
-
-
-def unlocked(name: str) -> int:
-    from django_quota.features.logins import unlock
-
-    return unlock(name)
 
 
 if __name__ == "__main__":
