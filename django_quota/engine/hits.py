@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ def _arguments(rule: Rule, limits: Sequence[CompiledLimit]) -> list[str | int]:
 
 
 class Hit:
-    """One rule for one subject: its limits are decided together, under the bans of the subject."""
+    """The rules of one name for one subject: their limits are decided together, under the bans of the subject."""
 
     group = 0
     """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
@@ -116,18 +116,22 @@ class Hit:
     day: DayKey | None = None
     is_estimate = False
     """Whether the hit is an estimate, which is adjusted later. Until then it emits no "near" event."""
-    other_rules: Sequence[Rule] = ()
-    """Further rules of that name; they have their own limits, and all else in common."""
 
-    def __init__(self, rule: Rule, base: str, subject: str, cost: int, value: str = "") -> None:
-        self.rule = rule
-        compiled = CompiledRule.of(rule)
-        self.compiled = compiled if compiled.timeless else None
-        """The compiled rule, if the hit has exactly the rule's limits, and they are the same at any time."""
+    def __init__(self, rules: Sequence[Rule], base: str, subject: str, cost: int, value: str = "") -> None:
+        self.rule = rules[0]
+        self.rules = rules
+        """Rules that have their own limits, and all else in common."""
+        compiled = [CompiledRule.of(rule) for rule in rules]
+        limits = {each.key: each for of_rule in compiled for each in of_rule.limits}
+        self.timeless = all(each.timeless for each in compiled)
+        """Whether all limits are the same at any time."""
+        self.compiled = compiled[0] if len(rules) == 1 and self.timeless else None
+        """The compiled rule, if the hit has exactly its limits, and they are the same at any time."""
         self.limits: Sequence[CompiledLimit] = [
-            CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits
+            CompiledLimit(base + key, limit, parameters._replace(value=value) if value else parameters)
+            for key, limit, parameters in limits.values()
         ]
-        self.field = compiled.field
+        self.field = compiled[0].field
         """The rule's name, escaped for fields of hashes."""
         self.base = base
         """What all its keys begin with."""
@@ -142,11 +146,6 @@ class Hit:
         """Give it the keys of a counter in a group: what they begin with, and that of its total."""
         self.base, self.status_key = base, base + "s"
         self.limits = [limit._replace(key=key) for limit in self.limits]
-
-    @property
-    def rules(self) -> list[Rule]:
-        """All its rules."""
-        return [self.rule, *self.other_rules]
 
     @property
     def warn_shares(self) -> Sequence[int]:
@@ -199,8 +198,3 @@ class HitContext:
     verdicts: list[Verdict] = field(default_factory=list)
     is_refused: bool = False
     """Whether any of its limits refused it, before a ban or a counted refusal changed them."""
-
-
-def all_limits(hits: Iterable[Hit]) -> list[CompiledLimit]:
-    """Return the limits of all hits, in the order of the reply."""
-    return [limit for hit in hits for limit in hit.limits]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any, Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
@@ -34,7 +34,7 @@ from django_quota.engine.codec import (
 )
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, EventLog
-from django_quota.engine.hits import CompiledLimit, CompiledRule, DayKey, Hit, all_limits
+from django_quota.engine.hits import CompiledLimit, DayKey, Hit
 from django_quota.engine.subject_operations import Reset, RuleState
 
 logger = logging.getLogger("django_quota")
@@ -220,58 +220,40 @@ class Plan:
         return self._hits
 
     def _compile(self) -> list[Hit]:
-        hits: dict[Place, Hit] = {}
         self.timeless, self._groups = True, 0
-        known, base = "", ""
-        for rule, subject, cost, value in self.sent:
-            if rule.distinct is not None and cost > 1:
-                raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-            if subject != known:  # mostly, all rules of a request have the same subject
-                known, base = subject, subject_base(self._prefix, subject) + "}:"
-            hit = hits.get((rule.name, subject))
-            if hit is not None:
-                if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
-                    raise name_conflict(rule, hit.rule)
-                hit.other_rules = (*hit.other_rules, rule)
-                self._set_limits(hit)
-            elif rule.limits:
-                hits[rule.name, subject] = hit = Hit(rule, base, subject, cost, value)
-                hit.is_overridden = (rule.name, subject) in self._overridden
-                self._prepare(hit)
-            elif cost and counts_day(rule, subject):
-                self.unlimited_hits = {**self.unlimited_hits, (rule.name, subject): (rule, cost)}
-        return list(hits.values())
+        by_place: dict[Place, list[Asked]] = {}
+        for asked in self.sent:
+            rule, subject, cost, _ = asked
+            place = (rule.name, subject)
+            if rule.limits:
+                by_place.setdefault(place, []).append(asked)
+            elif cost and place not in by_place and counts_day(rule, subject):
+                self.unlimited_hits = {**self.unlimited_hits, place: (rule, cost)}
+        return [self._hit(place, of_place) for place, of_place in by_place.items()]
 
-    def _prepare(self, hit: Hit) -> None:
-        """Give a hit everything of its rule except the limits."""
-        rule = hit.rule
-        if hit.compiled is None:
-            self.timeless = False
-        if hit.value:
-            self._set_limits(hit)
+    def _hit(self, place: Place, asked: Sequence[Asked]) -> Hit:
+        """Return the hit of rules of one name."""
+        rule, subject, cost, value = asked[0]
+        if rule.distinct is not None and cost > 1:
+            raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
+        for (one, *_), (other, *costs) in combinations(asked, 2):
+            if costs != [subject, cost, value] or not one.is_compatible_with(other):
+                raise name_conflict(other, one)
+        hit = Hit([each[0] for each in asked], subject_base(self._prefix, subject) + "}:", subject, cost, value)
+        hit.is_overridden = place in self._overridden
         if rule.shadow or not rule.block:
             self._groups += 1
             hit.group = self._groups
         if rule.ban is not None and not rule.shadow:
             hit.refusals_key = f"{hit.base}b:{hit.field}"
-        if counts_day(rule, hit.subject):
+        if counts_day(rule, subject):
             hit.day = _NO_DAY
-            self.timeless = False
+        self.timeless = self.timeless and hit.timeless and hit.day is None
         hit.is_estimate = self._estimates is not None and self._estimates(rule)
         if isinstance(rule, CounterRule) and rule.group is not None:
             base = group_base(self._prefix, rule.group)
-            hit.move_to(base + "}:", key_of(base, "c", rule.name, hit.subject))
-
-    def _set_limits(self, hit: Hit) -> None:
-        """Give a hit the limits of all its rules, with its value."""
-        hit.compiled = None
-        limits: dict[str, CompiledLimit] = {}
-        for rule in hit.rules:
-            compiled = CompiledRule.of(rule)
-            self.timeless = self.timeless and compiled.timeless
-            for key, limit, parameters in compiled.limits:
-                limits[key] = CompiledLimit(hit.base + key, limit, parameters._replace(value=hit.value))
-        hit.limits = list(limits.values())
+            hit.move_to(base + "}:", key_of(base, "c", rule.name, subject))
+        return hit
 
     @property
     def is_compiled(self) -> bool:
@@ -284,7 +266,7 @@ class Plan:
     @property
     def limits(self) -> list[CompiledLimit]:
         """All its limits, in the order of the reply."""
-        return all_limits(self.hits)
+        return [limit for hit in self.hits for limit in hit.limits]
 
     def operation(self, now: int, mode: PlanMode) -> Decide:
         """Return the operation that decides it; `now` (microseconds) is a guess that only days and calendars need."""

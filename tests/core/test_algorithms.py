@@ -17,7 +17,7 @@ from django_quota.core.algorithms.calendar import edges
 from django_quota.engine.codec import ALLOWED, Mode
 from django_quota.engine.plans import Plan
 from tests.support.selection import thorough
-from tests.support.steps import ALGORITHMS, SECOND, START, Spec, driven, limits_of
+from tests.support.steps import ALGORITHMS, SECOND, START, Spec, driven
 
 MINUTE = 60 * SECOND
 BUCKET = {"algorithm": "token_bucket"}
@@ -84,26 +84,6 @@ def test_a_sliding_window_keeps_at_most_one_entry_more_than_its_precision(count:
     assert len(state) <= 101
 
 
-def test_a_counted_refusal_never_makes_a_sliding_window_grow() -> None:
-    limit = Spec("10/m", count_refused=True)
-    for _ in range(5_000):
-        limit.now += MINUTE // 1_000
-        limit.run()
-    ((state, _),) = limit.states.kept.values()
-    assert len(state) == 10
-
-
-def test_a_clock_that_steps_back_neither_admits_more_nor_forgets() -> None:
-    limit = Spec("3/m")
-    limit.run(cost=2)
-    limit.now -= 30 * SECOND
-    assert [limit.run().allowed for _ in range(2)] == [True, False]
-    limit.now = START + MINUTE - 1
-    assert not limit.run().allowed
-    limit.now += 1
-    assert limit.run("peek").remaining == 3
-
-
 # --- buckets ----------------------------------------------------------------------------------------------------------
 
 
@@ -158,18 +138,6 @@ def test_a_clock_that_steps_back_blocks_a_bucket_no_longer_than_one_refill(
         assert answer.retry_after <= cost * 6 * SECOND
         limit.now += answer.retry_after
         assert limit.run(cost=cost).allowed
-
-
-@pytest.mark.parametrize("algorithm", BUCKETS)
-def test_what_was_spent_past_the_limit_is_owed_after_a_step_back_too(algorithm: str) -> None:
-    limit = Spec("10/m", algorithm)
-    (step,) = limits_of(limit.rule)
-    state, _ = step.limit.algorithm.consume(None, step.parameters, 30, limit.now, over=True)
-    limit.states.put(step.key, state, step.limit.algorithm.expiry(state))
-    limit.now -= 3_600 * SECOND
-    assert limit.run().retry_after == 126 * SECOND
-    limit.now += 126 * SECOND
-    assert limit.run().allowed
 
 
 # --- calendar ---------------------------------------------------------------------------------------------------------

@@ -11,12 +11,10 @@ from typing import Any, cast
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.http import HttpResponse
 
-from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reset
+from django_quota import Decision, Rule, acheck, check, peek, refund, reset
 from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
-from tests.support.calls import get, run
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -194,18 +192,6 @@ class TestDays:
             check(Rule.make("free", "2/m", cost=lambda request: 0), "user:42", cost=0)
         assert self.counts(raw, subject=SUBJECT) == {"2/m:a": 1}
         assert self.counts(raw) == {}
-
-    def test_a_request_that_another_rule_refuses_is_counted_where_it_was_refused(self, raw: redis.Redis) -> None:
-        @quota("1/m", key="user", name="narrow")
-        @quota("9/m", key="user", name="wide")
-        def view(request: Any) -> Any:
-            return HttpResponse()
-
-        asked = get()
-        asked.user = User(pk=42)
-        with freeze(START):
-            assert [run(view, asked).status_code for _ in range(2)] == [200, 429]
-        assert self.counts(raw) == {"narrow:a": 1, "narrow:r": 1, "wide:a": 1}
 
     def test_the_zone_of_the_settings_parts_the_days(self, raw: redis.Redis, settings: Any) -> None:
         settings.QUOTA = {"TIME_ZONE": "Pacific/Auckland"}

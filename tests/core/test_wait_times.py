@@ -8,17 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, peek, quota, reserve
+from django_quota import Decision, Rule, check, peek, reserve
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from django_quota.testing import freeze
-from tests.support.calls import get, run
 from tests.support.inputs import inputs
-from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START, driven
 
 SUBJECT = "ip:203.0.113.9"
@@ -123,44 +120,6 @@ class TestShown:
             decision = peek("10/h", SUBJECT, 0, algorithm=algorithm)
         assert decision.retry_after is not None
         assert decision.outcomes[0].next_after == decision.retry_after > 0
-
-    def test_the_headers_say_when_more_is_left_and_not_when_nothing_is_used(self) -> None:
-        @quota("3/m", key="ip", name="three")
-        def view(request: HttpRequest) -> HttpResponse:
-            return HttpResponse()
-
-        decisions = []
-        for second in (0, 20, 40, 41):
-            with freeze(START + second * SECOND):
-                headers = run(view, get()).headers
-            decisions.append((headers["RateLimit"], headers.get("Retry-After")))
-        assert decisions == [
-            ('"three";r=2;t=60', None),
-            ('"three";r=1;t=40', None),
-            ('"three";r=0;t=20', None),
-            ('"three";r=0;t=19', "19"),
-        ]
-
-    @pytest.mark.parametrize(
-        ("cost", "ends", "headers"),
-        [
-            (4, None, ('"three";r=3', None)),
-            (1, START + HOUR, ('"three";r=0;t=3600', "3600")),
-            (1, 0, ('"three";r=0', None)),
-        ],
-    )
-    def test_the_headers_of_who_is_refused_while_nothing_is_used(self, cost: int, ends: Any, headers: Any) -> None:
-        """It costs too much, or the subject is blocked until then, or for good."""
-
-        @quota("3/m", key="ip", name="three", cost=cost)
-        def view(request: HttpRequest) -> HttpResponse:
-            raise AssertionError("the view must not run")
-
-        with freeze(START):
-            if ends is not None:
-                override(f"b 0 {ends} ", "three", subject="ip:192.0.2.1")
-            shown = run(view, get()).headers
-        assert (shown["RateLimit"], shown.get("Retry-After")) == headers
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
     def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: Any) -> None:
