@@ -371,7 +371,7 @@ class Rule:
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
-        return _rule_with(self, rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
+        return self.but(rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
 
     def under(self, rates: str) -> Rule:
         """Return the rule with what an override sets: other rates, or `"+500"`, more units in the longest window.
@@ -393,9 +393,10 @@ class Rule:
         raised = str(replace(longest, count=longest.count + more))  # as text: it is checked again
         return self.with_rates(*[raised if limit.rate is longest else limit.rate for limit in self.limits])
 
+    @cached(maxsize=1024)
     def but(self, **options: Any) -> Rule:
         """Return the rule with other options, such as `shadow=True`."""
-        return _rule_with(self, **options)
+        return replace(self, **options)
 
     def renamed(self, name: str) -> Rule:
         """Return the rule under another name."""
@@ -408,11 +409,6 @@ class Rule:
             getattr(self, name) == getattr(other, name) for name, declared in OPTIONS.items() if declared.is_shared
         )
         return is_same and all(own == limit for own, limit in shared)
-
-
-@cached(maxsize=1024)
-def _rule_with(rule: Rule, **options: Any) -> Rule:
-    return replace(rule, **options)
 
 
 _ALL_KINDS = "the refusals of one kind of requests would hit all kinds"

@@ -220,7 +220,7 @@ def _outcome(
 
 EventKind = Literal["refused", "banned", "near"]
 
-_EVENTS: dict[int, EventKind] = {
+EVENTS: dict[int, EventKind] = {
     Flag.BAN_BEGAN: "banned",
     Flag.REFUSAL_EMITTED: "refused",
     Flag.NEAR_EMITTED: "near",
@@ -230,5 +230,5 @@ _EVENTS: dict[int, EventKind] = {
 def emitted(reply: Reply, hits: Sequence[Hit]) -> Iterator[tuple[EventKind, Hit, int]]:
     """Yield the events that a reply reports, each with its hit and the value of its flag."""
     for index, flag, value in reply.flags:
-        if flag in _EVENTS:
-            yield _EVENTS[flag], hits[index], value
+        if flag in EVENTS:
+            yield EVENTS[flag], hits[index], value

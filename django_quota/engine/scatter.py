@@ -18,7 +18,18 @@ from typing import Any, NamedTuple
 from django_quota.core.algorithms import NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.keys import subject_part
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Adjust, Adjustment, Flag, Flagged, Mode, Reply
+from django_quota.engine.codec import (
+    ALLOWED,
+    EVENTS,
+    REFUSED,
+    RETRY_WITH,
+    Adjust,
+    Adjustment,
+    Flag,
+    Flagged,
+    Mode,
+    Reply,
+)
 from django_quota.engine.counter_operations import TWO_SLOTS, Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
@@ -28,7 +39,6 @@ from django_quota.engine.events import (
     EventLog,
     EventRecord,
     limit_refusing_longest,
-    shares_reached,
 )
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
@@ -68,61 +78,42 @@ class _Part(NamedTuple):
     places: Sequence[int]
     """Their places in the plan."""
 
-    def operation(self, mode: Mode, log: EventLog) -> Decide:
-        """Return the operation that decides them."""
-        if isinstance(mode, Adjust):
-            mode = mode.only(self.places)
-        return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
-
-    def renumbered(self, flags: Iterable[Flagged]) -> list[Flagged]:
-        """Return flags of these hits with their places in the plan."""
-        return [flagged._replace(hit=self.places[flagged.hit]) for flagged in flags]
-
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
         """Decide them; return (as the scatter's result) the `Reply`."""
-        (raw,) = yield [self.operation(mode, log)]
+        if isinstance(mode, Adjust):
+            mode = mode.only(self.places)
+        (raw,) = yield [Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)]
         return Reply.decode(raw, self.hits)
 
 
 @scatter.register
 def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
-    hits, mode, log = operation.hits, operation.mode, operation.log
-    parts = _parts(hits, slot_of)
-    if len(parts) == 1:
-        reply = yield from parts[0].decide(mode, log)
-        replies = [reply]
-    elif mode == "check":
-        replies = yield from _decide_in_turn(parts, log)
-    else:
-        raws = yield [part.operation(mode, log) for part in parts]
-        replies = [Reply.decode(raw, part.hits) for part, raw in zip(parts, raws, strict=True)]
+    hits, log = operation.hits, operation.log
+    by_slot = _by_slot((hit.status_key for hit in hits), slot_of)
+    parts = [_Part([hits[place] for place in places], places) for places in by_slot]
+    replies = yield from _decide_in_turn(parts, operation.mode, log)
     gathered = _gathered(parts, replies)
     if log is not NO_LOG and gathered.verdict != RETRY_WITH:
-        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply, mode)]
+        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply)]
         yield from _append(log, events)
     return gathered.encode()
 
 
-def _parts(hits: Sequence[Hit], slot_of: SlotOf) -> list[_Part]:
-    by_slot = _by_slot((hit.status_key for hit in hits), slot_of)
-    return [_Part([hits[place] for place in places], places) for places in by_slot]
-
-
-def _decide_in_turn(parts: Sequence[_Part], log: EventLog) -> Scatter:
+def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatter:
     """Return (as the scatter's result) the replies of the parts, as if one script had decided them."""
     replies: list[Reply] = []
     try:
         for part in parts:
-            reply = yield from part.decide("check", log)
+            reply = yield from part.decide(mode, log)
             replies.append(reply)
-            if reply.verdict != ALLOWED:
+            if mode == "check" and reply.verdict != ALLOWED:
                 break
     except QuotaError:
-        for part, reply in zip(parts, replies, strict=False):
+        for part, reply in zip(parts, replies if mode == "check" else (), strict=False):
             yield from _undo(part, reply)
         raise
     last = replies[-1]
-    if last.verdict == ALLOWED:
+    if mode != "check" or last.verdict == ALLOWED:
         return replies
     for number, reply in enumerate(replies[:-1]):
         replies[number] = yield from _undo(parts[number], reply)
@@ -133,35 +124,30 @@ def _decide_in_turn(parts: Sequence[_Part], log: EventLog) -> Scatter:
     return replies
 
 
-def _undoing(hits: Sequence[Hit], reply: Reply) -> Adjust | None:
-    """Return the mode that gives back what this reply took, because the request is refused after all.
+def _undo(part: _Part, reply: Reply) -> Scatter:
+    """Give back what a part took, because the request is refused after all; return its reply after that.
 
-    None if they took nothing. A limit that counts refused hits keeps the hit.
+    A limit that counts refused hits keeps the hit. A failure stops no other part.
     """
-    undone: list[Adjustment | None] = [None] * len(hits)
-    for index, moment in reply.consumed(hits):
-        hit = hits[index]
+    undone: list[Adjustment | None] = [None] * len(part.hits)
+    for index, moment in reply.consumed(part.hits):
+        hit = part.hits[index]
         places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
         undone[index] = Adjustment(moment, 0, places, undone=True)
-    return Adjust(undone) if any(undone) else None
-
-
-def _undo(part: _Part, reply: Reply) -> Scatter:
-    """Give back what a part took, and return its reply after that. A failure stops no other part."""
-    mode = _undoing(part.hits, reply)
-    if mode is None:
+    if not any(undone):
         return reply
     try:
-        (raw,) = yield [Decide(part.hits, mode)]
+        (raw,) = yield [Decide(part.hits, Adjust(undone))]
     except StoreUnavailable as error:
         logger.warning("A refused plan keeps what it took of a part of its limits: %s", error)
         return reply
     after = Reply.decode(raw, part.hits)
     if after.verdict == RETRY_WITH:  # the day has just ended: what it took stays counted
         return reply
-    of_hits = zip(reply.hits, after.hits, mode.of_hits, strict=True)
-    verdicts = [later if undone else earlier for earlier, later, undone in of_hits]
-    return Reply(reply.now, REFUSED, verdicts, reply.flags)
+    of_hits = zip(reply.hits, after.hits, undone, strict=True)
+    return Reply(
+        reply.now, REFUSED, [later if adjusted else earlier for earlier, later, adjusted in of_hits], reply.flags
+    )
 
 
 def _look_at(part: _Part, now: int) -> Scatter:
@@ -186,7 +172,8 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.places, reply.hits, strict=True))
-        gathered.flags += part.renumbered(flagged for flagged in reply.flags if flagged.flag != Flag.BAN_LEVEL)
+        flags = [flagged for flagged in reply.flags if flagged.flag != Flag.BAN_LEVEL]
+        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in flags]
         if reply.now != now:
             gathered.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
     gathered.hits = [verdicts[place] for place in sorted(verdicts)]
@@ -196,26 +183,21 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def _events(part: _Part, reply: Reply, mode: Mode) -> Iterator[EventRecord]:
+def _events(part: _Part, reply: Reply) -> Iterator[EventRecord]:
     """Yield the events that the flags of a reply report."""
     levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
     for index, flag, value in reply.flags:
-        hit, verdicts = part.hits[index], reply.hits[index]
-        if flag == Flag.BAN_BEGAN:
-            yield _event("banned", hit, 0, verdicts, value, levels[index])
-        elif flag == Flag.REFUSAL_EMITTED:
-            yield _event("refused", hit, limit_refusing_longest(verdicts), verdicts, value)
-        elif flag == Flag.NEAR_EMITTED:
-            adjusted = mode.of_hits[part.places[index]] if isinstance(mode, Adjust) else None
-            units = hit.cost if adjusted is None else adjusted.actual
-            yield _event("near", hit, shares_reached(hit, verdicts, units)[2], verdicts)._replace(share=value)
-
-
-def _event(
-    kind: Any, hit: Hit, number: int, verdicts: Sequence[Verdict], until: int = 0, level: int = 0
-) -> EventRecord:
-    capacity, remaining = hit.limits[number].parameters.capacity, max(0, verdicts[number].remaining)
-    return EventRecord(kind, hit.field, subject_part(hit.status_key), until, level, capacity, remaining)
+        if (kind := EVENTS.get(flag)) is None:
+            continue
+        hit, verdicts, place = part.hits[index], reply.hits[index], 0
+        if kind == "refused":
+            place = limit_refusing_longest(verdicts)
+        elif kind == "near":  # the limit with the fewest units left
+            place = min(range(len(verdicts)), key=lambda number: verdicts[number].remaining)
+        capacity, remaining = hit.limits[place].parameters.capacity, max(0, verdicts[place].remaining)
+        until, share = (0, value) if kind == "near" else (value, 0)
+        subject, level = subject_part(hit.status_key), levels.get(index, 0)
+        yield EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share)
 
 
 def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,29 +129,6 @@ def _agree(table: OverrideTable, rows: dict[int, Override], now: int) -> None:
             assert table.find(subject, rule, now) == _expected(overrides, subject, rule, now)
         concerned = [row for row in overrides if any(_distance(row, subject, rule) for rule in (row.rule, "a"))]
         assert sorted(table.of_subject(subject)) == sorted(concerned)
-
-
-@pytest.mark.parametrize(
-    ("others", "ends"),
-    [
-        ([], 10),
-        ([("*", "blocked", 0, 5)], 10),
-        ([("*", "blocked", 0, 20)], 20),
-        ([("*", "blocked", 10, 20)], 20),
-        ([("*", "blocked", 11, 20)], 10),
-        ([("*", "blocked", 0, 0)], 0),
-        ([("user:*", "exempt", 0, 0), ("*", "blocked", 0, 20)], 10),
-        ([("user:*", "exempt", 0, 9), ("*", "blocked", 0, 20)], 20),
-        ([("user:*", "blocked", 10, 15), ("*", "blocked", 15, 20)], 20),
-    ],
-)
-def test_a_block_ends_with_the_last_of_those_that_follow_each_other(others: list[Any], ends: int) -> None:
-    table = OverrideTable([Override(0, "user:1", "*", "blocked", ends=10)])
-    for pk, (subject, mode, begins, end) in enumerate(others, 1):
-        table.put(Override(pk, subject, "*", mode, begins=begins, ends=end))
-    found = table.find("user:1", "a", 0)
-    assert found is not None
-    assert found.ends == ends
 
 
 class CountingDict(dict[Any, Any]):

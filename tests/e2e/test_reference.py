@@ -24,7 +24,7 @@ from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
 from django_quota.requests import request_keys
 from django_quota.web.refusal_page import LimitShown, page_context
-from tests.benchmarks import algorithms, shares
+from tests.benchmarks import algorithms
 from tests.support import reference
 
 DOCS = reference.DOCS
@@ -144,8 +144,3 @@ def test_the_picture_of_an_algorithm_shows_what_the_code_admits(algorithm: str) 
     path = algorithms.path_of(algorithm)
     assert path.read_text() == algorithms.picture(algorithm), "Run python -m tests.benchmarks.algorithms"
     assert f"![{algorithms.title(algorithm)}](pictures/{path.name})" in read("rules")
-
-
-def test_the_picture_of_shares_shows_what_the_code_admits() -> None:
-    assert shares.PATH.read_text() == shares.picture(), "Run python -m tests.benchmarks.shares"
-    assert f"![{shares.title()}](pictures/{shares.PATH.name})" in read("load_shedding")

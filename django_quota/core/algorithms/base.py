@@ -102,9 +102,9 @@ class Algorithm(ABC, Generic[State]):
         """Return how long a used-up limit takes until its whole capacity is free again, in microseconds."""
         return rate.period
 
-    @abstractmethod
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the limit as integers; `now` matters to the calendar alone."""
+        return Parameters(rate.count, rate.period)
 
     def encode(self, p: Parameters) -> tuple[str, ...]:
         """Return a limit with these parameters as arguments of `lua/decide.lua`."""

@@ -38,10 +38,6 @@ class Distinct(Algorithm[Values]):
                 "counter(...).unique() estimates larger numbers.",
             )
 
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
-        """Return the window."""
-        return Parameters(rate.count, rate.period)
-
     def peek(self, state: Values | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit a known value, and a new one if there is room; else wait until one is forgotten."""
         live = _live(state, now)

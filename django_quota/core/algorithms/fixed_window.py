@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
-from django_quota.core.rates import Rate
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Parameters, Verdict
 
 
 class WindowCount(NamedTuple):
@@ -25,10 +24,6 @@ class FixedWindow(Algorithm[WindowCount]):
     name = "fixed_window"
     code = "fw"
     bound = "2 * limit"
-
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
-        """Return the window."""
-        return Parameters(rate.count, rate.period)
 
     def end(self, p: Parameters, now: int) -> int:
         """Return when a window that opens now ends."""

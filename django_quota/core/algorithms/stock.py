@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Parameters, Verdict
 from django_quota.core.algorithms.concurrency import AtOnce, Kind
-from django_quota.core.rates import Rate
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 """The bounds of a total."""
@@ -30,10 +29,6 @@ class Stock(Algorithm[Total]):
     name = "stock"
     code = "c"
     bound = "what the counter holds"
-
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
-        """Return the window as the time to live."""
-        return Parameters(rate.count, rate.period)
 
     def peek(self, state: Total | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit if the counter holds the cost; no wait helps."""
