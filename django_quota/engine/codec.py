@@ -40,12 +40,10 @@ class Adjustment(NamedTuple):
     """What was really used, in units."""
     places: Sequence[bool]
     """For each limit, whether it counted the hit. If not, it only charges the hit."""
-    undone: bool
-    """Whether the hit's request was refused after all."""
 
     def encode(self) -> str:
         """Return the adjustment, encoded for `lua/adjust.lua`."""
-        return f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}:{self.undone:d}"
+        return f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class Decide(Operation):
         actual = 0 if self.mode == "refund" else None
         if isinstance(self.mode, Adjust):
             adjustment = self.mode.of_hits[context.index]
-            actual = adjustment.actual if adjustment is not None and not adjustment.undone else None
+            actual = None if adjustment is None else adjustment.actual
         if actual is None:
             return []
         return judge_near(states, context, actual, now, emits=self.log is not NO_LOG, lowers=True)
@@ -227,7 +227,7 @@ def _adjust(states: States, hit: Hit, adjustment: Adjustment, now: int) -> None:
     That is how a reservation is settled, and how a request gives back what it took if it is refused after all. The
     specification of `lua/adjust.lua`.
     """
-    moment, actual, places, _ = adjustment
+    moment, actual, places = adjustment
     more = actual - hit.cost
     for limit, is_counted in zip(hit.limits, places, strict=True):
         algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)

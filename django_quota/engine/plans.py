@@ -78,7 +78,7 @@ class Settlement(NamedTuple):
             _counts_in(limit, taken.limits.get(limit.key)) and not (keeps and limit.limit.options.count_refused)
             for limit in hit.limits
         ]
-        return Adjustment(taken.moment, self.actual[place], places, self.undone)
+        return Adjustment(taken.moment, self.actual[place], places)
 
 
 def _counts_in(limit: CompiledLimit, then: tuple[str, ...] | None) -> bool:

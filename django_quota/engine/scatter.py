@@ -133,7 +133,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     for index, moment in reply.consumed(part.hits):
         hit = part.hits[index]
         places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
-        undone[index] = Adjustment(moment, 0, places, undone=True)
+        undone[index] = Adjustment(moment, 0, places)
     if not any(undone):
         return reply
     try:
@@ -145,9 +145,9 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     if after.verdict == RETRY_WITH:  # the day has just ended: what it took stays counted
         return reply
     of_hits = zip(reply.hits, after.hits, undone, strict=True)
-    return Reply(
-        reply.now, REFUSED, [later if adjusted else earlier for earlier, later, adjusted in of_hits], reply.flags
-    )
+    verdicts = [later if adjusted else earlier for earlier, later, adjusted in of_hits]
+    told = [flagged for flagged in reply.flags if flagged.flag != Flag.NEAR_EMITTED]
+    return Reply(reply.now, REFUSED, verdicts, told)
 
 
 def _look_at(part: _Part, now: int) -> Scatter:

@@ -1,9 +1,9 @@
 -- adjust: replaces what hits took by what they really used, where they were counted. A module of decide.
 --
 -- KEYS   as decide
--- ARGV   as decide; the mode is "adjust", then for each hit " <moment>:<actual>:<places>:<undone>", or " -": it took nothing.
+-- ARGV   as decide; the mode is "adjust", then for each hit " <moment>:<actual>:<places>", or " -": it took nothing.
 --        moment: when it was decided; its cost is what it took. places: for each limit 1, or 0 if it was not counted there and so
---        is only charged. undone: 1 if its request was refused after all, else 0
+--        is only charged.
 -- reply  adjust: nothing; from then on the cost of each hit is 0. judge_near: nothing; it adds flags
 local restorers = need('restore')
 
@@ -40,12 +40,11 @@ local function adjust(hits)
   for word in string.gmatch(mode_arguments, '%S+') do
     number = number + 1
     local hit = hits[number]
-    local moment, actual, places, undone = string.match(word, '^(%d+):(%d+):(%d+):(%d)$')
+    local moment, actual, places = string.match(word, '^(%d+):(%d+):(%d+)$')
     if moment then
       moment, hit.actual = tonumber(moment), tonumber(actual)
       adjust_hit(hit, moment, hit.actual, places)
       recount_day(hit)
-      if undone == '1' then hit.warn = 0 end
     end
     hit.cost = 0
     for _, limit in ipairs(hit) do limit.cost = 0 end
