@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,12 +74,10 @@ def save_list(
     values: Mapping[str, Any],
     *,
     dry_run: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
 ) -> ListChange:
     """Replace the overrides with a label by overrides of these subjects. One transaction writes the difference.
 
-    `values`: the other fields of each row. `advance` gets the number of subjects that each step has done. Raises
-    `ValidationError` for a wrong value.
+    `values`: the other fields of each row. Raises `ValidationError` for a wrong value.
     """
     database = write_database()
     probe = QuotaOverride(subject="ip:203.0.113.9", label=label, rule=rule, **values)
@@ -89,8 +87,7 @@ def save_list(
             next_change(database)  # callers that save at the same time wait here
         change = _difference(set(subjects), label, rule, values)
         if not dry_run:
-            advance(change.kept + len(change.others))
-            _write(change, label, rule, values, advance)
+            _write(change, label, rule, values)
     return change
 
 
@@ -115,18 +112,14 @@ def _difference(wanted: set[str], label: str, rule: str, values: Mapping[str, An
     return change
 
 
-def _write(
-    change: ListChange, label: str, rule: str, values: Mapping[str, Any], advance: Callable[[int], object]
-) -> None:
+def _write(change: ListChange, label: str, rule: str, values: Mapping[str, Any]) -> None:
     rows = QuotaOverride.objects.using(write_database())
     for pks in _batches(change.deleted):
         rows.filter(pk__in=pks).delete()
     for pks in _batches(change.changed):
         rows.filter(pk__in=pks).update(**values, updated=timezone.now())
-        advance(len(pks))
     for subjects in _batches(change.added):
         rows.bulk_create(QuotaOverride(subject=subject, rule=rule, label=label, **values) for subject in subjects)
-        advance(len(subjects))
 
 
 def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:

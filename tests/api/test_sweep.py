@@ -150,17 +150,6 @@ def test_a_key_without_a_ttl_is_given_one(
     assert given_ttl - 60_000 < cast("Any", raw).pttl(key) <= given_ttl
 
 
-def test_every_key_of_ours_has_a_ttl_after_a_sweep(raw: redis.Redis) -> None:
-    for kind in KINDS:
-        raw.set(a_key(kind, "x"), "1")
-    raw.set(system("events"), "1")
-    raw.set("foreign", "1")
-    assert swept().repaired == len(KINDS) + 1
-    keys: Any = raw.keys()
-    assert [key for key in keys if cast("Any", raw).ttl(key) < 0] == [b"foreign"]
-    assert swept().repaired == 0
-
-
 def fill(raw: redis.Redis, sets_: int, entries: int = 3) -> None:
     """Write sorted sets whose entries have expired by the real clock."""
     with raw.pipeline(transaction=False) as pipeline:

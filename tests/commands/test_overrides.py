@@ -208,16 +208,6 @@ def test_a_list_replaces_what_its_label_had_and_writes_the_difference(imported: 
     assert of_rows
 
 
-def test_what_a_list_says_is_changed_for_all_of_it(imported: Import) -> None:
-    imported("192.0.2.2\n192.0.2.3")
-    for what in ("shadow", "5/h", "exempt"):
-        assert "changed 2" in imported("192.0.2.2\n192.0.2.3", "--as", what)
-        assert set(rows().values()) == {what}
-    assert check("search", "ip:192.0.2.2")
-    assert "Added 1, changed 0 and deleted 2" in imported("192.0.2.2", "--rule", "search")
-    assert rows() == {("ip:192.0.2.2", "search"): "blocked"}
-
-
 def test_an_override_of_somebody_else_stays_and_is_named(imported: Import) -> None:
     said("set", SUBJECT, "exempt")
     assert f"1 have an override without this label, which stays: {SUBJECT}." in imported(LIST)

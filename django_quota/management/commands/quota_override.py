@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import set_override, write_database
-from django_quota.management.console import QuotaCommand, counted, duration_of, progress
+from django_quota.management.console import QuotaCommand, counted, duration_of
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
 from django_quota.operating.override_lists import read_list, save_list
@@ -114,8 +114,7 @@ class Command(QuotaCommand):
                 f"quota_override clear --label {label}."
             )
         self._refuse_without_effect(subjects[0], rule, options)
-        with progress(self.stderr, "Importing", len(subjects)) as advance:
-            change = save_list(subjects, label, rule, values, dry_run=is_dry, advance=advance)
+        change = save_list(subjects, label, rule, values, dry_run=is_dry)
         numbers = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "deleted")}
         result = {"label": label, "dry_run": is_dry, **numbers, "kept": change.kept, "skipped": change.others}
         done = "Would add {added:,}, change {changed:,} and delete {deleted:,}"
