@@ -16,11 +16,10 @@ from django_quota.engine.codec import PER_LIMIT
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.base import Store
-from django_quota.stores.memory import MemoryStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches, current_store, named, programs
+from tests.support.stores import UnsweptMemory, caches, current_store, named, programs
 
 SUBJECT = "ip:192.0.2.1"
 ALGORITHMS = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
@@ -61,7 +60,7 @@ def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
     settings.CACHES = caches(its_own)
     rules = rules_of(chance)
-    store, model, now = current_store(), MemoryStore(), START
+    store, model, now = current_store(), UnsweptMemory(), START
     taken: list[Plan] = []
     with redis.Redis.from_url(its_own.url) as client:
         client.flushall()

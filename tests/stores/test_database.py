@@ -276,7 +276,9 @@ OF_PGBOUNCER = {"application_name", "client_encoding", "DateStyle", "standard_co
 
 def end_all_sessions(server: dict[str, Any]) -> None:
     with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        theirs = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        other.execute(f"SELECT pg_terminate_backend(pid) {theirs}")
+        wait_until(lambda: other.execute(f"SELECT count(*) {theirs}").fetchone() == (0,))
 
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(

@@ -13,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.stores.database.store import DatabaseStore
-from django_quota.stores.memory import MemoryStore
 from tests.support.inputs import inputs
 from tests.support.specifications import Specified, specify
 from tests.support.steps import driven
-from tests.support.stores import current_store, empty_database
+from tests.support.stores import UnsweptMemory, current_store, empty_database
 
 Run = Callable[[Operation, int], Any]
 
@@ -27,7 +26,7 @@ class Places:
 
     def __init__(self, raw: redis.Redis) -> None:
         self.raw = raw
-        self.memory = MemoryStore()
+        self.memory = UnsweptMemory()
         self.states = DictStates()
         self.database = DatabaseStore("default")
         empty_database(self.database)
