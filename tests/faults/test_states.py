@@ -80,7 +80,7 @@ def test_callers_without_a_free_connection_fail_in_time(
             for _ in range(2 * FAILURES):
                 with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):
                     await counter("a").aincr("user:7")
-        assert not (await acheck("9/m", "user:7")).degraded
+        assert not any([(await acheck("9/m", "user:7")).degraded for _ in range(3)])
 
     asyncio.run(ask())
 
