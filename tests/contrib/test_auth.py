@@ -14,7 +14,7 @@ from functools import partial
 from html import unescape
 from io import StringIO
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -690,7 +690,7 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
         hidden = operator("view_subject").get(url, {"subject": subject}).content.decode()
         of_user = client.get(url, {"subject": f"user:{ann.pk}"}).content.decode()
         (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', of_user)
-        assert "login-username" in client.get(unescape(by_name)).content.decode()
+        assert "login-username" in client.get(urljoin(url, unescape(by_name))).content.decode()
         client.post(f"{url}action/reset/", {"subject": subject, "on": '["*"]', "confirmed": "yes"})
         after = client.post(url, {"find": "203.0.113.9"}, follow=True).content.decode()
         assert attempt(PASSWORD) == "in"
