@@ -116,9 +116,7 @@ def test_a_rate_in_another_spelling_is_the_same_rule_and_a_name_parts_its_caller
 def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m", "algorithm": "token_bucket"}}}
     assert check("search", SUBJECT).rule == "search"
-    with pytest.raises(
-        RateError, match=r"""^'serach' is not a rate: it is not the name of a rule.* either\. Did you mean 'search'"""
-    ):
+    with pytest.raises(RateError, match=r"""^'serach' is not a rate: .* Nor is it a rule.*\. Did you mean 'search'"""):
         check("serach", SUBJECT)
     with pytest.raises(RuleError, match="has its own options"):
         check("search", SUBJECT, burst=3)
