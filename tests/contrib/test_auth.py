@@ -691,7 +691,7 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
         of_user = client.get(url, {"subject": f"user:{ann.pk}"}).content.decode()
         (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', of_user)
         assert "login-username" in client.get(urljoin(url, unescape(by_name))).content.decode()
-        client.post(f"{url}action/reset/", {"subject": subject, "on": '["*"]', "confirmed": "yes"})
+        client.post(f"{url}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
         after = client.post(url, {"find": "203.0.113.9"}, follow=True).content.decode()
         assert attempt(PASSWORD) == "in"
     for shown in [re.sub(" class=[^>]*", "", shown) for shown in found]:
