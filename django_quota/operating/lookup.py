@@ -7,8 +7,10 @@ Nothing is refused here: a call may use any subject and any rule name. Where a t
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -345,8 +347,14 @@ def login_names_among(subjects: Iterable[str], users: Iterable[Any]) -> dict[str
     names = login_names(users)
     digests = {part for subject in subjects for part in parts_of(subject) if part.startswith(LOGIN)}
     if digests - names.keys():
-        names |= login_names(_all_users().order_by("-pk")[:MAX_LOGIN_USERS])
+        names |= _newest_login_names(int(time.monotonic() // 60))
     return {part: names[part] for part in digests & names.keys()}
+
+
+@lru_cache(maxsize=1)
+def _newest_login_names(_minute: int) -> dict[str, str]:
+    """Return the names of the newest users by subject, found once in a minute: an open overview asks all the time."""
+    return login_names(_all_users().order_by("-pk")[:MAX_LOGIN_USERS])
 
 
 def parse_user_key(text: str) -> Any:

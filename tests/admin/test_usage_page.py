@@ -182,6 +182,7 @@ class TestPage:
         for chart in (heat, bars):
             assert any((element.text or "").startswith("March 14, 2026: 7 allowed") for element in chart.iter())
         assert '<th scope="row">March 14, 2026</th><td>7</td><td>3</td><td>7</td>' in html
+        assert 'name="find" value=""' in html
 
     @pytest.mark.parametrize(
         ("asked", "expected"),

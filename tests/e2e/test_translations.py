@@ -15,7 +15,7 @@ from django.test import RequestFactory
 from django.utils import translation
 
 from django_quota import quota
-from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, in_code, in_template, messages, update
+from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, messages, update
 
 _NAMED = re.compile(r"%\((\w+)\)[sd]|%[sd]")
 _TAGS = re.compile(r"</?\w+>")
@@ -113,36 +113,6 @@ def test_browsers_ask_for_chinese_in_several_ways(memory_store: None, accepted: 
     with translation.override(translation.get_language_from_request(request)):
         reply: Any = quota("0/m")(lambda _: None)(request)
     assert json.loads(reply.content)["title"] == title
-
-
-def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:
-    source = (
-        "from django.utils.translation import gettext_lazy as _, ngettext, pgettext as p\n"
-        "_('one'); ngettext('%d a', '%d as', n); p('when', 'may'); other('no'); x._('no')\n"
-        "class A:\n    b = _(\n        'over '\n        'lines'\n    )\n"
-    )
-    assert list(in_code(source)) == [
-        Message("one"), Message("%d a", "%d as"), Message("may", context="when"), Message("over lines"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("call", ["_(f'a {b}')", "_(name)", "_('a' + b)"])
-def test_a_message_that_cannot_be_found_is_an_error(call: str) -> None:
-    with pytest.raises(ValueError, match="plain text"):
-        list(in_code(f"from django.utils.translation import gettext as _\n{call}\n"))
-
-
-def test_messages_of_templates_are_found_as_django_reads_them() -> None:
-    source = (
-        """{% translate "It's" %} {% translate 'a "b"' as x %} {{ _("inside")|upper }}"""
-        "{% blocktranslate trimmed with a=b.c %}\n  {{ a }} of\n  100%{% endblocktranslate %}"
-        "{% blocktranslate count n=n %}{{ n }} a{% plural %}{{ n }} as{% endblocktranslate %}"
-        '{% translate "May" context "month" %}{% comment %}{% translate "never" %}{% endcomment %}'
-    )
-    assert list(in_template(source)) == [
-        Message("It's"), Message('a "b"'), Message("inside"), Message("%(a)s of 100%%"),
-        Message("%(n)s a", "%(n)s as"), Message("May", context="month"),
-    ]  # fmt: skip
 
 
 def test_no_page_of_the_package_has_words_that_are_not_marked() -> None:
