@@ -49,7 +49,7 @@ def main() -> None:
     for scene in map(scene_named, options.scene or names):
         found, accounts, times = play(scene, pace, program)
         lines.append(_row(scene, found))
-        broken += [f"{scene.name}: {words}" for words in (*found.broken, *found.told)]
+        broken += [f"{scene.name}: {words}" for words in (*found.broken, *found.strict)]
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
             (PAGE.parent / "pictures" / "outage.svg").write_text(picture(scene.title, accounts, times))

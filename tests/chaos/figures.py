@@ -94,8 +94,8 @@ class Figures:
     """From when Redis was well to the last decision without it."""
     broken: list[str]
     """Which promises were broken, in words."""
-    told: list[str]
-    """Which outages were not told once each way, in the signals and in the log."""
+    strict: list[str]
+    """Which promises were broken that a busy machine may break too: too late, or an outage of the machine's making."""
 
 
 def figures(accounts: Sequence[Account], times: Times, allowance: Allowance) -> Figures:
@@ -120,8 +120,8 @@ def figures(accounts: Sequence[Account], times: Times, allowance: Allowance) -> 
         longest=max(record.ended - record.started for record in records),
         all_normal=max(0.0, max((record.ended for record in degraded), default=0.0) - times.well),
         broken=[],
-        told=[f"{each.reasons} and {each.back} returns, logged as {each.logged}" for each in accounts
-              if not _is_told_once(each, allowance)],
+        strict=[f"{each.reasons} and {each.back} returns, logged as {each.logged}" for each in accounts
+                if not _is_told_once(each, allowance)],
     )  # fmt: skip
     bound = max(policy.limit for policy in POLICIES) * allowance.losses
     denied = [record for record in degraded if record.allowed and record.policy in ("deny", PAIR.name)]
@@ -130,15 +130,21 @@ def figures(accounts: Sequence[Account], times: Times, allowance: Allowance) -> 
         _beyond([r for r in each.records if r.degraded and r.allowed], policy, len(accounts))
         for each in accounts for policy in allowance.local
     )  # fmt: skip
-    late = [record for record in degraded if record.started >= times.well + SETTLED]
+    last = max(record.started for record in records)
+    late = {moment: sum(record.started >= moment for record in degraded) for moment in (times.well + SETTLED, last - 1)}
+    for number, words in (
+        (late[times.well + SETTLED], "were decided without Redis long after it was well"),
+        (len(spoiled), "that the fault does not touch were decided without Redis"),
+    ):
+        if number:
+            found.strict.append(f"{number} {words}")
     judged = {
         f"{found.failed} requests met an exception: {errors}": found.failed,
         f"{over} were admitted beyond a limit while Redis answered": over,
         f"{after_loss} were admitted beyond a limit after a loss of memory, more than {bound}": after_loss > bound,
         f"{len(denied)} were admitted where the rule denies without Redis": denied,
-        f"{len(spoiled)} that the fault does not touch were decided without Redis": spoiled,
         f"A worker admitted {part} by itself in a window beyond its part": part,
-        f"{len(late)} were decided without Redis at the end": late,
+        f"{late[last - 1]} were decided without Redis at the end": late[last - 1],
         f"Plans left {_left_behind(accounts, admitted)} behind": not _gives_back(accounts, admitted, allowance),
         f"Told of {[len(each.reasons) for each in accounts]} losses and {[each.back for each in accounts]} returns": (
             any(len(each.reasons) != each.back for each in accounts)

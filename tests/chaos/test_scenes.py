@@ -35,8 +35,9 @@ def test_no_promise_is_broken(scene: Scene[Any], played: Callable[[Scene[Any]], 
     found = played(scene)
     assert found.broken == []
     assert found.tried
-    if scene.allowance.outages[0]:
-        assert found.degraded, "the fault has done nothing"
+    least, most = scene.allowance.outages
+    assert found.degraded >= least, "the fault has done nothing"
+    assert most or not found.degraded
 
 
 def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: str = "") -> list[Record]:
@@ -52,11 +53,11 @@ def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: 
         (hits("local", LOCAL.limit // 2, 101, degraded=True), 0, 0),
         (hits("local", LOCAL.limit // 2 + 1, 101, degraded=True), 0, 1),
         (hits("allow", 1, 101, error="ValueError: x"), 0, 1),
-        (hits("allow", 1, 150, degraded=True), 0, 1),
+        (hits("allow", 1, 160, degraded=True), 0, 1),
         (hits(PAIR.name, 5, 90), 5, 0),
         (hits(PAIR.name, 5, 90), 4, 1),
     ],
 )
 def test_each_broken_promise_is_found(records: list[Record], used: int, broken: int) -> None:
-    accounts = [Account(records, used=used), Account(used=used)]
+    accounts = [Account(records, used=used), Account(hits("allow", 1, 160), used=used)]
     assert len(figures(accounts, Times(100, 104), Allowance()).broken) == broken
