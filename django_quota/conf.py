@@ -60,7 +60,10 @@ class Setting(Generic[T]):
         if not fits(value):
             shown = f"a wrong {type(value).__name__}" if is_secret else repr(value)
             raise ConfigurationError(f'QUOTA["{name}"] is {shown}.', hint)
-        found = ours.__dict__[self._name] = read(ours, value)  # from now on, Python finds it there
+        del value  # error pages show local names
+        found = ours.__dict__[self._name] = read(
+            ours, ours.given.get(name, default)
+        )  # Python finds it there from now on
         return cast("T", found)
 
 

@@ -31,7 +31,7 @@ from tests.support.outages import (
 from tests.support.processes import forks, in_child
 from tests.support.sentinels import behind
 from tests.support.steps import Clock
-from tests.support.stores import PATIENT, caches
+from tests.support.stores import PATIENT, caches, current_store
 
 
 class NothingBehind:
@@ -114,3 +114,6 @@ def test_a_forked_worker_behind_sentinel_has_its_own_connections(sentinel_port: 
 @forks
 def test_a_forked_worker_of_a_cluster_has_its_own_connections(cluster: Cluster) -> None:
     assert_a_fork_has_its_own_connections()
+    store: Any = current_store()
+    client = store._sync.client
+    assert in_child(lambda: not check("99/m", "user:1").degraded and store._sync.client is not client) == 1
