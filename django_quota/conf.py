@@ -365,6 +365,8 @@ def import_function(option: str, path: str, error: type[RuleError] = RuleError) 
         function = import_string(path)
     except (ImportError, ValueError, TypeError) as problem:
         hint = "Use the path of a function, for example 'shop.limits.tier'."
+        if path.startswith(("user.", "request.user")):
+            hint = "Write 'user', which counts by the primary key."
         raise error(f"{option}={path!r} cannot be imported: {problem}.", hint) from problem
     if not callable(function):
         raise error(f"{option}={path!r} is {type(function).__name__}.", "Use a function of the request.")

@@ -59,7 +59,9 @@ _SYMBOLS = {
     "year": "year",
 }
 
-_HINT = "Write a count, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+_HINT = (
+    "Write a count in digits alone, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+)
 _WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+) *")
 _PARTS = (
     (re.compile(r" *"), ""),

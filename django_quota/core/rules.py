@@ -432,13 +432,28 @@ _IN_CODE = {name for name, declared in OPTIONS.items() if declared.only_in != "s
 """The options that a decorator or a call takes."""
 
 
+_OTHER_WORDS: dict[str, str] = {
+    **dict.fromkeys(("limit", "limits", "rate", "rates", "period", "window", "per", "interval"), "rate"),
+    **dict.fromkeys(("on_fail", "on_error", "fail_open"), "on_unavailable"),
+    **dict.fromkeys(("group", "scope"), "name"),
+    **dict.fromkeys(("increment", "weight"), "cost"),
+    **dict.fromkeys(("key_func", "by"), "key"),
+    **dict.fromkeys(("allowlist", "whitelist"), "exempt"),
+    "exempt_when": "skip",
+    "deduct_when": "count_when",
+    "per_method": "methods",
+}
+"""Options of other packages, and what they are called here."""
+
+
 def check_option_names(options: Iterable[str], known: Collection[str] = _IN_CODE, *others: str) -> None:
     """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: what may be meant, too."""
     for option in options:
         if option not in known:
             only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
-            hint = did_you_mean(option, {*known, *others})
-            if option.rstrip("s") in ("rate", "limit"):
+            ours = _OTHER_WORDS.get(option)
+            hint = f"Here it is called {ours!r}." if ours else did_you_mean(option, {*known, *others})
+            if ours == "rate":
                 hint = "The first argument is the rate, such as '10/m'; in the settings it is 'rate'."
             raise RuleError(f"{option!r} {only}.", hint)
 

@@ -37,6 +37,8 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
     [
         ({"algoritm": "fixed_window"}, "'algoritm' is not an option of a rule. Did you mean 'algorithm'"),
         ({"zzz": 1}, "'zzz' is not an option of a rule. Known: "),
+        ({"on_fail": 1}, "'on_fail' is not an option of a rule. Here it is called 'on_unavailable'"),
+        ({"period": 60}, "'period' is not an option of a rule. The first argument is the rate"),
         ({"match": "/"}, "'match' is only for configured rules"),
         ({"algorithm": "token_buket"}, "algorithm='token_buket' is not an algorithm. Did you mean 'token_bucket'"),
         ({"algorithm": []}, "is not an algorithm"),
