@@ -159,7 +159,7 @@ def no_query_where_there_is_no_database(request: pytest.FixtureRequest, monkeypa
         monkeypatch.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr(overrides, "rows", None)
-        monkeypatch.setattr("django_quota.features.usage.moved", lambda days: [])
+        monkeypatch.setattr("django_quota.features.usage._readable", lambda rows: [])
         monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
 
 
