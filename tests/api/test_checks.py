@@ -1,16 +1,15 @@
 """System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them.
 
-The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_locations.py.
+The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_any_redis.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 from django.core import mail
@@ -36,10 +35,7 @@ from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
 
 OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
-
-
-def rule(value: object) -> dict[str, Any]:
-    return {"RULES": {"search": value}}
+FACTORY = "django_redis.pool.SentinelConnectionFactory"
 
 
 @pytest.fixture(autouse=True)
@@ -47,37 +43,25 @@ def with_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [THEIRS, OURS]
 
 
-@pytest.mark.parametrize(
-    "quota",
-    [
-        {},
-        MappingProxyType({"PREFIX": "p"}),
-        {
-            "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
-            "IPV4_PREFIX": 24, "CLIENT_IP_HEADER": "CF-Connecting-IP", "TRUSTED_PROXY_COUNT": 0,
-            "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
-            "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
-            "RULES": {"a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False}},
+def test_a_good_configuration_has_no_findings() -> None:
+    full: dict[str, Any] = {
+        "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
+        "IPV4_PREFIX": 24, "CLIENT_IP_HEADER": "CF-Connecting-IP", "TRUSTED_PROXY_COUNT": 0,
+        "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
+        "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
+        "RULES": {
+            "a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False},
+            "c": {"rate": "5/m", "match": "/", "settle": "builtins.max"},
         },
-        rule({"rate": "5/m", "match": "/", "settle": "builtins.max"}),
-    ],
-    ids=["empty", "mapping", "full", "settle"],
-)  # fmt: skip
-def test_a_good_configuration_has_no_findings(quota: object) -> None:
-    assert findings(quota) == []
-
-
-def test_no_setting_at_all_and_no_redis_for_the_memory_store_have_no_findings() -> None:
+    }  # fmt: skip
+    assert [findings(fine) for fine in ({}, MappingProxyType({"PREFIX": "p"}), full)] == [[]] * 3
+    assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
     with override_settings(QUOTA=None, CACHES={"default": REDIS}):
         assert run_checks(tags=["django_quota"]) == []
-    assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
 
 
-FACTORY = "django_redis.pool.SentinelConnectionFactory"
-
-
-def client(name: str, **more: Any) -> dict[str, Any]:
-    return {"OPTIONS": {**TIMEOUTS, "CLIENT_CLASS": name, **more}}
+def client(name: str, location: Any = REDIS["LOCATION"], **more: Any) -> dict[str, Any]:
+    return {"LOCATION": location, "OPTIONS": {**TIMEOUTS, "CLIENT_CLASS": name, **more}}
 
 
 def sentinel(**more: Any) -> dict[str, Any]:
@@ -85,7 +69,7 @@ def sentinel(**more: Any) -> dict[str, Any]:
 
 
 def cluster(location: object) -> dict[str, Any]:
-    return {"LOCATION": location, "OPTIONS": {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}}
+    return client("django_quota.stores.cluster.ClusterClient", location)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +77,14 @@ def cluster(location: object) -> dict[str, Any]:
     [
         ({"BACKEND": "django.core.cache.backends.db.DatabaseCache"}, "E004", 'CACHES["default"] is django.core'),
         ({"BACKEND": "nowhere.Cache"}, "E004", "django_redis.cache.RedisCache"),
-        ({"BACKEND": "nodots"}, "E004", "cannot be imported"),
         ({"BACKEND": ""}, "E004", "cannot be imported"),
-        ({"BACKEND": "django_redis.cache.Nothing"}, "E004", "cannot be imported"),
         (client("nowhere.Client"), "E004", "The CLIENT_CLASS of"),
         (client("django_redis.client.default.re"), "E004", "The CLIENT_CLASS of"),
         (client("django_redis.client.ShardClient"), "E005", "the DefaultClient, the SentinelClient or the ClusterC"),
         (client("django_redis.client.HerdClient"), None, ""),
         (cluster("unix:///tmp/redis.sock"), "E004", "names no host"),
         (cluster(["redis://a:1/0", "redis://b:1/3"]), "E004", "another database than 0"),
-        (cluster("redis://a:1/0, redis://b:2"), None, ""),
-        (cluster(["rediss://a:1", "rediss://b:2/0"]), None, ""),
+        (cluster("redis://a:1/0, redis://b:2"), None, ""), (cluster(["rediss://a:1", "rediss://b:2/0"]), None, ""),
         (sentinel(), "E004", "no CONNECTION_FACTORY, or no SENTINELS"),
         (sentinel(SENTINELS=[("a", 1)]), "E004", "no CONNECTION_FACTORY"),
         (sentinel(CONNECTION_FACTORY=FACTORY), "E004", "no SENTINELS"),
@@ -124,22 +105,17 @@ def test_e004_and_e005_an_alias_cannot_serve(
     [
         ({"key": "ip"}, "E006", "it has no 'rate'"),
         ({"rate": "1/m", "bloc": True}, "E006", "Did you mean 'block'"),
-        ({"rate": "1/m", "methods": 5}, "E006", "not HTTP methods"),
         ({"rate": "1/m", "cost": -1}, "E006", "cost=-1"),
-        ({"rate": "1/m", "warn_at": 2}, "E006", "Use, for example, "),
         ({"rate": "1/m", "match": "api*"}, "E006", "match='api*'"),
         ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "is not a dict of 'path'"),
         ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= needs match="),
-        ({"rate": "1/m", "exempt": "stuff"}, "E006", "exempt='stuff'"),
         ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),
         ({"rate": "1/m", "cost": "tests.api.test_checks.REDIS"}, "E006", "cost='tests.api.test_checks.REDIS' is dict"),
-        ({"rate": "1/m", "skip": "x"}, "E006", "skip='x' cannot be imported"),
         ({"rate": "nowhere.rate"}, "E006", "rate='nowhere.rate' cannot be imported"),
         ({"rate": {"anonymous": "1/m", "pro": "9/m"}}, "E006", "No tier= says who is in tier 'pro'"),
-        ({"rate": "1/m", "tier": "tests.api.test_checks.ids"}, "E006", "tier= needs rates by tier"),
         ({"anonymous": "1/m", "authenticated": "9/m"}, "E006", "'anonymous' is not an option of a rule"),
+        ({"rate": "1/m", "costs": {"plain": 0}}, "E006", "costs="),
         ({"rate": {"anonymous": "1/mx", "authenticated": "9/m"}}, "E007", "for tier 'anonymous'"),
-        ({"rate": "1/mo"}, "E007", "month, year"),
         ("5/mx", "E007", "5/mx"), (["5/m", "6/m"], "E007", ""), ({"rate": 5}, "E007", ""),
         ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),
         ({"rate": "1/m", "key": "usr"}, "E009", "Did you mean 'user'"),
@@ -147,7 +123,7 @@ def test_e004_and_e005_an_alias_cannot_serve(
     ],
 )  # fmt: skip
 def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: Any, code: str, text: str) -> None:
-    (found,) = findings(rule(value))
+    (found,) = findings({"RULES": {"search": value}})
     assert found.id == f"django_quota.{code}"
     assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
     assert text in f"{found.msg} {found.hint}"
@@ -161,31 +137,29 @@ def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: 
         (5, [("E001", "QUOTA is int", "Use, for example, {'CACHE': 'default'}.")]),
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
-        ({"rules": {}}, [("E015", "'rules'", "Did you mean 'RULES'? Otherwise remove it.")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
         (
             {"TRUSTED_PROXIES": ["10.0.0.0/8"], "TRUSTED_PROXY_COUNT": 1},
             [("E002", 'QUOTA["TRUSTED_PROXY_COUNT"] is 1 beside TRUSTED_PROXIES.', "Use one of them")],
         ),
-        (
-            {"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXY_COUNT": 1},
-            [("E002", "TRUSTED_PROXIES is empty", "")],
-        ),
+        ({"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXY_COUNT": 1}, [("E002", "TRUSTED_PROXIES is empty", "")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
         ({"ENABLED": 1, "HEADERS": 1, "PREFIX": ""}, [("E002", "", "")] * 3),
-        ({"RULES": {5: "1/m", "": "1/m"}}, [("E006", "", "")] * 2),
         (
-            {"RULES": {"a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}},
-            [("E007", "'a'", ""), ("E009", "'c'", "")],
+            {"RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}},
+            [("E006", "", ""), ("E007", "'a'", ""), ("E009", "'c'", "")],
         ),
     ],
 )  # fmt: skip
 def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str, str, str]]) -> None:
     reported = findings(quota)
     assert [each.id for each in reported] == [f"django_quota.{code}" for code, _, _ in found]
-    for each, (_, words, hint) in zip(reported, found, strict=True):
-        assert words in each.msg
-        assert hint in str(each.hint)
+    assert all(
+        words in each.msg and hint in str(each.hint) for each, (_, words, hint) in zip(reported, found, strict=True)
+    )
+
+
+# --- rules and the views of the site ----------------------------------------------------------------------------------
 
 
 class Derived(QuotaMiddleware):
@@ -236,7 +210,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, ""), ([OURS], BY_USER, "W005"),
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
-        ([], site(), "W003"), (["tests.api.test_checks.Derived", "tests.auth"], BY_USER, ""),  # it may set the user
+        (["tests.api.test_checks.Derived", "tests.auth"], BY_USER, ""),  # it may set the user
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
     ],
@@ -249,29 +223,24 @@ def test_a_rule_lacks_a_middleware(middleware: list[str], rules: Any, expected: 
     assert all(each.startswith(expected) for each in found)
 
 
-@pytest.mark.parametrize(("on_the_class", "expected"), [(False, []), (True, ["W005"])])
-def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(
-    on_the_class: bool, expected: list[str], settings: Any
-) -> None:
+def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings: Any) -> None:
     """Django REST framework does: dispatch() runs the authentication classes, then calls get()."""
-    limit = quota("1/m", key="user")
+    settings.MIDDLEWARE = [OURS]
 
     class OfAFramework(View):
         authentication_classes: ClassVar[list[Any]] = []
 
+        @quota("1/m", key="user")
         def get(self, request: Any) -> HttpResponse:
             return HttpResponse()
 
-    if on_the_class:
-        limit(OfAFramework)
-    else:
-        OfAFramework.get = limit(OfAFramework.get)  # type: ignore[method-assign]
-    settings.MIDDLEWARE = [OURS]
-    assert [each[:4] for each in found_on(settings, {}, path("", OfAFramework.as_view()))] == expected
+    assert found_on(settings, {}, path("", OfAFramework.as_view())) == []
+    before: Any = quota("1/m", key="user")(type("Before", (OfAFramework,), {"get": page}))
+    assert [each[:4] for each in found_on(settings, {}, path("", before.as_view()))] == ["W005"]
 
 
 def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -> None:
-    bare = cast("Callable[[Any], Any]", quota)  # type checkers find it too
+    bare: Any = quota  # type checkers find it too
     unknown = quota(rule="serach")(other)
     found = found_on(settings, {"search": "1/m"}, path("a", unknown), path("b", bare(page)), limited(quota(rate_of)))
     assert [each[:4] for each in found] == ["E012", "E010"]
@@ -287,7 +256,6 @@ def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -
         (quota("50/h", name="site"), "", ""), (quota("50/h", "5/m", name="site"), "E011", "W009"),
         (quota(rule="site"), "", ""), (quota("50/h", name="site", block=False), "E011", "W009"),
         (quota(rate_of, name="site"), "", ""), (quota("9/m", name="site", algorithm="token_bucket"), "", ""),
-        (quota("9/m", name="site", count_refused=True), "E011", "W009"),
     ],
 )  # fmt: skip
 def test_e011_w009_a_view_limit_has_the_name_of_a_rule_and_differs(
@@ -310,7 +278,6 @@ GUARDED, OPEN = [], ["W014"]  # type: tuple[list[str], list[str]]
         ({}, {"match": {"path": "/", "host": "x.org"}}, OPEN), ({}, {"block": False}, OPEN),
         ({}, {"methods": ["POST"]}, OPEN), ({}, {"rate": None}, OPEN), ({}, {"exclude": "/static/"}, GUARDED),
         ({}, {"exclude": "/api/"}, OPEN), ({"match": "host:x.org"}, {"match": "host:x.org"}, GUARDED),
-        ({"match": "host:x.org"}, {"match": "host:x.org", "exclude": "/api/"}, OPEN),
         ({"match": "api:*"}, {"exclude": "/api/v1/"}, OPEN), ({"match": "api:*"}, {"match": "/api/"}, GUARDED),
         *(({"key": key}, {"match": "/x/"}, OPEN) for key in ("cookie:c", "get:q", "post:p", "json:p", ("ip", "path"))),
         *(({"key": key}, {"match": "/x/"}, GUARDED) for key in ("ip", "user", "global", ("user", "ip"), rate_of)),
@@ -324,17 +291,17 @@ def test_w014_a_client_chooses_the_key_and_no_rule_by_ip_covers_the_same_request
     assert all("QUOTA[\"RULES\"]['api'] is limited by" in each and "'key': 'ip'" in each for each in found)
 
 
+BY_PHONE, OF_THE_SETTINGS = quota("5/m", key="post:phone"), {"api": {"rate": "9/m", "key": "get:q"}}
+
+
 @pytest.mark.parametrize(
     ("rules", "limits", "expected"),
     [
-        ({}, [quota("5/m", key="post:phone")], OPEN),
-        ({}, [quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b")], GUARDED),
-        ({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], OPEN),
-        ({"api": {"rate": "9/m", "key": "get:q"}}, [], GUARDED),
-        ({"site": BY_IP}, [quota("5/m", key="post:phone")], GUARDED),
-        ({"site": {**BY_IP, "match": "/x/"}}, [quota("5/m", key="post:phone")], OPEN),
+        ({}, [BY_PHONE], OPEN), ({}, [BY_PHONE, quota("9/m", key="ip", name="b")], GUARDED),
+        (OF_THE_SETTINGS, [quota(rule="api")], OPEN), (OF_THE_SETTINGS, [], GUARDED),
+        ({"site": BY_IP}, [BY_PHONE], GUARDED), ({"site": {**BY_IP, "match": "/x/"}}, [BY_PHONE], OPEN),
     ],
-)
+)  # fmt: skip
 def test_w014_of_views(rules: Any, limits: list[Any], expected: list[str], settings: Any) -> None:
     assert [each[:4] for each in found_on(settings, rules, limited(*limits))] == expected
 
@@ -349,7 +316,6 @@ def test_w014_of_views(rules: Any, limits: list[Any], expected: list[str], setti
         ({"match": "/", "exclude": "api:serach"}, "W006", "[\"exclude\"]: the URLs have no 'api:serach'"),
         ({"costs": {"plain": 2, "api:serach": 50}}, "E033", "Did you mean 'api:search'?"),
         ({"match": "/", "key": "kwarg:pk"}, "W016", "Use the name in a path(), for example 'pk' of <int:pk>."),
-        *(({"costs": wrong}, "E006", "costs=") for wrong in ({}, 50, {"plain": 0}, {"plain": True}, {1: 2})),
     ],
 )  # fmt: skip
 def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: str, near: str, settings: Any) -> None:
@@ -358,22 +324,19 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
     assert near in found
 
 
-@pytest.mark.parametrize(
-    "route",
-    [
+def test_names_that_the_urls_have_are_fine(settings: Any) -> None:
+    rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg:tenant"}, "ip": BY_IP}
+    for route in (
         path("<int:tenant>/", page), path("x/", include([path("<slug:tenant>/", page)])),
         path("", page, {"tenant": 1}), path("<slug:tenant>/", include([path("x/", page)])),
-    ],
-)  # fmt: skip
-def test_names_that_the_urls_have_are_fine(route: Any, settings: Any) -> None:
-    rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg:tenant"}, "ip": BY_IP}
-    assert found_on(settings, rules, route) == []
+    ):  # fmt: skip
+        assert found_on(settings, rules, route) == []
     known = ["api:search", "api:*", "api:v1:*", "api:v1:items", "plain", "tests.support.urls_of_rules.twice"]
     known += ["tests.support.urls_of_rules.nested", "tests.support.urls_of_rules.Unhashable", "functools.partial"]
     assert found_on(settings, {"search": {"rate": "1/m", "match": known}}) == []
 
 
-INNER = ([path("find/", page, name="find"), path("search/", page, name="find"), path("other/", page)], "shop")
+SHOP = [path("find/", page, name="find"), path("search/", page, name="find"), path("other/", page)]
 VERSIONS = [path("users/", page, name="users"), path("users/<int:pk>/", page, name="users")]
 HOOKS = [path("hook", page), path("hook/", page)]
 SUFFIXES = [
@@ -387,25 +350,20 @@ SUFFIXES = [
     ("urls", "matches", "missed"),
     [
         (
-            [path("x/", include(INNER))],
-            ["/x/find/"],
+            [path("x/", include((SHOP, "shop")))], ["/x/find/"],
             "fits '/x/find/' and misses '/x/search/', another URL of the view",
         ),
         (HOOKS, ["/hook/", "/hook/*", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
         (HOOKS, ["/hook"], ""),
         *((urls, ["/users/"], "fits '/users/' and misses '/users.x'") for urls in SUFFIXES),
-        *(
-            (urls, ["/", "re:^/users", ["/users/", "/users.*"], "/users**", f"{__name__}.page"], "")
-            for urls in SUFFIXES
-        ),
+        *((urls, ["/", "re:^/users", ["/users/", "/users.*"], f"{__name__}.page"], "") for urls in SUFFIXES),
         ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""),
         (VERSIONS, ["/users/*/"], ""),
-        ([path("v1/users/", page), path("v2/users/", page)], ["/v2/users/"], ""),
         ([path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")], ["/blog/tag/"], ""),
         ([path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")], ["/media/"], ""),
         ([path("users/", page), path("users", other)], ["/users/"], ""),
     ],
-)
+)  # fmt: skip
 def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(
     urls: Any, matches: list[Any], missed: str, settings: Any
 ) -> None:
@@ -413,12 +371,11 @@ def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(
         found = found_on(settings, site(match=match), *urls, only="W030")
         assert len(found) == bool(missed)
         assert all(missed in each for each in found)
+    for options in ({"exclude": "/hook/"}, {"match": "/hook/", "exclude": "/hook"}):
+        assert found_on(settings, site(**options), *HOOKS, only="W030") == []
 
 
-def test_w030_what_a_rule_excludes_has_no_finding(settings: Any) -> None:
-    health = [path("health/", page), path("health", page)]
-    for options in ({"exclude": "/health/"}, {"match": "/health/", "exclude": "/health"}):
-        assert found_on(settings, site(**options), *health, only="W030") == []
+# --- all checks -------------------------------------------------------------------------------------------------------
 
 
 def test_each_id_means_one_kind_of_finding() -> None:
@@ -443,8 +400,7 @@ def test_manage_check_fails_with_the_findings() -> None:
     )
 )  # fmt: skip
 def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
-    for found in findings(quota):
-        assert str(found.id).startswith("django_quota.")
+    assert all(str(found.id).startswith("django_quota.") for found in findings(quota))
 
 
 def _database_findings() -> list[tuple[str, str]]:

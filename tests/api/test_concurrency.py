@@ -1,20 +1,20 @@
-"""`@concurrency` on every kind of view: never more requests than its limit, and each slot is released."""
+"""`@concurrency` on views, and `at_once` in `RULES`: never more requests than the limit, and each slot is released."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.core.checks import run_checks
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -22,35 +22,40 @@ from django.views import View
 from django_quota import check, concurrency, peek, quota, slot
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import RedisServer, freeze
-from django_quota.types import QuotaRequest
-from tests.support.calls import get, run
+from tests.support.calls import both, fetch, get
+from tests.support.calls import run as run_view
+from tests.support.cancelling import barrier, cancelled, ended
 from tests.support.commands import wait_until
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.slots import forget, goes_away_after_an_answer, lease_lasts
+from tests.support.slots import (
+    calls,
+    forget,
+    goes_away_after_an_answer,
+    is_asked_for_by,
+    is_release,
+    lease_lasts,
+)
 from tests.support.steps import START
 
-in_memory = pytest.mark.usefixtures("memory_store")
+SITE_SLOT = {"at_once": 1, "match": "/export/"}
+one = concurrency(1, name="view")
 
 
-def held(name: str = "view", limit: int = 1) -> int:
-    return len(slot(name, limit).holders())
+def run(view: Any, request: Any = None) -> Any:
+    return run_view(view, request)
+
+
+def held(name: str = "view", subject: str | None = None) -> int:
+    return len(slot(name, 1, subject=subject).holders())
 
 
 def plain(request: Any) -> HttpResponse:
-    return HttpResponse(str(held()))
+    return HttpResponse(str(held() + held("exports")))
 
 
 async def plain_async(request: Any) -> HttpResponse:
-    return HttpResponse(str(held()))
-
-
-def free(request: Any) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def free_async(request: Any) -> HttpResponse:
-    return HttpResponse("ok")
+    return plain(request)
 
 
 def says_async(request: Any) -> Any:
@@ -68,59 +73,94 @@ class Async(View):
         return plain(request)
 
 
-def on_method(cls: type[View], decorate: Callable[[Any], Any]) -> type[View]:
-    return type("On" + cls.__name__, (cls,), {"get": decorate(cls.__dict__["get"])})
+def own(cls: type[View]) -> Any:
+    return type("Own", (cls,), {})
 
 
-def derived(cls: type[View], name: str = "Own") -> Any:
-    return type(name, (cls,), {"__module__": __name__})
+def parts() -> Iterator[bytes]:
+    yield b"a"
+    yield b"%d" % (held() + held("exports"))
 
 
-one = concurrency(1, name="view")
-WAYS: list[Callable[[Any], Callable[..., Any]]] = [
-    lambda cls: one(derived(cls)).as_view(),
-    lambda cls: on_method(cls, one).as_view(),
-    lambda cls: method_decorator(one, name="dispatch")(derived(cls)).as_view(),
-    lambda cls: on_method(cls, method_decorator(one)).as_view(),
-    lambda cls: one(cls.as_view()),
+async def aparts() -> AsyncIterator[bytes]:
+    for part in parts():
+        yield part
+
+
+def stream(request: HttpRequest) -> Any:
+    return StreamingHttpResponse(parts())
+
+
+async def astream(request: HttpRequest) -> Any:
+    return StreamingHttpResponse(aparts())
+
+
+def send_file(request: HttpRequest) -> Any:
+    return FileResponse(Path(__file__).open("rb"))
+
+
+urlpatterns = [
+    path("export/", plain),
+    path("export/async/", plain_async),
+    path("export/stream/", stream),
+    path("export/astream/", astream),
+    path("other/", plain),
+    path("stream/", one(stream)),
+    path("astream/", one(astream)),
+    path("twice/", concurrency(1, name="inner")(one(stream))),
 ]
-KINDS: list[tuple[Any, Any]] = [(one, view) for view in (plain, plain_async, says_async)]
-KINDS += [(way, cls) for way in WAYS for cls in (Sync, Async)]
 
 
-@in_memory
-@pytest.mark.parametrize(("guard", "view"), KINDS)
-def test_a_view_holds_a_slot_while_it_runs_and_who_finds_none_is_refused(guard: Any, view: Any) -> None:
-    guarded = guard(view)
+@pytest.fixture(autouse=True)
+def site(settings: Any, request: pytest.FixtureRequest) -> None:
+    in_memory = {} if {"either_store", "redis_cache"} & {*request.fixturenames} else {"STORE": "memory"}
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, **in_memory, "RULES": {"exports": SITE_SLOT}}
+
+
+def with_rules(settings: Any, **rules: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
+
+def statuses(url: str, kind: str = "sync", times: int = 1) -> list[int]:
+    return [response.status_code for response in fetch(kind, url, times)]
+
+
+# --- who is in a view -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        one(plain), one(plain_async), one(says_async),
+        *(one(own(cls)).as_view() for cls in (Sync, Async)),
+        *(method_decorator(one, name="get")(own(cls)).as_view() for cls in (Sync, Async)),
+        *(one(cls.as_view()) for cls in (Sync, Async)),
+    ],
+)  # fmt: skip
+def test_a_view_holds_a_slot_while_it_runs_and_who_finds_none_is_refused(guarded: Any) -> None:
     with freeze(START), slot("view", 1):
-        refused: Any = run(guarded)
+        refused = run(guarded)
     assert refused.status_code == 429
     headers = ("Retry-After", "RateLimit-Policy", "RateLimit")
     assert [refused.headers[name] for name in headers] == [
         "30", '"view";q=1;qu="concurrent-requests"', '"view";r=0;t=30'
     ]  # fmt: skip
     assert "The limit is 1 at once. Please try again in 30 seconds." in refused.text
-    assert [cast("Any", run(guarded)).content for _ in range(2)] == [b"1", b"1"]
+    assert [run(guarded).content for _ in range(2)] == [b"1", b"1"]
     assert held() == 0
 
 
-@in_memory
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_error_gives_the_slot_back_and_an_exceeded_quota_is_a_429(is_async: bool) -> None:
-    def view(request: Any) -> HttpResponse:
-        check("0/m", "global").raise_if_refused()
-        raise AssertionError
-
-    async def aview(request: Any) -> HttpResponse:
-        return view(request)
-
-    async def afail(request: Any) -> HttpResponse:
-        raise ZeroDivisionError
-
-    assert (run(one(aview if is_async else view)).status_code, held()) == (429, 0)
-    with pytest.raises(ZeroDivisionError):
-        run(one(afail if is_async else lambda request: 1 / 0))
-    assert held() == 0
+@both
+@pytest.mark.parametrize("url", ["/export/", "/export/async/"])
+@pytest.mark.usefixtures("either_store")
+def test_requests_that_fit_share_a_slot_of_the_settings_until_they_are_answered(kind: str, url: str) -> None:
+    with slot("exports", 1):
+        (refused,) = fetch(kind, url)
+        assert (refused.status_code, refused.headers["RateLimit"]) == (429, '"exports";r=0;t=30')
+        assert statuses("/other/", kind) == [200]
+    assert [response.content for response in fetch(kind, url, 2)] == [b"1", b"1"]
+    assert held("exports") == 0
 
 
 @pytest.mark.usefixtures("either_store")
@@ -133,7 +173,7 @@ def test_never_more_threads_are_inside_than_may() -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        held("busy", 3)
+        held("busy")
         with lock:
             inside -= 1
         return HttpResponse("ok")
@@ -143,8 +183,7 @@ def test_never_more_threads_are_inside_than_may() -> None:
     assert 1 <= most <= 3
 
 
-@in_memory
-@pytest.mark.parametrize("view", [free, free_async])
+@pytest.mark.parametrize("view", [plain, plain_async])
 def test_subjects_have_slots_of_their_own(view: Any) -> None:
     by_ip, by_user = (concurrency(1, key, name="view")(view) for key in ("ip", "user"))
     mine, other = get(), get(REMOTE_ADDR="192.0.2.2")
@@ -154,40 +193,41 @@ def test_subjects_have_slots_of_their_own(view: Any) -> None:
             assert [run(limited, request).status_code for request in (mine, other)] == [429, 200]
 
 
-@in_memory
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: concurrency(2)(plain), "plain"),
-        (lambda: derived(concurrency(2)(derived(Sync)), "Heir").as_view(), "Heir"),
-        (lambda: on_method(Sync, concurrency(2)).as_view(), "OnSync.get"),
-    ],
-)
-def test_an_unnamed_slot_is_called_by_the_path_of_its_function_class_or_method(make: Any, name: str) -> None:
+def test_slots_that_do_not_block_or_are_turned_off_let_everybody_in(settings: Any) -> None:
     request = get()
-    make()(request)
-    assert (request.quota.rule, request.quota.remaining) == (f"{__name__}.{name}", 1)
-
-
-@in_memory
-def test_a_slot_that_does_not_block_or_is_turned_off_lets_everybody_in(settings: Any) -> None:
-    def view(request: QuotaRequest) -> HttpResponse:
-        return HttpResponse(f"{request.quota.allowed} {request.quota.enforced} {held()}")
-
     with slot("view", 1):
-        response: Any = run(concurrency(1, name="view", block=False)(view))
-        assert (response.status_code, response.content) == (200, b"False False 1")
+        response = run(concurrency(1, name="view", block=False)(plain), request)
+        assert (response.status_code, response.content) == (200, b"1")
+        assert (request.quota.allowed, request.quota.enforced) == (False, False)
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         assert run(one(plain)).status_code == 200
 
 
-@in_memory
+def test_a_slot_of_the_settings_follows_the_options_of_concurrency(settings: Any) -> None:
+    with_rules(
+        settings,
+        exports={**SITE_SLOT, "key": ["ip", "path"], "exclude": "/export/async/", "lease": "2m"},
+        shown={**SITE_SLOT, "block": False},
+        none={"rate": "0/m", "match": "/other/"},
+    )
+    with slot("exports", 1, subject="ip:127.0.0.1+path:/export/", lease=120), slot("shown", 1):
+        (refused,) = fetch("sync", "/export/")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "120")
+        (allowed,) = fetch("sync", "/export/async/")
+        assert (allowed.status_code, allowed.wsgi_request.quota.allowed) == (200, False)
+    with pytest.raises(RuleError, match=r"\['exports'\] has no rate: it limits how many run at once"):
+        check("exports", "user:1")
+
+
+# --- with rules -------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("is_outside", [False, True])
 @pytest.mark.parametrize("view", [plain, plain_async])
 def test_it_stacks_with_quota_in_either_order(view: Any, is_outside: bool) -> None:
     limited = quota("2/m", name="rate")
     stacked = one(limited(view)) if is_outside else limited(one(view))
-    first: Any = run(stacked)
+    first = run(stacked)
     assert first.content == b"1"
     policies = ['"rate";q=2;w=60', '"view";q=1;qu="concurrent-requests"']
     assert sorted(first.headers["RateLimit-Policy"].split(", ")) == policies
@@ -205,8 +245,8 @@ def test_a_refused_slot_gives_back_what_the_rules_of_the_request_took(settings: 
     @quota("1000/h", name="exports", cost=50, daily=True)
     @quota("1000/d", name="bytes", cost=50, settle=lambda request, response: 70)
     @concurrency(3, name="view")
-    def export(request: HttpRequest) -> HttpResponse:
-        return StreamingHttpResponse(iter([b"part"]))  # type: ignore[return-value]
+    def export(request: HttpRequest) -> Any:
+        return StreamingHttpResponse(iter([b"part"]))
 
     with freeze(START):
         responses = [export(get()) for _ in range(5)]
@@ -218,137 +258,77 @@ def test_a_refused_slot_gives_back_what_the_rules_of_the_request_took(settings: 
             response.close()
 
 
-# --- streaming --------------------------------------------------------------------------------------------------------
+@both
+def test_a_refused_slot_of_the_settings_gives_back_the_rules_and_the_other_slots(kind: str, settings: Any) -> None:
+    rate = {"rate": "9/m", "match": "/", "cost": 3}
+    with_rules(settings, rate=rate, first={"at_once": 1, "match": "/"}, exports=SITE_SLOT)
+    with slot("exports", 1):
+        assert statuses("/export/", kind, 5) == [429] * 5
+    assert held("first") == 0
+    assert peek("rate", "ip:127.0.0.1").remaining == 9
+    asked: list[Any] = []
+    with calls(before=lambda operation: asked.append(is_asked_for_by(operation))):
+        assert statuses("/export/", kind, 3) == [200] * 3
+        assert sum(map(bool, asked)) == 6
+        assert statuses("/export/", kind) == [429]
+    assert sum(map(bool, asked)) == 6, "a request that a rule refuses asks for no slot"
+    assert held("first") == held("exports") == 0
 
 
-def parts() -> Iterator[bytes]:
-    yield b"a"
-    yield b"%d" % held()
+# --- errors and cancelled requests ------------------------------------------------------------------------------------
 
 
-async def aparts() -> AsyncIterator[bytes]:
-    yield b"a"
-    yield b"%d" % held()
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_gives_the_slot_back_and_an_exceeded_quota_is_a_429(is_async: bool) -> None:
+    def view(request: Any) -> HttpResponse:
+        if request.method == "GET":
+            check("0/m", "global").raise_if_refused()
+        raise ZeroDivisionError
+
+    async def aview(request: Any) -> HttpResponse:
+        return view(request)
+
+    limited = one(aview if is_async else view)
+    assert (run(limited).status_code, held()) == (429, 0)
+    with pytest.raises(ZeroDivisionError):
+        run(limited, get("post"))
+    assert held() == 0
 
 
-@one
-def stream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(parts())
+@pytest.mark.parametrize("where", ["view", "queued", "sent", "answered"])
+def test_a_cancelled_request_gives_every_slot_back_wherever_it_is(where: Any, settings: Any) -> None:
+    """In its view, or while it gives back the first of its slots: the second one waits for its turn."""
+    with_rules(settings, exports=SITE_SLOT, all={"at_once": 5, "match": "/", "key": "ip"})
+
+    async def go() -> None:
+        inside = asyncio.Event()
+
+        async def view(request: HttpRequest) -> HttpResponse:
+            assert (held("exports"), held("all", "ip:127.0.0.1")) == (1, 1)
+            inside.set()
+            await asyncio.sleep(3_600 if where == "view" else 0)
+            return HttpResponse()
+
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("export/", view)]})
+        released: list[Any] = []
+
+        def is_the_first(operation: Any) -> bool:
+            released.extend([operation] * is_release(operation))
+            return where != "view" and released[:1] == [operation]
+
+        with barrier(is_the_first, "queued" if where == "view" else where) as stop:
+            request = asyncio.create_task(AsyncClient().get("/export/"))
+            await inside.wait()
+            while where != "view" and not stop.met:  # noqa: ASYNC110 — nothing tells
+                await asyncio.sleep(0)
+            await cancelled(request, 1)
+            stop.open()
+            assert await ended(request)
+        assert (held("exports"), held("all", "ip:127.0.0.1")) == (0, 0)
+
+    asyncio.run(go())
 
 
-@one
-async def astream(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(aparts())
-
-
-@one
-def send_file(request: HttpRequest) -> FileResponse:
-    return FileResponse(Path(__file__).open("rb"))
-
-
-@one
-@concurrency(1, name="inner")
-def stream_twice(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(parts())
-
-
-urlpatterns = [
-    path("stream/", stream),
-    path("astream/", astream),
-    path("file/", send_file),
-    path("twice/", stream_twice),
-]
-
-
-@in_memory
-@pytest.mark.urls(__name__)
-class TestStreaming:
-    @pytest.mark.parametrize("url", ["/stream/", "/twice/", "/astream/"])
-    def test_a_response_keeps_its_slot_until_it_is_sent(self, url: str) -> None:
-        async def fetch() -> None:
-            client, is_async = AsyncClient(), url == "/astream/"
-            content: Any = (await client.get(url)).streaming_content  # type: ignore[attr-defined]
-            first = await anext(content) if is_async else next(content)
-            assert (await client.get(url)).status_code == 429
-            rest = [part async for part in content] if is_async else list(content)
-            assert (first, rest) == (b"a", [b"1"])
-            assert held() == held("inner") == 0
-
-        asyncio.run(fetch())
-
-    @pytest.mark.parametrize("view", [stream, send_file, astream])
-    @pytest.mark.parametrize("has_begun", [False, True])
-    def test_a_response_that_is_closed_before_its_end_gives_its_slot_back(self, view: Any, has_begun: bool) -> None:
-        async def begin() -> Any:
-            response = view(get())
-            response = await response if view is astream else response
-            assert held() == 1
-            if has_begun:
-                content = aiter(response) if view is astream else iter(response)
-                assert (await anext(content)) if view is astream else next(content)
-                if view is astream:
-                    await content.aclose()
-            response.close()
-            assert held() == 0
-
-        asyncio.run(begin())
-
-    def test_a_file_is_sent_as_it_is_and_the_server_may_send_it_itself(self) -> None:
-        response: Any = Client().get("/file/")
-        assert b"".join(response.streaming_content) == Path(__file__).read_bytes()
-        assert held() == 0
-        response = send_file(get())
-        assert response.file_to_stream is not None
-        response.close()
-
-    def test_a_renewed_lease_is_renewed_while_it_streams(self, renewed_often: list[float]) -> None:
-        def view(request: Any) -> StreamingHttpResponse:
-            return StreamingHttpResponse(parts())
-
-        response: Any = concurrency(1, name="view", lease=60, renew=True)(view)(get())
-        for _ in range(2):
-            ((token, _),) = slot("view", 1).holders()
-            lease_lasts("view", token, 20)
-            wait_until(lambda: slot("view", 1).holders()[0][1] > 30)
-        response.close()
-        assert held() == 0
-
-
-# --- without the store ------------------------------------------------------------------------------------------------
-
-
-class TestWithoutRedis:
-    @pytest.fixture(autouse=True)
-    def gone(self, redis_cache: RedisServer, settings: Any) -> None:
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
-
-    @pytest.mark.parametrize("view", [free, free_async])
-    def test_it_lets_in_by_default_and_says_so_once(self, view: Any, caplog: pytest.LogCaptureFixture) -> None:
-        requests = [get(), get()]
-        with caplog.at_level(logging.ERROR, "django_quota"):
-            assert [run(one(view), request).status_code for request in requests] == [200, 200]
-        assert all(request.quota.degraded and request.quota.allowed for request in requests)
-        assert len(caplog.records) == 1
-
-    def test_it_denies_where_the_option_or_the_setting_says_so(self, settings: Any) -> None:
-        response = run(concurrency(1, on_unavailable="deny")(plain))
-        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
-        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
-        assert run(one(plain)).status_code == 503
-        assert run(concurrency(1, block=False)(free)).status_code == 200  # a view that may go on does
-
-    def test_each_process_counts_by_itself_where_the_option_says_so(self) -> None:
-        @concurrency(1, name="view", on_unavailable="local")
-        def view(request: Any) -> HttpResponse:
-            return HttpResponse("0" if "HTTP_INNER" in request.META else str(view(get(HTTP_INNER="1")).status_code))
-
-        request = get()
-        assert view(request).content == b"429"
-        assert request.quota.degraded
-        assert view(get(HTTP_INNER="1")).status_code == 200
-
-
-@in_memory
 @pytest.mark.parametrize(
     ("method", "words"), [("get", "longer than its lease"), ("post", "stays taken until its lease ends")]
 )
@@ -366,45 +346,149 @@ def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(
     assert words in caplog.text
 
 
-@pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize(("how", "status"), [("allow", 200), ("deny", 503), ("local", 200)])
-@pytest.mark.parametrize("view", [free, free_async])
-def test_a_request_whose_store_goes_away_during_the_wait_goes_by_on_unavailable(
-    view: Any, how: Any, status: int
+# --- streaming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["/stream/", "/twice/", "/astream/", "/export/stream/", "/export/astream/"])
+def test_a_streaming_response_keeps_its_slots_until_it_is_sent(url: str) -> None:
+    async def send() -> None:
+        client, is_async = AsyncClient(), "astream" in url
+        content: Any = (await client.get(url)).streaming_content  # type: ignore[attr-defined]
+        first = await anext(content) if is_async else next(content)
+        assert (await client.get(url)).status_code == 429
+        rest = [part async for part in content] if is_async else list(content)
+        assert (first, rest) == (b"a", [b"1"])
+        assert held() == held("inner") == held("exports") == 0
+
+    asyncio.run(send())
+
+
+@pytest.mark.parametrize("view", [stream, send_file, astream])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_response_that_is_closed_before_its_end_gives_its_slot_back(view: Any, has_begun: bool) -> None:
+    async def begin() -> Any:
+        response = one(view)(get())
+        response = await response if view is astream else response
+        assert held() == 1
+        assert view is not send_file or response.file_to_stream is not None  # the server may send it itself
+        if has_begun and view is astream:
+            content = aiter(response)
+            assert await anext(content)
+            await content.aclose()
+        elif has_begun:
+            assert next(iter(response))
+        response.close()
+        assert held() == 0
+
+    asyncio.run(begin())
+
+
+def test_a_renewed_lease_is_renewed_while_it_streams(renewed_often: list[float]) -> None:
+    response: Any = concurrency(1, name="view", lease=60, renew=True)(stream)(get())
+    for _ in range(2):
+        ((token, _),) = slot("view", 1).holders()
+        lease_lasts("view", token, 20)
+        wait_until(lambda: slot("view", 1).holders()[0][1] > 30)
+    response.close()
+    assert held() == 0
+
+
+# --- without the store ------------------------------------------------------------------------------------------------
+
+
+async def free_async(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+@pytest.mark.parametrize("view", [lambda request: HttpResponse(), free_async])
+@pytest.mark.parametrize("goes_away_at", ["start", "during the wait"])
+@pytest.mark.parametrize(
+    ("options", "setting", "status", "allowed"),
+    [
+        ({}, "allow", 200, True), ({}, "deny", 503, False), ({"on_unavailable": "deny"}, "allow", 503, False),
+        ({"on_unavailable": "local"}, "deny", 200, True), ({"block": False}, "deny", 200, False),
+    ],
+)  # fmt: skip
+def test_without_an_answer_the_option_or_the_setting_says_what_happens(
+    view: Any, goes_away_at: str, options: Any, setting: str, status: int, allowed: bool, settings: Any
 ) -> None:
-    slot("view", 1).acquire()
-    with goes_away_after_an_answer():
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": setting}
+    held_before = slot("view", 1).acquire()
+    with no_answer() if goes_away_at == "start" else goes_away_after_an_answer():
         request = get()
-        assert run(concurrency(1, name="view", wait=0.1, on_unavailable=how)(view), request).status_code == status
-        assert request.quota.degraded
+        response = run(concurrency(1, name="view", wait=0.1, **options)(view), request)
+    assert (response.status_code, response.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
+    assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
+    held_before.release()
+
+
+def test_each_process_counts_by_itself_where_the_option_says_so(redis_cache: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
+
+    @concurrency(1, name="view", on_unavailable="local")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse("0" if "HTTP_INNER" in request.META else str(view(get(HTTP_INNER="1")).status_code))
+
+    assert view(get()).content == b"429"
+    assert view(get(HTTP_INNER="1")).status_code == 200
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
-KINDS_OF_REQUESTS = {"critical": 1.0, "batch": 0.5}
-
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("given", "words", "hint"),
     [
-        ({"limit": 0}, "limit="), ({"limit": plain}, "has no limit"), ({"lease": 0}, "lease="),
-        ({"wait": "5"}, "wait='5' is not a duration from 0 to 366 days"), ({"name": ""}, "name of a slot"),
-        ({"renew": "yes"}, "renew="), ({"key": "nonsense"}, "is not a key"), ({"block": 1}, "block="),
-        ({"on_unavailable": "perhaps"}, "on_unavailable="), ({"leese": 5}, "Did you mean 'lease'"),
-        ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
-        ({"share": 0.5}, "share=0.5 is not a dict of shares by tier. For all requests, give a lower limit."),
-        ({"share": KINDS_OF_REQUESTS, "tier": "batch"}, "tier='batch' is not a function of the request"),
-        ({"tier": plain}, "needs share="),
+        ({"rate": "9/m"}, "'rate' does not go with 'at_once'", "Write two rules"),
+        ({"leese": 5}, "'leese' is not an option of a slot", "Did you mean 'lease'?"),
+        ({"name": "x"}, "'name' is not an option of a slot", ""),
+        ({"at_once": "3"}, "at_once='3' is not a whole number from 1 to 1,000,000", "Use, for example, 3."),
+        ({"at_once": 0}, "at_once=0", ""), ({"at_once": True}, "at_once=True", ""),
+        ({"match": None}, "it has no 'match', so it limits nothing", "'match': '/export/'"),
+        ({"match": "/export?"}, "match='/export?'", ""), ({"exclude": "a b"}, "exclude='a b'", ""),
+        ({"key": "usr"}, "key='usr'", "'user'"), ({"wait": "soon"}, "wait='soon'", ""),
+        ({"lease": 0}, "lease=", ""), ({"block": 1}, "block=1", ""), ({"renew": 1}, "renew=1", ""),
+        ({"on_unavailable": "open"}, "on_unavailable='open'", ""),
+        ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'", ""),
+        ({"share": 0.5}, "share=0.5 is not a dict of shares by tier.", "For all requests, give a lower limit."),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_an_error_at_import(arguments: Any, words: str) -> None:
-    with pytest.raises(RuleError, match=words):
-        concurrency(**{"limit": 1, **arguments})
+def test_a_wrong_option_is_an_error_at_start_or_import(given: Any, words: str, hint: str, settings: Any) -> None:
+    with_rules(settings, exports={**SITE_SLOT, **given})
+    (found,) = run_checks(tags=["django_quota"])
+    assert found.id == ("django_quota.E009" if "key" in given else "django_quota.E006")
+    assert f"QUOTA[\"RULES\"]['exports']: {words}" in found.msg
+    assert hint in str(found.hint)
+    with pytest.raises(RuleError, match="exports"):
+        fetch("sync", "/export/")
+    if not {"rate", "name", "at_once", "match", "exclude"} & {*given}:
+        with pytest.raises(RuleError) as caught:
+            concurrency(1, **given)
+        assert words in str(caught.value)
 
 
 def test_it_stands_on_views_only() -> None:
-    for view, words in ((7, "not on a view"), (get(), "not on a view"), (type("No", (), {}), "@concurrency on No")):
+    wrong: list[tuple[Any, str]] = [
+        (lambda: concurrency(plain), "has no limit"), (lambda: concurrency(0), "limit="),  # type: ignore[arg-type]
+        (lambda: one(7), "not on a view"), (lambda: one(get()), "not on a view"),  # type: ignore[type-var]
+        (lambda: one(type("No", (), {})), "@concurrency on No"),
+        (one(lambda: None), "@concurrency is on a function that got no request"),
+    ]  # fmt: skip
+    for misused, words in wrong:
         with pytest.raises((RuleError, ConfigurationError), match=words):
-            one(cast("Any", view))
-    with pytest.raises(ConfigurationError, match="@concurrency is on a function that got no request"):
-        one(lambda: None)()
+            misused()
+
+
+@pytest.mark.parametrize(
+    ("given", "middleware", "code"),
+    [
+        ({}, True, None), ({}, False, "W003"), ({"match": "nowhere"}, True, "W006"),
+        ({"key": "user"}, True, "W005"), ({"key": ("ip", "user")}, False, "W003"),
+    ],
+)  # fmt: skip
+def test_the_checks_look_at_slots_as_at_rules(given: Any, middleware: bool, code: str | None, settings: Any) -> None:
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] if middleware else []
+    with_rules(settings, exports={**SITE_SLOT, **given})
+    found = run_checks(tags=["django_quota"])
+    assert [str(each.id).removeprefix("django_quota.") for each in found][:1] == ([code] if code else [])
+    assert all("'exports'" in each.msg for each in found)
