@@ -144,7 +144,6 @@ def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def connections_to_a_database_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a site. The fixtures close them before a server ends."""
     monkeypatch.setattr("django_quota.stores.database.store.is_testing", lambda: False)
 
 
@@ -171,7 +170,6 @@ def the_flusher_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def the_flusher_runs(the_flusher_sleeps: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the thread do its rounds. It ends while its store is still that of the settings."""
     monkeypatch.setattr(flusher, "wake", partial(Flusher.wake, flusher))
     yield
     flusher.stop(PATIENCE)
@@ -194,7 +192,6 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """A plain client on the emptied server, to look at what lies there."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         client.script_flush()
@@ -247,14 +244,12 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: 
 
 @pytest.fixture(scope="session")
 def started_cluster() -> Iterator[Cluster]:
-    """A Cluster of three primaries, started when it is first needed."""
     with running_cluster(cluster_program()) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
-    """Django's default cache on an emptied Redis Cluster of three primaries."""
     started_cluster.flush()
     settings.CACHES = cluster_caches(started_cluster)
     return started_cluster
@@ -317,5 +312,4 @@ def the_clock_stands() -> Iterator[QuotaKit]:
 
 @pytest.fixture
 def memory_store(settings: Any) -> None:
-    """Decide in this process's memory instead of Redis."""
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}

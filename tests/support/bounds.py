@@ -13,7 +13,6 @@ MINUTE = 60 * SECOND
 
 
 def most_in_a_window(admitted: Iterable[tuple[int, int]], window: int = MINUTE) -> int:
-    """Return the largest sum of costs of admitted (moment, cost) in any half-open window."""
     moments = sorted(admitted)
     return max((sum(cost for at, cost in moments if 0 <= at - first < window) for first, _ in moments), default=0)
 

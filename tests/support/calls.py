@@ -26,7 +26,6 @@ def get(method: str = "get", **meta: Any) -> Any:
 
 
 def always(value: object) -> Callable[[HttpRequest], Any]:
-    """Return a key function that returns this value for every request."""
 
     def key(request: HttpRequest) -> object:
         return value
@@ -81,7 +80,6 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note how many limits each sync call of the store decides from now on."""
     counted: list[int] = []
     store = current_store()
     run = store.run
@@ -95,7 +93,6 @@ def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def matches_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> list[Match]:
-    """Note each `match` of a rule that is compared with a request from now on."""
     compared: list[Match] = []
     matches = Match.matches
 
@@ -108,7 +105,6 @@ def matches_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> list[Match]:
 
 
 def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let something happen once, when the store has done the next call and its caller has not heard of it."""
     store = current_store()
     run = store.run
 
@@ -122,7 +118,6 @@ def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callabl
 
 
 def subject_of(key: Any, request: HttpRequest) -> str:
-    """Return who is limited by a key in this request."""
     return str(run_sync(subject_flow(key, request)))
 
 

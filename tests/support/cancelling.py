@@ -82,7 +82,6 @@ class Barrier:
             raise
 
     def open(self) -> None:
-        """Let all calls go on. Those that were sent reach the server, though nobody waits for the answer any more."""
         self._opened.set()
         while self._late:
             self._store.run(self._late.pop())
@@ -90,7 +89,6 @@ class Barrier:
 
 @contextmanager
 def barrier(is_stopped: Callable[[Any], bool], where: Where) -> Iterator[Barrier]:
-    """Stop the calls for these operations where they are."""
     stop = Barrier(is_stopped, where)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(current_store(), "arun", stop.arun)

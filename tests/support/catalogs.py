@@ -25,11 +25,9 @@ import django_quota
 ROOT = Path(django_quota.__file__).parent
 CATALOGS = sorted(ROOT.glob("locale/*/LC_MESSAGES/django.po"))
 
-LOCALES = tuple(path.parts[-3] for path in CATALOGS)
-"""The names of the folders, such as `zh_Hans`."""
+LOCALES = tuple(path.parts[-3] for path in CATALOGS)  # the names of the folders, such as `zh_Hans`
 
-LANGUAGES = tuple(map(to_language, LOCALES))
-"""Django's codes, such as `zh-hans`."""
+LANGUAGES = tuple(map(to_language, LOCALES))  # django's codes, such as `zh-hans`
 
 FUNCTIONS = ("gettext", "gettext_noop", "ngettext", "pgettext", "npgettext")
 _STRING = r"""[ub]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -50,7 +48,6 @@ class Message(NamedTuple):
 
 @cache
 def messages() -> dict[Message, list[str]]:
-    """Return all messages of the package, each with the files that it is in."""
     found: dict[Message, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         _note(found, path, in_code(path.read_text(), str(path)))
@@ -81,7 +78,6 @@ def _note(found: dict[Message, list[str]], path: Path, texts: Iterator[Message])
 
 
 def in_code(source: str, name: str = "<code>") -> Iterator[Message]:
-    """Yield the messages of a Python module. Raises `ValueError` where one is not written as a plain text."""
     tree = ast.parse(source)
     called = {}
     for node in ast.walk(tree):
@@ -100,7 +96,6 @@ def in_code(source: str, name: str = "<code>") -> Iterator[Message]:
 
 
 def in_template(source: str) -> Iterator[Message]:
-    """Yield the messages of a template."""
     for function, texts in _CALL.findall(templatize(source)):
         given = [ast.literal_eval(text) for text in re.findall(_STRING, texts)]
         named = "gettext" if function == "_" else function
@@ -108,7 +103,6 @@ def in_template(source: str) -> Iterator[Message]:
 
 
 def _texts(function: str) -> int:
-    """Return how many texts a function takes."""
     return {"ngettext": 2, "pgettext": 2, "npgettext": 3}.get(function, 1)
 
 

@@ -21,14 +21,11 @@ SLOTS = 16_384
 PATIENCE = 60.0
 NODE_TIMEOUT = 500
 """Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
-NEVER = 600_000
-"""Where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone."""
+NEVER = 600_000  # where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone
 
 
 @dataclass
 class Server:
-    """One server of a cluster."""
-
     port: int
     command: Sequence[str]
     log: Path
@@ -101,7 +98,6 @@ def slot_of(key: str) -> int:
 
 
 def raw_slots(client: Any) -> list[Any]:
-    """Return CLUSTER SLOTS as it comes over the wire."""
     with client.client() as one:
         one.connection.send_command("CLUSTER", "SLOTS")
         return one.connection.read_response()  # type: ignore[no-any-return]

@@ -21,8 +21,7 @@ import django_quota
 
 ROOT = Path(django_quota.__file__).parent.parent
 
-PATIENCE = 60.0
-"""Seconds to wait for a condition before the test fails."""
+PATIENCE = 60.0  # seconds to wait for a condition before the test fails
 
 
 def wait_until(holds: Callable[[], Any]) -> None:

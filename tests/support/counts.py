@@ -21,12 +21,10 @@ def checks_of_today() -> dict[str | None, tuple[int, int, int]]:
 
 
 def checks_by_minute(rule: str) -> list[tuple[int, int]]:
-    """Return how many checks a rule has allowed and refused in each minute of the last hour."""
     return [(minute.allowed, minute.refused) for minute in _activity_of(rule).minutes]
 
 
 def checks_a_minute(rule: str) -> float:
-    """Return the rate that the overview shows for a rule."""
     return _activity_of(rule).rate
 
 
@@ -53,12 +51,10 @@ def days_of(subject: Any) -> dict[date, dict[str, tuple[int, int]]]:
 
 
 def units_of(subject: Any) -> dict[str, int]:
-    """Return what the allowed checks of a subject have cost, on its one day."""
     (rules,) = recent_usage(subject).values()
     return {rule: count.units for rule, count in rules.items()}
 
 
 def checks_of(subject: Any) -> dict[str, tuple[int, int]]:
-    """Return the same of the one day on which the subject was checked."""
     (rules,) = days_of(subject).values()
     return rules

@@ -18,11 +18,9 @@ from django.core.management import call_command
 from django.db import connections
 from django.db.utils import ConnectionHandler
 
-START_TIMEOUT = 60.0
-"""Seconds a server may take to answer."""
+START_TIMEOUT = 60.0  # seconds a server may take to answer
 
-UNPRIVILEGED = "nobody"
-"""Who runs PostgreSQL where the tests run as root, whom it refuses."""
+UNPRIVILEGED = "nobody"  # who runs PostgreSQL where the tests run as root, whom it refuses
 
 
 def postgres_programs() -> Path | None:
@@ -61,8 +59,7 @@ def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
             server.wait()
 
 
-PGBOUNCER_PORT = 6432
-"""It names the socket of a private PgBouncer; nothing listens on a port."""
+PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing listens on a port
 
 
 @contextmanager
@@ -130,11 +127,9 @@ def sqlite_database(file: Path) -> dict[str, Any]:
 
 
 def migrate(settings: dict[str, Any]) -> None:
-    """Make our tables."""
     with default_database(settings):
         call_command("migrate", verbosity=0)
 
 
 def empty() -> None:
-    """Empty the tables of the default database."""
     call_command("flush", verbosity=0, interactive=False, inhibit_post_migrate=True)

@@ -30,7 +30,6 @@ def count(raw: redis.Redis, subject: str, rules: Mapping[str, tuple[int, ...]], 
 
 
 def before_rows_are_saved(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let something happen once, when a roll-up has read what it will save."""
     step = rollup._save
 
     def met(*arguments: Any) -> None:

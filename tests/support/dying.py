@@ -25,7 +25,6 @@ def raise_died() -> None:
 
 @contextmanager
 def dying(step: int, die: Callable[[], object] = raise_died) -> Iterator[None]:
-    """Call `die` at a step, counted from 0."""
     from django.db import connection
 
     from django_quota.stores.redis.store import RedisStore

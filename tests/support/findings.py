@@ -19,8 +19,7 @@ REDIS: dict[str, Any] = {
 }
 
 
-SETTINGS = re.findall(r"^\| `([A-Z0-9_]+)`", read("docs/settings.md"), re.MULTILINE)
-"""The names of all settings."""
+SETTINGS = re.findall(r"^\| `([A-Z0-9_]+)`", read("docs/settings.md"), re.MULTILINE)  # the names of all settings
 
 
 def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:

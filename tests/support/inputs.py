@@ -12,17 +12,13 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-SHARE = 0.15
-"""What `make test` tries of the inputs."""
+SHARE = 0.15  # what `make test` tries of the inputs
 
-FEWEST = 10
-"""It tries at least this many."""
+FEWEST = 10  # it tries at least this many
 
-TIMES = int(os.environ.get("FUZZ", "1"))
-"""How many times as many inputs as usual are tried."""
+TIMES = int(os.environ.get("FUZZ", "1"))  # how many times as many inputs as usual are tried
 
-SAME = bool(os.environ.get("CI")) and "FUZZ" not in os.environ
-"""Whether each run tries the same inputs."""
+SAME = bool(os.environ.get("CI")) and "FUZZ" not in os.environ  # whether each run tries the same inputs
 
 _share = 1.0
 

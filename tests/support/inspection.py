@@ -17,7 +17,6 @@ def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, A
 
 
 def is_overridden(subject: str, rule: str) -> bool:
-    """Say whether an override of a rule is in force now."""
     return load_snapshot(subject).override_of(rule) is not None
 
 
@@ -27,7 +26,6 @@ def bans_of(subject: str) -> list[tuple[str, float, int]]:
 
 
 def slots_of_views() -> list[str]:
-    """Return the names under which the status of a subject looks for slots of views."""
     return known_slots()
 
 

@@ -20,17 +20,14 @@ from tests.support.stores import current_store
 
 
 def remembered_refusals() -> int:
-    """Return how many refusals the process may repeat."""
     return sum(map(len, get_limiter().refusals.table.values()))
 
 
 def uncounted_refusals() -> int:
-    """Return for how many rules and subjects refusals from memory wait to be counted in the store."""
     return len(get_limiter().unasked)
 
 
 def while_refusals_are_counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let something happen once, when the store has counted repetitions and the process has not heard of it."""
     store = get_limiter().store
     count = store.try_all
 
@@ -74,7 +71,6 @@ def another_process_is_alive() -> None:
 
 
 def know_of_processes(number: int) -> None:
-    """Have this process know how many share the limits."""
     workers = get_limiter().fallback.workers
     assert workers is not None
     workers.number = number
@@ -98,5 +94,4 @@ def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remembered_paths() -> list[str]:
-    """Return the paths whose rules the process has found before."""
     return [path for path, _ in site_rules._index(current())._known]

@@ -39,7 +39,6 @@ def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
 
 @contextmanager
 def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Note the signals about the store."""
     reported: list[tuple[str, dict[str, Any]]] = []
 
     def lost(**carried: Any) -> None:
@@ -153,7 +152,6 @@ def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: Tr
 
 
 def log_everything_again() -> None:
-    """Forget what the log says once in a process."""
     _log_foreign_data.cache_clear()
     _log_denied_command.cache_clear()
     addresses._warned_proxies.clear()

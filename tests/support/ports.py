@@ -10,8 +10,7 @@ import socket
 from contextlib import ExitStack
 
 LOWEST, HIGHEST = 10_000, 22_000
-BUS = 10_000
-"""So far above its port the servers of a Cluster talk to each other."""
+BUS = 10_000  # so far above its port the servers of a Cluster talk to each other
 
 _chance = random.SystemRandom()  # others may run the same tests at the same time, from the same seed
 _given: set[int] = set()
@@ -36,11 +35,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return one of them."""
     return free_ports(1)[0]
 
 
 def listens(port: int) -> bool:
-    """Say whether a server takes connections at a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

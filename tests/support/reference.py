@@ -45,7 +45,6 @@ NAMED = re.compile(
 
 
 def updated(page: str) -> str:
-    """Return a page with the parts that are made from the code."""
     page = PART.sub(lambda part: f"{part[1]}\n{_part(part[2])}\n\n{part[3]}", page)
     modules = _modules(page)
     return NAMED.sub(lambda part: f"### {part[1]}\n\n{_described(modules, part[1])}\n", page) if modules else page
@@ -63,7 +62,6 @@ def _part(made_from: str) -> str:
 
 
 def names_in(page: str) -> list[str]:
-    """Return the names that a page describes, each with its module."""
     parts = re.findall(r"<!-- list ([\w.]+): ([^>]*) -->", page)
     listed = [f"{module}.{name.strip()}" for module, names in parts for name in names.split(",")]
     modules = _modules(page)
@@ -248,14 +246,12 @@ def _coded(text: str) -> str:
 
 @cache
 def commands() -> dict[str, str]:
-    """Return the commands of the package, each with the app that brings it."""
     root = DOCS.parent / "django_quota"
     paths = sorted(root.rglob("management/commands/quota_*.py"), key=lambda path: path.stem)
     return {path.stem: ".".join(("django_quota", *path.relative_to(root).parts[:-3])) for path in paths}
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command."""
     command = import_module(f"{commands()[name]}.management.commands.{name}").Command()
     parser: argparse.ArgumentParser = command.create_parser("manage.py", name)
     return parser
@@ -318,7 +314,6 @@ def _code(text: str) -> str:
 
 
 def main() -> None:
-    """Write what is made from the code into the pages."""
     for path in PAGES:
         before = path.read_text()
         after = updated(before)

@@ -41,12 +41,10 @@ ON_EACH_SERVER = [TESTS / folder for folder in ("core", "stores", "faults")]
 
 
 def thorough(reason: str, *values: Any) -> Any:
-    """Return a parameter that is left to `make test-all`."""
     return pytest.param(*values, marks=pytest.mark.thorough(reason))
 
 
 def add_option(parser: pytest.Parser) -> None:
-    """Declare `--all`."""
     parser.addoption("--all", action="store_true", help="run the thorough tests too, and all generated inputs")
 
 

@@ -27,7 +27,6 @@ def answers_ping(port: int) -> bool:
 
 @pytest.fixture
 def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
-    """A primary named "quotas" and the sentinel that watches it, on ports of their own."""
     primary, watcher = free_port(), free_port()
     config = tmp_path / "sentinel.conf"
     config.write_text(f"port {watcher}\ndir {tmp_path}\nsentinel monitor quotas 127.0.0.1 {primary} 1\n")

@@ -18,8 +18,7 @@ from tests.support.specifications import Drop
 from tests.support.steps import SECOND
 from tests.support.stores import current_store, memory_states
 
-ELSEWHERE = "elsewhere"
-"""A caller of another process that asks for a lock."""
+ELSEWHERE = "elsewhere"  # a caller of another process that asks for a lock
 
 
 def keys_of(name: str, subject: str = "global") -> SlotKeys:
@@ -27,13 +26,11 @@ def keys_of(name: str, subject: str = "global") -> SlotKeys:
 
 
 def waiting(name: str, subject: str = "global") -> int:
-    """Return how many callers of this process wait for a slot."""
     key = keys_of(name, subject).leases
     return sum(len(queue) for ((_, found), _), queue in slot_queues._queues.items() if found == key)
 
 
 def wake_next(name: str) -> None:
-    """Have the first of those who wait ask the store."""
     slot_queues.wake_next((get_limiter().reporting_store, keys_of(name).leases))
 
 
@@ -57,17 +54,14 @@ def asked_elsewhere(name: str) -> bool:
 
 
 def released_elsewhere(name: str) -> None:
-    """Have the other process give its lock back."""
     current_store().run(Release(keys_of(name), ELSEWHERE, None, SECOND))
 
 
 def lease_lasts(name: str, token: str, seconds: int) -> None:
-    """Let the lease of a token end after so many seconds."""
     assert current_store().run(Renew(keys_of(name), token, seconds * SECOND))
 
 
 def is_asked_for_by(operation: Any) -> str | None:
-    """Return the token of an operation that asks for a slot."""
     return operation.token if isinstance(operation, Acquire) else None
 
 
@@ -81,7 +75,6 @@ def is_renewal(operation: Any) -> bool:
 
 @contextmanager
 def calls(before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool) -> Iterator[None]:
-    """Call a function with each operation, before or after the store runs it."""
     store = current_store()
     run, arun = store.run, store.arun
 

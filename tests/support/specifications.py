@@ -17,8 +17,6 @@ def specify(operation: Operation, states: States, now: int) -> Any:
 
 
 class Specified(Operation):
-    """Lets a memory store run the specification of an operation."""
-
     def __init__(self, operation: Operation) -> None:
         self.keys = operation.keys
         self.operation = operation
@@ -42,8 +40,6 @@ class Put(Specified):
 
 
 class Drop(Specified):
-    """Drops keys."""
-
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = keys
 

@@ -13,13 +13,11 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.stores.base import Store
 
-SECOND = 1_000_000
-"""In microseconds, the unit of all times."""
+SECOND = 1_000_000  # in microseconds, the unit of all times
 
 MINUTE = 60 * SECOND
 
-START = 1_763_700_000 * SECOND
-"""A moment to begin at: 2025-11-21 04:40 UTC."""
+START = 1_763_700_000 * SECOND  # a moment to begin at: 2025-11-21 04:40 UTC
 
 ALGORITHMS = ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
 
@@ -34,8 +32,6 @@ class Clock:
 
 
 class Answer(NamedTuple):
-    """One limit's part of a reply."""
-
     allowed: bool
     remaining: int
     retry_after: int
@@ -47,7 +43,6 @@ SUBJECT = "ip:203.0.113.9"
 
 
 def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
-    """Return the hits of a plan of these rules."""
     plan = Plan("quota")
     for rule in rules:
         plan.add(rule, subject, cost, value)
@@ -55,7 +50,6 @@ def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = STAR
 
 
 def limits_of(*rules: Rule, subject: str = SUBJECT) -> list[CompiledLimit]:
-    """Return the limits of a plan of these rules."""
     return [limit for hit in hits_of(*rules, subject=subject) for limit in hit.limits]
 
 
@@ -90,6 +84,5 @@ class Spec:
         self.value = "a" if self.rule.distinct else ""
 
     def run(self, mode: Mode = "check", cost: int = 1) -> Answer:
-        """Decide one hit at `now`."""
         hits = hits_of(self.rule, cost=cost, now=self.now, value=self.value)
         return answers(Decide(hits, mode).run(self.states, self.now))[0]

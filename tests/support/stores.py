@@ -34,7 +34,6 @@ PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
 
 
 def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
-    """Return CACHES with a default alias on this server."""
     return {
         "default": {
             "BACKEND": "django_redis.cache.RedisCache",
@@ -45,7 +44,6 @@ def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
 
 
 def server_name(program: Path) -> str:
-    """Return what a server program is, such as "Valkey 9.1.2"."""
     words = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True).stdout
     return f"{words.partition(' ')[0]} {words.partition('v=')[2].partition(' ')[0]}"
 
@@ -61,12 +59,10 @@ def named(program: Path | str) -> str:
 
 
 def cluster_program() -> Path:
-    """Return the program of the servers of a Cluster."""
     return server_programs()[0]
 
 
 def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
-    """Return CACHES with a default alias on this cluster."""
     return {
         "default": {
             "BACKEND": "django_redis.cache.RedisCache",
@@ -77,7 +73,6 @@ def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
 
 
 def current_store() -> Any:
-    """Return the store of the settings."""
     return get_limiter().store
 
 
@@ -87,13 +82,10 @@ def local_store() -> MemoryStore:
 
 
 def memory_states(store: MemoryStore) -> States:
-    """Return the states of a memory store, to look at and to change while nothing else does."""
     return _Kept(store)
 
 
 class _Kept(Draft):
-    """Keeps each change at once."""
-
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store._keys)
         self._store = store
@@ -108,7 +100,6 @@ class _Kept(Draft):
 
 
 def empty_database(store: DatabaseStore) -> None:
-    """Drop every state, event and ban of a database store."""
     for table in (sql.STATES, sql.EVENTS, sql.BANS):
         store.write(lambda _: f"DELETE FROM {table} RETURNING 1")  # noqa: B023 — called at once
 

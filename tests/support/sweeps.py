@@ -13,15 +13,12 @@ from django_quota.testing import freeze
 from tests.support.steps import START
 from tests.support.stores import redis_store
 
-POSITION = system_key("quota", "sweep")
-"""The key that remembers where a sweep was stopped."""
+POSITION = system_key("quota", "sweep")  # the key that remembers where a sweep was stopped
 
-MOST = {"entries": ENTRIES_PER_CALL, "keys": KEYS_PER_CALL, "scanned": SCAN_COUNT}
-"""What one call does at most."""
+MOST = {"entries": ENTRIES_PER_CALL, "keys": KEYS_PER_CALL, "scanned": SCAN_COUNT}  # what one call does at most
 
 
 def kinds_of_keys() -> tuple[str, ...]:
-    """Return how each kind of key of a subject is called."""
     return tuple(KINDS)
 
 
@@ -31,12 +28,10 @@ def is_swept(kind: str) -> bool:
 
 
 def a_key(kind: str, name: str = "x", *more: str, subject: str = "ip:203.0.113.9") -> str:
-    """Return a key of a kind."""
     return key_of(subject_base("quota", subject), kind, name, *more)
 
 
 def system(kind: str) -> str:
-    """Return a key that belongs to no subject."""
     return system_key("quota", kind)
 
 
@@ -53,7 +48,6 @@ def swept(
 
 
 def pauses_after_a_call_of_a_second(budget_ms: int) -> list[float]:
-    """Return how long a sweep pauses behind a call that took a second."""
     sweeper, stop = Sweeper(redis_store(), "quota", budget_ms=budget_ms), Mock()
     sweeper._stop = stop
     with patch("time.perf_counter", side_effect=[5.0, 6.0]), sweeper._paced():

@@ -13,8 +13,6 @@ SUBJECT = "ip:192.0.2.1"
 
 
 class Traffic:
-    """Threads and tasks that check one limit until told to stop."""
-
     def __init__(self, rate: str, subject: str = SUBJECT, threads: int = 3, tasks: int = 4) -> None:
         self.stop = threading.Event()
         self.admitted = self.refused = self.degraded = 0
@@ -68,6 +66,5 @@ class Traffic:
         return self.admitted + self.refused
 
     def goes_on(self, by: int = 200) -> None:
-        """Wait until both threads and tasks have made `by` more decisions."""
         known = dict(self.decided_by)
         wait_until(lambda: all(self.decided_by[how] > known[how] + by for how in known))

@@ -43,7 +43,6 @@ async def whoami_async(request: QuotaRequest) -> HttpResponse:
 
 
 def asks(request: HttpRequest) -> HttpResponse:
-    """Ask the store what it has no answer for while it is gone."""
     match request.GET["what"]:
         case "counter":
             counter("hits").incr("user:1")
@@ -86,7 +85,6 @@ def free(request: HttpRequest) -> HttpResponse:
 
 @quota("9/m", name="writes")
 def writes(request: HttpRequest) -> HttpResponse:
-    """Write a row, then run into a limit."""
     User.objects.create(username="written")
     check("0/m", request).raise_if_refused()
     return HttpResponse("ok")

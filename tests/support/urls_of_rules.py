@@ -17,7 +17,6 @@ from django_quota import quota
 
 
 def seen(request: HttpRequest) -> JsonResponse:
-    """Tell what was decided before the view."""
     decision = getattr(request, "quota", None)
     return JsonResponse({"rules": [outcome.rule for outcome in decision.outcomes] if decision else []})
 
@@ -38,8 +37,6 @@ async def two_async(request: HttpRequest) -> JsonResponse:
 
 @dataclass
 class Unhashable:
-    """A view that cannot be a key of a dict."""
-
     name: str = "unhashable"
 
     def __call__(self, request: HttpRequest) -> JsonResponse:
@@ -53,7 +50,6 @@ class Inner:
 
 
 def guarded(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that must run first."""
 
     @wraps(view)
     def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -101,14 +97,12 @@ class ByMethodDecorator(View):
 
 
 def twice(request: HttpRequest) -> JsonResponse:
-    """A view that calls a limited one two times."""
     two(request)
     return two(request)
 
 
 @quota("20/m", key="ip", name="again")
 def again(request: HttpRequest, *, inner: bool = False) -> JsonResponse:
-    """A limited view that calls itself."""
     return seen(request) if inner else again(request, inner=True)
 
 
