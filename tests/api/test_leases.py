@@ -153,6 +153,7 @@ class TestDecisions:
             export.acquire()
             decision = export.acquire().decision
         assert (decision.limit, decision.remaining, decision.retry_after, decision.reset_after) == (3, 1, 0.0, 30.0)
+        assert decision.outcomes[0].retry_after == 0.0
         assert decision.explain() == "Allowed by rule 'export' for user:7; 1 of 3 are left."
 
     def test_a_refusal_says_when_the_next_lease_ends(self) -> None:
