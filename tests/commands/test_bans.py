@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from io import StringIO
+from functools import partial
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from django_quota import peek
 from django_quota.testing import freeze
+from tests.support import commands
 from tests.support.steps import START
 
 SUBJECT = "ip:203.0.113.9"
 RULES = {"login": {"rate": "5/m", "ban": {"after": "9/m", "for": "1h"}}, "search": "10/m"}
 
 
-def said(*words: str) -> Any:
-    """Run `quota_bans` and return what it says, from JSON where it was asked for."""
-    out, notes = StringIO(), StringIO()
-    call_command("quota_bans", *words, stdout=out, stderr=notes)
-    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+said = partial(commands.said, "quota_bans")
 
 
 @pytest.mark.usefixtures("database", "redis_cache")
@@ -29,18 +25,11 @@ def test_it_sets_lists_and_lifts(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
     with freeze(START):
         assert "There are no such bans." in said("list")
-        shown = said("set", "203.0.113.9", "login", "10m")
-        assert f"Banned {SUBJECT} from login for 10 minutes.\n" in shown
-        assert said("set", "user:7", "login", "20m", "--json") == {
-            "subject": "user:7",
-            "rule": "login",
-            "ends_in": 1200,
-        }
-        assert not peek("login", SUBJECT)
-        assert [(row["subject"], row["rule"]) for row in said("list", "--json")] == [
-            (SUBJECT, "login"),
-            ("user:7", "login"),
-        ]
+        assert f"Banned {SUBJECT} from login for 10 minutes.\n" in said("set", "203.0.113.9", "login", "10m")
+        ban = {"subject": "user:7", "rule": "login", "ends_in": 1200}
+        assert said("set", "user:7", "login", "20m", "--json") == ban
+        listed = [(row["subject"], row["rule"]) for row in said("list", "--json")]
+        assert listed == [(SUBJECT, "login"), ("user:7", "login")]
         assert said("list", "--subject", "user:7").startswith("user:7 from login until ")
         assert said("list", "--rule", "search", "--json") == []
         assert said("lift", SUBJECT, "--dry-run") == f"Would lift the ban of {SUBJECT} from login\n"

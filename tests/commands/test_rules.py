@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from io import StringIO
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.http import HttpResponse
 from django.urls import path
 from django.views import View
 
 from django_quota import ban, check, peek, quota
 from django_quota.testing import freeze
+from tests.support import commands
 from tests.support.steps import START
 
 
@@ -56,11 +56,7 @@ def site(settings: Any, database: Any, redis_cache: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
 
 
-def said(*words: str) -> Any:
-    """Run `quota_rules` and return what it says, from JSON where it was asked for."""
-    out, notes = StringIO(), StringIO()
-    call_command("quota_rules", *words, stdout=out, stderr=notes)
-    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+said = partial(commands.said, "quota_rules")
 
 
 def met(*words: str) -> list[tuple[str, str, int]]:
@@ -87,9 +83,11 @@ def test_the_rules_of_a_request_are_shown_in_their_order_with_what_is_left() -> 
     assert peek("orders", here).remaining == 9
 
 
-def test_a_path_that_is_no_url_meets_the_rules_of_the_settings() -> None:
+def test_a_path_that_is_no_url_meets_the_rules_of_the_settings(settings: Any) -> None:
     assert met("/nowhere/") == [("flood", "ip:127.0.0.1", 100)]
     assert "no URL of the site is '/nowhere/'" in said("/nowhere/")
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tenant": {"rate": "9/m", "match": "/", "key": broken}}}
+    assert "tenant (settings): not known, RuntimeError: no tenant" in said("/search/")
 
 
 def test_without_a_path_all_rules_are_listed() -> None:
@@ -97,11 +95,6 @@ def test_without_a_path_all_rules_are_listed() -> None:
     assert "flood: 100/m by ip, at /\n" in shown
     assert "reads: 4/m by ip\n" in shown
     assert {row["rule"] for row in said("--json")} == {"flood", "orders", "idle", "outer", "inner", "reads", "writes"}
-
-
-def test_a_rule_whose_function_fails_is_named(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"tenant": {"rate": "9/m", "match": "/", "key": broken}}}
-    assert "tenant (settings): not known, RuntimeError: no tenant" in said("/search/")
 
 
 @pytest.mark.parametrize(

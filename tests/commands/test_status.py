@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from io import StringIO
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import DatabaseError
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
@@ -22,7 +20,8 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.operating.inspection import load_snapshot
-from django_quota.testing import RedisServer, freeze
+from django_quota.testing import freeze
+from tests.support.commands import said
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
@@ -54,11 +53,8 @@ def rules(settings: Any) -> None:
 
 
 def run(*words: str) -> str:
-    """Run a command and return what it prints, then its notes."""
-    out, notes = StringIO(), StringIO()
     with freeze(START):
-        call_command(*words, stdout=out, stderr=notes)
-    return out.getvalue() + notes.getvalue()
+        return str(said(*words))
 
 
 def test_it_shows_limits_their_source_and_overrides() -> None:
@@ -100,25 +96,25 @@ def test_it_shows_bans_slots_days_and_what_refused() -> None:
     ):
         assert line in printed
     assert "by transfer" not in run("quota_status", user, "--rule", "search")
-    shown = json.loads(run("quota_status", user, "--json"))
+    with freeze(START):
+        shown = said("quota_status", user, "--json")
     assert (shown["subject"], shown["overrides"], shown["bans"]) == (user, [], {"banning": 3_600.0})
     assert {limit["rule"] for limit in shown["limits"]} == {"search", "banning", "viewed"}
     assert {(event["rule"], event["subject"]) for event in shown["refused"]} == {("banning", user), ("transfer", user)}
     assert next(iter(shown["days"].values()))["banning"] == {"allowed": 1, "refused": 1, "units": 1}
 
 
-def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}, "free": None}}
-    shown = run("quota_status", SUBJECT)
-    assert "  Nothing is used.\n  --all also shows unused limits" in shown
+def test_all_also_shows_unused_limits_tiers_and_shadow_rules(settings: Any) -> None:
+    rules = {
+        "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
+        "quiet": {"rate": "1/m", "shadow": True},
+    }
+    settings.QUOTA = {"RULES": {**rules, "free": None}}
+    assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
     shown = run("quota_status", SUBJECT, "--all")
     for line in ("viewed: 7/m", "  tiered (anonymous): 5/m by", "  tiered (authenticated): 50/m by"):
         assert line in shown
     assert "Nothing is used" not in shown
-
-
-def test_a_shadow_rule_refuses_nobody(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"quiet": {"rate": "1/m", "shadow": True}}}
     with freeze(START):
         check("quiet", SUBJECT)
     words = "1 of 1 used, 0 left; the next hit is admitted in 1 minute (a shadow rule: it only reports)"
@@ -142,20 +138,15 @@ def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
     assert [limit.retry_after for each in found for limit in each.limits] == [3_600.0 - 1e-6, 84_600.0]
 
 
-def test_an_override_of_all_rules_is_printed_once() -> None:
+def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first() -> None:
     with freeze(START):
         override("b 0 0 ", ALL_RULES)
         check("search", "ip:192.0.2.1")
     shown = run("quota_status", SUBJECT)
     assert "by sliding_window" not in shown
-    assert "  override  *: blocked\n" in shown
+    assert "  override  *: blocked\n" in shown  # once, not for each rule
     assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
-    with freeze(START):
-        override("x 0 0 ", "viewed")
-    assert "  viewed: 7/m by sliding_window\n" in run("quota_status", SUBJECT)
-
-
-def test_every_override_that_concerns_the_subject_is_printed_the_most_specific_first() -> None:
+    override("", ALL_RULES)
     for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
         override("s 0 0 ", "search", whose)
     override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
@@ -178,86 +169,85 @@ def test_overrides_that_could_not_be_read_are_noted(monkeypatch: pytest.MonkeyPa
     assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
 
 
-class TestReadOnlyRedis:
-    """It can be read, so refusals are known; `on_unavailable` decides about hits that it would count."""
-
-    @pytest.fixture(autouse=True, params=["full", "replica"])
-    def _halted(
-        self, request: pytest.FixtureRequest, redis_cache: RedisServer, rules: None, raw: redis.Redis, settings: Any
-    ) -> Iterator[None]:
-        settings.QUOTA = {
-            "ON_UNAVAILABLE": "deny",
-            "RULES": {
-                "search": "10/m",
-                "open": {"rate": "10/m", "on_unavailable": "allow"},
-                "own": {"rate": "10/m", "on_unavailable": "local"},
-                "used": "1/m",
-                "free": "10/m",
-            },
-        }
-        with freeze(START):
-            assert check("used", SUBJECT)
-            override("x 0 0 ", "free")
-        if request.param == "full":
+@pytest.mark.parametrize("halted", ["full", "replica"])
+def test_a_redis_that_takes_no_changes_shows_what_happens_to_a_hit(
+    halted: str, raw: redis.Redis, settings: Any
+) -> None:
+    """Refusals are known, since it can be read; `on_unavailable` decides about hits that it would count."""
+    settings.QUOTA = {
+        "ON_UNAVAILABLE": "deny",
+        "RULES": {
+            "search": "10/m",
+            "open": {"rate": "10/m", "on_unavailable": "allow"},
+            "own": {"rate": "10/m", "on_unavailable": "local"},
+            "used": "1/m",
+            "free": "10/m",
+        },
+    }
+    ends = {
+        "search": "no hit is admitted while Redis takes no changes",
+        "open": "the next hit is admitted, and not counted",
+        "own": "each process decides by itself while Redis takes no changes",
+        "used": "the next hit is admitted in 1 minute",
+        "free": "the next hit is admitted (exempt)",
+    }
+    with freeze(START):
+        assert check("used", SUBJECT)
+        override("x 0 0 ", "free")
+    try:
+        if halted == "full":
             raw.config_set("maxmemory", 1)
         else:
             raw.replicaof("127.0.0.1", 1)
-        yield
+        shown = run("quota_status", SUBJECT, *(word for name in ends for word in ("--rule", name)))
+        with freeze(START):
+            assert [bool(check(name, SUBJECT)) for name in ends] == [False, True, True, False, True]
+    finally:
         raw.config_set("maxmemory", 0)
         raw.replicaof("NO", "ONE")
-
-    def test_each_rule_shows_what_happens_to_a_hit(self, raw: redis.Redis) -> None:
-        names = ("search", "open", "own", "used", "free")
-        shown = run("quota_status", SUBJECT, *(word for name in names for word in ("--rule", name)))
-        printed = dict(zip(names, [line for line in shown.splitlines() if " left; " in line], strict=True))
-        with freeze(START):
-            assert [bool(check(name, SUBJECT)) for name in names] == [False, True, True, False, True]
-        for name, end in {
-            "search": "no hit is admitted while Redis takes no changes",
-            "open": "the next hit is admitted, and not counted",
-            "own": "each process decides by itself while Redis takes no changes",
-            "used": "the next hit is admitted in 1 minute",
-            "free": "the next hit is admitted (exempt)",
-        }.items():
-            assert printed[name].endswith(f"; {end}")
-        assert "Note: Redis takes no changes, so nothing is counted. It says: " in shown
-        assert list(raw.scan_iter("*probe*")) == []
+    printed = [line.partition("; ")[2] for line in shown.splitlines() if " left; " in line]
+    assert printed == list(ends.values())
+    assert "Note: Redis takes no changes, so nothing is counted. It says: " in shown
+    assert list(raw.scan_iter("*probe*")) == []
 
 
-class TestSubjectsOfSeveralParts:
-    """You may write their plain values."""
+WHOLE = "ip:203.0.113.9+post:username=ann"
 
-    WHOLE = "ip:203.0.113.9+post:username=ann"
 
-    @pytest.fixture(autouse=True)
-    def _hit(self, redis_cache: RedisServer, rules: None, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"login": {"rate": "2/h", "key": ("ip", "post:username")}}}
-        with freeze(START):
-            check("login", RequestFactory().post("/login/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
+@pytest.fixture
+def sign_in(rules: None, settings: Any) -> Callable[[], object]:
+    """Take a unit of a subject of two parts, one of which is secret."""
+    settings.QUOTA = {"RULES": {"login": {"rate": "2/h", "key": ("ip", "post:username")}}}
+    return lambda: check("login", RequestFactory().post("/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
 
-    @pytest.mark.parametrize("asked", [WHOLE, "203.0.113.9+post:username=ann", "ip:203.0.113.9+post: username =ann"])
-    def test_status_and_reset_find_them(self, asked: str) -> None:
-        shown = run("quota_status", asked)
-        assert shown.startswith(f"ip:203.0.113.9+post.username:{digest('ann')}\n")
-        assert "1 of 2 used" in shown
-        assert "=ann" not in shown
-        assert run("quota_reset", asked).startswith("Reset login for ip:203.0.113.9+post.username:")
 
-    @pytest.mark.django_db(transaction=True)
-    def test_an_override_is_set_for_them_and_holds(self) -> None:
-        run("quota_override", "set", self.WHOLE, "blocked")
-        assert "no hit is admitted (blocked)" in run("quota_status", self.WHOLE, "--rule", "login")
-        assert "=ann" not in run("quota_override", "list", "--subject", self.WHOLE)
-        assert "blocked" in run("quota_override", "clear", self.WHOLE)
+@pytest.mark.parametrize("asked", [WHOLE, "203.0.113.9+post:username=ann", "ip:203.0.113.9+post: username =ann"])
+def test_plain_values_find_a_subject_of_several_parts(asked: str, sign_in: Callable[[], object]) -> None:
+    with freeze(START):
+        sign_in()
+    shown = run("quota_status", asked)
+    assert shown.startswith(f"ip:203.0.113.9+post.username:{digest('ann')}\n")
+    assert "1 of 2 used" in shown
+    assert "=ann" not in shown
+    assert run("quota_reset", asked).startswith("Reset login for ip:203.0.113.9+post.username:")
 
-    def test_one_part_alone_shows_what_is_refused_together(self) -> None:
-        with freeze(START):
-            for _ in range(2):
-                check("login", RequestFactory().post("/login/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
-            check("0/m", "ip:198.51.100.7+user:7", name="other")
-        shown = run("quota_status", SUBJECT)
-        assert f"  together  ip:203.0.113.9+post.username:{digest('ann')} is refused by login\n" in shown
-        assert "user:7" not in shown
+
+@pytest.mark.django_db(transaction=True)
+def test_an_override_is_set_for_plain_values_and_holds(sign_in: Callable[[], object]) -> None:
+    run("quota_override", "set", WHOLE, "blocked")
+    assert "no hit is admitted (blocked)" in run("quota_status", WHOLE, "--rule", "login")
+    assert "=ann" not in run("quota_override", "list", "--subject", WHOLE)
+    assert "blocked" in run("quota_override", "clear", WHOLE)
+
+
+def test_one_part_alone_shows_what_is_refused_together(sign_in: Callable[[], object]) -> None:
+    with freeze(START):
+        for _ in range(3):
+            sign_in()
+        check("0/m", "ip:198.51.100.7+user:7", name="other")
+    shown = run("quota_status", SUBJECT)
+    assert f"  together  ip:203.0.113.9+post.username:{digest('ann')} is refused by login\n" in shown
+    assert "user:7" not in shown
 
 
 @pytest.mark.parametrize(
@@ -265,7 +255,6 @@ class TestSubjectsOfSeveralParts:
     [
         (["ip:nowhere"], "is not an IP address"),
         ([""], "An empty text is not a subject"),
-        (["10.0.0.0/8"], "is a network. Use one address"),
         (["ip:2001:db8::/32"], "is a network. Use one address"),
         (["user:1", "--rule", "serach"], "Did you mean 'search'"),
         (["user:1", "--rule", "10/x"], "'10/x' is not a rate: 'x' is not a unit"),
@@ -321,20 +310,14 @@ class TestReset:
             check("search", SUBJECT, 10)
             check("10/m", SUBJECT)
             check("search", f"{SUBJECT}9")
-        assert json.loads(run("quota_reset", SUBJECT, "--rule", "search", "--json")) == {
-            "subject": SUBJECT,
-            "rules": ["search"],
-            "dropped": 2,
-            "dry_run": False,
-        }
+        done = {"subject": SUBJECT, "rules": ["search"], "dropped": 2, "dry_run": False}
+        assert run("quota_reset", SUBJECT, "--rule", "serch").count('Did you mean "search"?') == 1
+        with freeze(START):
+            assert said("quota_reset", SUBJECT, "--rule", "search", "--json") == done
         assert run("quota_reset", SUBJECT, "--rule", "10 per minute") == f"Reset 10/m for {SUBJECT}\n"
         assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
         assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
         assert reset_subject(f"{SUBJECT}9", scan=True, dry_run=True).rules == ["search"]
-
-    def test_a_note_names_a_rule_similar_to_an_unknown_one(self) -> None:
-        assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
-        assert "Note" not in run("quota_reset", SUBJECT, "--rule", "search")
 
 
 @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])

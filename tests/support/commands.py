@@ -39,6 +39,13 @@ def json_of(command: str, **options: Any) -> list[Any]:
     return [json.loads(line) for line in printed.getvalue().splitlines()]
 
 
+def said(*words: str) -> Any:
+    """Run a command and return what it says, then its notes; from JSON where it was asked for."""
+    out, notes = StringIO(), StringIO()
+    call_command(*words, stdout=out, stderr=notes)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+
+
 class Manage:
     """Starts commands in processes of their own, and kills them when the test ends."""
 
