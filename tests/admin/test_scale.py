@@ -41,9 +41,9 @@ MAX_STEPS = 1_200_000
 NUMBER = f"(n / {RULES} % {SUBJECTS})"
 FILL = f"""
     WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {ROWS - 1})
-    INSERT INTO {TABLE} (subject, rule, day, allowed, refused, units, token)
+    INSERT INTO {TABLE} (subject, rule, day, allowed, refused, units, token, tier)
     SELECT CASE {NUMBER} WHEN 0 THEN 'ip:203.0.113.9' ELSE 'user:' || {NUMBER} END, 'rule-' || (n % {RULES}),
-        date('2025-11-20', '-' || ({DAYS - 1} - n / {RULES * SUBJECTS}) || ' days'), n % 97, n % 7, n % 97, 0
+        date('2025-11-20', '-' || ({DAYS - 1} - n / {RULES * SUBJECTS}) || ' days'), n % 97, n % 7, n % 97, 0, ''
     FROM numbers"""
 """A million rows: 500 subjects, one of them an address, 500 days and 4 rules."""
 
