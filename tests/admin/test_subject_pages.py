@@ -40,6 +40,7 @@ def rules(settings: Any) -> None:
             "login": {"rate": "2/h", "ban": {"after": "1/m", "for": ["10m", "1h"]}},
             "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
             "odd": {"rate": lambda request: "1/m"},
+            "signup": {"rate": "5/m", "key": "ip"},
         },
     }
 
@@ -133,6 +134,7 @@ class TestPage:
             *("unused rule", "Override: <strong>20/m"),
         ):
             assert words in shown, words
+        assert "signup" not in shown  # which never limits a user
 
     def test_a_bar_is_red_only_if_nothing_is_left_and_numbers_and_moments_are_whole(self, settings: Any) -> None:
         rates = {"none": 0, "one": 1, "three": 3, "six": 6, "ten": 10, "many": 5000}
@@ -192,14 +194,6 @@ class TestPage:
         assert "formaction" in page(client, subject)
         assert hint not in page(client, subject)
 
-    def test_a_rule_that_can_never_concern_the_subject_is_not_listed(self, settings: Any) -> None:
-        rules = {"signup": {"rate": "5/m", "key": "ip"}, "odd": {"rate": lambda request: "1/m", "key": "ip"}}
-        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
-        client = superuser()
-        override()
-        assert not {"signup", "odd"} & set(re.findall(r"\w+", page(client)))
-        assert {"signup", "odd"} <= set(re.findall(r"\w+", page(client, "ip:192.0.2.1")))
-
     def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
         rule = {"rate": {"free": "0/h", "pro": "9/h"}, "tier": tier, "key": "user"}
         settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
@@ -232,67 +226,54 @@ class TestPage:
             assert [part in text for part in parts] == shown
             assert "ann<b>" not in text
 
-    def test_overrides_are_listed_the_most_specific_first_with_the_rules_that_they_hold_for(self) -> None:
+    def test_overrides_are_listed_with_the_rules_that_they_hold_for(self) -> None:
         override("*", rule="search", mode="exempt")
-        override("ip:*", mode="rate", rate="30/m")
-        override("ip:198.51.0.0/16", rule="login", mode="rate", rate="5/h")
         override("ip:198.51.100.0/24", rule="login", mode="rate", rate="9/h", reason="a sale")
         override("ip:198.51.100.7", rule="search", mode="rate", rate="20/m")
-        override("ip:198.51.100.8")
         shown = page(superuser(), "ip:198.51.100.7")
         section = shown.split("<h2>Overrides</h2>")[1].split("</section>")[0]
         rows = [re.sub(r"<[^>]*>", "|", each).split("|") for each in section.split("<tr>")[2:]]
         assert [[cell.strip() for cell in row if cell.strip()][:4] for row in rows] == [
             ["search", "ip:198.51.100.7", "20/m", "search"],
             ["login", "ip:198.51.100.0/24", "9/h", "login"],
-            ["login", "ip:198.51.0.0/16", "5/h", "no rule: another override takes precedence"],
-            ["all rules", "ip:*", "30/m", "all rules but login, search"],
             ["search", "everybody", "off for everybody", "no rule: another override takes precedence"],
         ]
         assert "Override (ip:198.51.100.0/24): <strong>9/h</strong>" in shown
         assert section.count("action/clear/") == 1  # of its own override, not of a group's
 
 
-class TestOnRedis:
-    @pytest.fixture(autouse=True)
-    def on_redis(self, rules: None, redis_cache: Any, settings: Any) -> None:
-        settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
-
-    def test_refusals_are_shown_in_few_trips_and_queries_and_without_a_scan(self, raw: redis.Redis) -> None:
-        client = superuser()
-        check("search", SUBJECT, 4)
-        for _ in range(3):
-            check("2/h", SUBJECT, name="transfer")
-        section = page(client).split("Recent refusals")[1]
-        assert '<td data-label="Rule">transfer</td>' in section
-        assert '<td data-label="Limit">2</td>' in section
-        assert "Recent refusals" not in page(client, "user:43")
-        raw.config_resetstat()
-        with CaptureQueriesContext(connection) as queries:
-            page(client)
-        stats = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
-        assert not {"scan", "keys", "hscan"} & stats.keys()
-        assert stats["evalsha"] <= 5
-        assert len(queries) <= 8
-
-    def test_a_read_only_redis_shows_what_happens_to_a_hit(self, raw: redis.Redis, settings: Any) -> None:
-        rules = {"open": {"rate": "3/m", "on_unavailable": "allow"}, "shut": {"rate": "3/m", "on_unavailable": "deny"}}
-        settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}
-        client = superuser()
+def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_scan(
+    redis_cache: Any, raw: redis.Redis, settings: Any
+) -> None:
+    rules = {"open": {"rate": "3/m", "on_unavailable": "allow"}, "shut": {"rate": "3/m", "on_unavailable": "deny"}}
+    settings.QUOTA = {**settings.QUOTA, "STORE": "redis", "RULES": {**settings.QUOTA["RULES"], **rules}}
+    client = superuser()
+    check("search", SUBJECT, 4)
+    for _ in range(3):
+        check("2/h", SUBJECT, name="transfer")
+    section = page(client).split("Recent refusals")[1]
+    assert '<td data-label="Rule">transfer</td>' in section
+    assert '<td data-label="Limit">2</td>' in section
+    assert "Recent refusals" not in page(client, "user:43")
+    raw.config_resetstat()
+    with CaptureQueriesContext(connection) as queries:
         page(client)
-        raw.replicaof("127.0.0.1", 1)
-        try:
-            shown = page(client)
-        finally:
-            raw.replicaof("NO", "ONE")
-        assert "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
-        assert "open" not in verdict(shown)
-        assert "the next hit is admitted, and not counted" in shown
+    stats = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
+    assert not {"scan", "keys", "hscan"} & stats.keys()
+    assert stats["evalsha"] <= 5
+    assert len(queries) <= 8
+    raw.replicaof("127.0.0.1", 1)
+    try:
+        shown = page(client)
+    finally:
+        raw.replicaof("NO", "ONE")
+    assert "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
+    assert "open" not in verdict(shown)
+    assert "the next hit is admitted, and not counted" in shown
 
 
 @pytest.mark.parametrize(
-    "subject",
-    ["a\x00b\n\x1b[31m", "quote\"'<script>alert(1)</script>", "key.a:b%2Bc+path:/x y", "ключ:日本語:🎈", "~tilde"],
+    "subject", ["a\x00b\n\x1b[31m", "\"'<script>alert(1)</script>", "key.a:b%2Bc+path:/x y", "ключ:日本語:🎈", "~tilde"]
 )
 def test_any_subject_has_a_page_actions_and_a_log_whose_entries_lead_to_it(subject: str) -> None:
     client = superuser()
@@ -390,7 +371,9 @@ class TestActions:
         of_overrides = {"add_quotaoverride", "change_quotaoverride"}
         needed = {
             **dict.fromkeys(("raise", "exempt", "block"), of_overrides),
-            **{"reset": {"reset_subject"}, "lift": {"lift_ban"}, "clear": {"delete_quotaoverride"}},
+            "reset": {"reset_subject"},
+            "lift": {"lift_ban"},
+            "clear": {"delete_quotaoverride"},
         }
         every = {"view_subject"}.union(*needed.values())
         for name, permissions in needed.items():
