@@ -12,34 +12,33 @@ from tests.admin.operators import operator, superuser
 ROOT = "/admin/django_quota/"
 OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
 OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
-OF_ACTIONS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
+ACTIONS = {
+    **dict.fromkeys(("raise", "exempt", "block"), ("add_quotaoverride", "change_quotaoverride")),
+    "reset": ("reset_subject",),
+    "lift": ("lift_ban",),
+    "clear": ("delete_quotaoverride",),
+}
 NEEDS: dict[str, tuple[str, ...]] = {
-    **{f"overview/{page}": ("view_overview",) for page in ("", "content/")},
-    **{f"ban/{page}": ("view_ban",) for page in ("", "?subject=user:1", "lift/")},
+    **dict.fromkeys(("overview/", "overview/content/"), ("view_overview",)),
+    **dict.fromkeys(("ban/", "ban/?subject=user:1", "ban/lift/"), ("view_ban",)),
     "ban/lift/?all=1": ("lift_ban",),
     **{f"overview/{page}": () for page in ("add/", "1/change/", "1/delete/", "1/history/")},
     **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
-    "dailycounter/usage/?subject=user:1": OF_COUNTERS,
-    "dailycounter/usage/csv/?subject=user:1": OF_COUNTERS,
-    "dailycounter/add/": (),
-    "dailycounter/C/delete/": (),
-    **{f"quotaoverride/{page}": OF_OVERRIDES for page in ("", "O/change/", "O/history/")},
-    "quotaoverride/rule/?name=search": OF_OVERRIDES,
-    "quotaoverride/add/": ("add_quotaoverride",),
-    "quotaoverride/preview/": ("add_quotaoverride",),
+    **{f"dailycounter/usage/{page}?subject=user:1": OF_COUNTERS for page in ("", "csv/")},
+    **dict.fromkeys(("dailycounter/add/", "dailycounter/C/delete/"), ()),
+    **{f"quotaoverride/{page}": OF_OVERRIDES for page in ("", "O/change/", "O/history/", "rule/?name=search")},
+    **dict.fromkeys(("quotaoverride/add/", "quotaoverride/preview/"), ("add_quotaoverride",)),
     "quotaoverride/preview/O/": ("change_quotaoverride",),
     "quotaoverride/O/delete/": ("delete_quotaoverride",),
     **{f"subject/{page}": ("view_subject",) for page in ("", "?subject=user:1", "user:1/change/", "user:1/history/")},
-    "subject/add/": (),
-    "subject/action/nothing/": (),
-    "subject/O/delete/": (),
+    **dict.fromkeys(("subject/add/", "subject/action/nothing/", "subject/O/delete/"), ()),
     **{
-        f"subject/action/{name}/?subject=user:1&on={on}": OF_ACTIONS
-        for name in ("raise", "exempt", "block", "reset", "lift", "clear")
-        for on in ("search", "")
+        f"subject/action/{name}/?subject={subject}&on=search&lacks={needed}": (needed,)
+        for name, all_needed in ACTIONS.items()
+        for needed in ("view_subject", *all_needed)
+        for subject in ("user:1", "")
     },
-    "subject/action/block/?subject=user:1": ("view_subject",),
-}  # fmt: skip
+}
 """What each page needs one of; none: nobody may."""
 
 

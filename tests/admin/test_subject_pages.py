@@ -367,24 +367,6 @@ class TestActions:
         for words in (raised, blocked, "1 ban was lifted", "Cleared", "(why not)"):
             assert words in shown
 
-    def test_each_needs_its_permissions_before_it_parses_anything(self) -> None:
-        of_overrides = {"add_quotaoverride", "change_quotaoverride"}
-        needed = {
-            **dict.fromkeys(("raise", "exempt", "block"), of_overrides),
-            "reset": {"reset_subject"},
-            "lift": {"lift_ban"},
-            "clear": {"delete_quotaoverride"},
-        }
-        every = {"view_subject"}.union(*needed.values())
-        for name, permissions in needed.items():
-            for missing in permissions:
-                client = operator(*(every - {missing}), name=f"{name} without {missing}")
-                assert act(client, name, subject="").status_code == 403
-                assert f"{PAGE}action/{name}/" not in page(client)
-            granted = operator("view_subject", *permissions, name=name)
-            assert act(granted, name).status_code == 302
-            QuotaOverride.objects.all().delete()
-
 
 class TestRaising:
     """Raising multiplies the rates of each rule, and never lowers one."""
