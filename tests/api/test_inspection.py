@@ -55,10 +55,8 @@ class TestOnEitherStore:
             status = status_of(SUBJECT)
             assert status == status_of(SUBJECT)
             assert check("search", SUBJECT).remaining == 5
-        said = [
-            tuple(limit[name] for name in ("rule", "tier", "rate", "used", "remaining")) for limit in status["limits"]
-        ]
-        assert said == [
+        names = ("rule", "tier", "rate", "used", "remaining")
+        assert [tuple(limit[name] for name in names) for limit in status["limits"]] == [
             ("search", "", "10/m", 4, 6),
             ("search", "", "100/h", 4, 96),
             ("banning", "", "1/h", 0, 1),
@@ -80,38 +78,33 @@ class TestOnEitherStore:
 
     def test_leases_have_their_ends(self) -> None:
         with freeze(START):
-            slot("seats", 2, 30, subject=SUBJECT).acquire()
-            slot("seats", 2, 50, subject=SUBJECT).acquire()
-            snapshot = status_of(SUBJECT)
-        ((lease),) = snapshot["leases"]
-        assert (lease["name"], lease["ends_in"], lease["number"]) == ("seats", (30.0, 50.0), 2)
-        with freeze(START + 31 * SECOND):
-            ((lease),) = status_of(SUBJECT)["leases"]
-        assert (lease["ends_in"], lease["number"]) == ((19.0,), 1)
+            for seconds in (30, 50):
+                slot("seats", 2, seconds, subject=SUBJECT).acquire()
+        for later, ends in ((0, (30.0, 50.0)), (31, (19.0,))):
+            with freeze(START + later * SECOND):
+                ((lease),) = status_of(SUBJECT)["leases"]
+            assert (lease["name"], lease["ends_in"], lease["number"]) == ("seats", ends, len(ends))
 
     def test_a_reset_of_all_rules_keeps_overrides(self) -> None:
         override("r 0 0 3/m", "search", "user:1")
+        request = get()
+        request.user = AnonymousUser()
         with freeze(START):
-            check("search", "user:1", 2)
-            check("5/30m", "user:1", 2)
-            check("banning", "user:1")
-            check("banning", "user:1")
-            request = get()
-            request.user = AnonymousUser()
+            for rule in ("search", "5/30m", "banning", "banning"):
+                check(rule, "user:1")
             check("tiered", request, 2)
-            reset_subject("user:1")
-            reset_subject("ip:192.0.2.1")
-            snapshot = status_of("user:1")
-            assert not any(limit["used"] for limit in [*snapshot["limits"], *status_of("ip:192.0.2.1")["limits"]])
-            assert not snapshot["bans"]
+            for subject in ("user:1", "ip:192.0.2.1"):
+                assert any(limit["used"] for limit in status_of(subject)["limits"])
+                reset_subject(subject)
+                status = status_of(subject)
+                assert not any(limit["used"] for limit in status["limits"])
+                assert not status["bans"]
             assert check("search", "user:1").limit == 3
 
     @pytest.mark.parametrize("scan", [False, True])
     def test_a_reset_forgets_the_refusals_that_count_towards_a_ban(self, scan: bool, settings: Any) -> None:
-        settings.QUOTA = {
-            **settings.QUOTA,
-            "RULES": {"patient": {"rate": "1/h", "ban": {"after": "3/h", "for": ["1h"]}}},
-        }
+        rules = {"patient": {"rate": "1/h", "ban": {"after": "3/h", "for": ["1h"]}}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
         with freeze(START):
             for _ in range(2):
                 assert [bool(check("patient", SUBJECT)) for _ in range(3)] == [True, False, False]
@@ -158,7 +151,6 @@ class TestOnRedis:
 
     @pytest.mark.parametrize("subject", ["{x}", "a\nb", "~", "*", "x" * 10_000, "ключ", "\ud800", "a b+c%d"])
     def test_any_subject_can_be_inspected_and_reset(self, subject: str) -> None:
-
         with freeze(START):
             name = check("search", subject, 3).subject
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}

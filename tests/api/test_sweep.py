@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 import redis
@@ -17,26 +17,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import check
+from django_quota.core.keys import KINDS, key_of, subject_base, system_key
+from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
 from django_quota.testing import freeze
-from tests.support.commands import Manage, managing, wait_until
+from tests.support.commands import Manage, managing, said, wait_until
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START, Spec
-from tests.support.stores import caches
-from tests.support.sweeps import (
-    MOST,
-    POSITION,
-    a_key,
-    is_swept,
-    kinds_of_keys,
-    pauses_after_a_call_of_a_second,
-    swept,
-    system,
-)
+from tests.support.stores import caches, redis_store
 
 HOUR = 3_600
 
 pytestmark = pytest.mark.usefixtures("redis_cache")
-KINDS = kinds_of_keys()
+POSITION = system_key("quota", "sweep")  # where a sweep was stopped
 one_server = inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -44,6 +36,16 @@ one_server = inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixtu
 def manage(redis_server: Any, raw: redis.Redis, tmp_path: Path) -> Iterator[Manage]:
     with managing(tmp_path, caches(redis_server, decode_responses=True)) as started:
         yield started
+
+
+def a_key(kind: str, name: str = "x", *more: str, subject: str = "ip:203.0.113.9") -> str:
+    return key_of(subject_base("quota", subject), kind, name, *more)
+
+
+def swept(now: int = START, *, stop: Any = None, advance: Callable[[int], object] = bool, **options: Any) -> Report:
+    """Sweep at a moment, without pauses; `advance` is told how many keys each page had."""
+    with freeze(now):
+        return Sweeper(redis_store(), "quota", budget_ms=1_000, **options).sweep(stop or threading.Event(), advance)
 
 
 def put(raw: redis.Redis, key: str, entries: dict[str, int], ttl: int | None = HOUR) -> None:
@@ -60,14 +62,8 @@ def entries_of(raw: redis.Redis, key: str) -> dict[str, int]:
 
 def everything(raw: redis.Redis) -> dict[bytes, tuple[Any, bool]]:
     """Return every key's content, and whether it has a TTL."""
-    keys: Any = raw.keys()
-    return {key: (cast("Any", raw).dump(key), cast("Any", raw).pttl(key) > 0) for key in keys}
-
-
-def expired(count: int, live: int = 0) -> dict[str, int]:
-    """Return entries of a sorted set, some of which have expired at START."""
-    scores = [START - number for number in range(count)] + [START + 1 + number for number in range(live)]
-    return {f"{number}:1": score for number, score in enumerate(scores)}
+    client: Any = raw
+    return {key: (client.dump(key), client.pttl(key) > 0) for key in client.scan_iter()}
 
 
 around = st.integers(START - 5, START + 5)
@@ -84,7 +80,7 @@ def test_expired_entries_are_removed_and_all_else_stays(
 ) -> None:
     raw.flushall()
     keys = {kind: kind if kind in FOREIGN else a_key(kind, "x") for kind in lying}
-    keys |= {kind: system(kind) for kind in lying if kind == "bans"}
+    keys |= {kind: system_key("quota", kind) for kind in lying if kind == "bans"}
     for number, (kind, entries) in enumerate(lying.items()):
         put(raw, keys[kind], entries, ttl=HOUR if number % 2 else None)
     before = everything(raw)
@@ -94,7 +90,7 @@ def test_expired_entries_are_removed_and_all_else_stays(
     assert (dry.keys, dry.sets, dry.removed) == (report.keys, report.sets, report.removed)
     removed = 0
     for kind, entries in lying.items():
-        goes = {member for member, score in entries.items() if score <= now and kind not in FOREIGN and is_swept(kind)}
+        goes = {member for member, score in entries.items() if score <= now and kind not in FOREIGN and kind in SWEPT}
         assert entries_of(raw, keys[kind]) == {name: score for name, score in entries.items() if name not in goes}
         removed += len(goes)
     assert report.removed == removed
@@ -161,8 +157,7 @@ def fill(raw: redis.Redis, sets_: int, entries: int = 3) -> None:
 
 
 def left(raw: redis.Redis) -> int:
-    keys: Any = raw.keys("quota:1:{user*")
-    return len(keys)
+    return len(cast("Any", raw).keys("quota:1:{user*"))
 
 
 class StopAfter(threading.Event):
@@ -182,8 +177,7 @@ class StopAfter(threading.Event):
 def test_a_stopped_sweep_is_resumed(raw: redis.Redis, times: int) -> None:
     raw.flushall()
     fill(raw, 400)
-    first = swept(stop=StopAfter(times))
-    second = swept()
+    first, second = swept(stop=StopAfter(times)), swept()
     assert second.complete
     assert left(raw) == 0
     assert first.removed + second.removed == 1_200
@@ -205,39 +199,32 @@ def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
     second = swept()
     assert second.resumed
     assert first.keys + second.keys <= 4_000 + 1  # the position is a key itself
-
-
-def test_a_position_of_another_run_of_the_server_is_ignored(raw: redis.Redis) -> None:
     raw.set(POSITION, "another-run 17")
     assert not swept().resumed
 
 
+def report_of(process: Any) -> dict[str, Any]:
+    assert process.wait() == 0
+    return json.loads(process.stdout.read())  # type: ignore[no-any-return]
+
+
 @pytest.mark.thorough("processes")
-def test_a_killed_sweep_is_resumed_by_the_next(manage: Manage, raw: redis.Redis) -> None:
+def test_a_killed_sweep_is_resumed_and_a_signal_ends_one_after_a_batch(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30")
     wait_until(lambda: raw.exists(POSITION))
     process.kill()
     process.wait()
     assert left(raw) > 0
-    process = manage.start("quota_sweep", "--budget-ms", "1000", "--json")
-    assert process.wait() == 0
-    assert process.stdout is not None
-    report = json.loads(process.stdout.read())
+    report = report_of(manage.start("quota_sweep", "--budget-ms", "1000", "--json"))
     assert report["resumed"]
     assert report["complete"]
     assert left(raw) == 0
-
-
-@pytest.mark.thorough("processes")
-def test_a_signal_ends_it_after_the_current_batch(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30", "--json")
     wait_until(lambda: raw.dbsize() < 5_900)
     process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
-    assert process.stdout is not None
-    report = json.loads(process.stdout.read())
+    report = report_of(process)
     assert not report["complete"]
     assert report["removed"] == 3 * (6_000 - left(raw))
 
@@ -253,7 +240,7 @@ def test_it_sweeps_again_and_again_until_a_signal(manage: Manage, raw: redis.Red
 
 
 def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
-    fill(raw, 3 * MOST["keys"], entries=50)
+    fill(raw, 3 * KEYS_PER_CALL, entries=50)
     client: Any = raw
     client.config_resetstat()
     limit, removed = client.config_get("slowlog-log-slower-than"), 300 * 50
@@ -267,43 +254,42 @@ def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
         client.config_set("slowlog-log-slower-than", limit["slowlog-log-slower-than"])
     assert report.removed == removed
     scripts = [words for words in calls if words[0] == b"EVALSHA"]
-    assert max(int(words[2]) for words in scripts) <= MOST["keys"]
-    assert len(scripts) >= removed / MOST["entries"]
-    stats = client.info("commandstats")
-    assert stats["cmdstat_scan"]["calls"] >= 300 / MOST["scanned"]
+    assert max(int(words[2]) for words in scripts) <= KEYS_PER_CALL
+    assert len(scripts) >= removed / ENTRIES_PER_CALL
+    assert client.info("commandstats")["cmdstat_scan"]["calls"] >= 300 / SCAN_COUNT
 
 
-@pytest.mark.parametrize(("budget_ms", "times"), [(1_000, 0.0), (500, 1.0), (100, 9.0), (1, 999.0)])
-def test_the_pause_after_a_call_keeps_the_budget(budget_ms: int, times: float) -> None:
-    assert pauses_after_a_call_of_a_second(budget_ms) == [times]
+@pytest.mark.parametrize(("budget_ms", "pause"), [(1_000, 0.0), (500, 1.0), (100, 9.0), (1, 999.0)])
+def test_the_pause_after_a_call_of_a_second_keeps_the_budget(budget_ms: int, pause: float) -> None:
+    sweeper, stop = Sweeper(redis_store(), "quota", budget_ms=budget_ms), Mock()
+    sweeper._stop = stop
+    with patch("time.perf_counter", side_effect=[5.0, 6.0]), sweeper._paced():
+        pass
+    assert [each.args for each in stop.wait.call_args_list] == [(pause,)]
 
 
 def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
-    def said(*words: str) -> str:
-        out = io.StringIO()
+    def run(*words: str) -> Any:
         with freeze(START):
-            call_command("quota_sweep", *words, "--budget-ms", "1000", stdout=out, stderr=io.StringIO())
-        return out.getvalue()
+            return said("quota_sweep", *words, "--budget-ms", "1000")
 
-    put(raw, a_key("r", "a", "60"), expired(1_500, live=1), ttl=None)
-    put(raw, a_key("b", "a"), expired(5))
+    scores = [START - number for number in range(1_500)] + [START + 1]
+    put(raw, a_key("r", "a", "60"), {f"{number}:1": score for number, score in enumerate(scores)}, ttl=None)
+    put(raw, a_key("b", "a"), dict.fromkeys("abcde", START))
     raw.set(a_key("once", "x"), "1")
     for dry, verbs in (("--dry-run",), ("Would remove", "Would give")), ((), ("Removed", "Gave")):
-        printed = said(*dry)
+        printed = run(*dry)
         assert "Examined 3 keys, 2 of them sorted sets, in " in printed
         assert f"{verbs[0]} 1,505 expired entries." in printed
         assert f"{verbs[1]} a TTL to 2 keys that had none." in printed
-    report = json.loads(said("--json"))
+    report = run("--json")
     assert (report["keys"], report["removed"], report["repaired"], report["complete"]) == (2, 0, 0, True)
 
 
-@pytest.mark.parametrize("words", [["--budget-ms", "0"], ["--budget-ms", "1001"], ["--every", "0"], ["--every", "nan"]])
-def test_wrong_options_are_refused(words: list[str]) -> None:
-    with pytest.raises(CommandError, match=words[0]):
-        call_command("quota_sweep", *words)
-
-
-def test_a_redis_that_does_not_answer_is_an_error(settings: Any) -> None:
+def test_wrong_options_and_a_redis_that_does_not_answer_are_errors(settings: Any) -> None:
+    for words in ("--budget-ms 0", "--budget-ms 1001", "--every 0", "--every nan"):
+        with pytest.raises(CommandError, match=words.split()[0]):
+            call_command("quota_sweep", *words.split())
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
     with pytest.raises(CommandError, match="unavailable"):
         call_command("quota_sweep")
