@@ -1,13 +1,49 @@
-"""The public names: a site calls what is in `django_quota`, an integration also what is in `adapters`."""
+"""What a site may rely on: the names of each public module, typed options, and errors that say what to write.
+
+mypy checks this file and reports an ignore comment that is not needed, so each comment proves that mypy finds the typo.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import django_quota
-from django_quota import adapters, exceptions, metrics, types
+from django_quota import (
+    Decision,
+    Rule,
+    acheck,
+    adapters,
+    apeek,
+    arefund,
+    areserve,
+    areset,
+    check,
+    exceptions,
+    metrics,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reset,
+    types,
+)
+from django_quota.core.errors import StoreCommandDenied
+from django_quota.exceptions import (
+    ConfigurationError,
+    QuotaError,
+    QuotaExceeded,
+    RateError,
+    RuleError,
+    StoreUnavailable,
+)
+from tests.support.steps import ALGORITHMS
 
 NAMES = {
     django_quota: """
@@ -36,3 +72,75 @@ NAMES = {
 def test_a_module_has_these_public_names(module: ModuleType) -> None:
     assert module.__all__ == sorted(NAMES[module].split())
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+TYPOS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: check("1/m", "user:1", algoritm="fixed_window"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: peek("1/m", "user:1", brust=2), "burst"),  # type: ignore[call-arg]
+    (lambda: refund("1/m", "user:1", nam="a"), "name"),  # type: ignore[call-arg]
+    (lambda: reset("1/m", "user:1", precison=10), "precision"),  # type: ignore[call-arg]
+    (lambda: reserve("1/m", "user:1", shadw=True), "shadow"),  # type: ignore[call-arg]
+    (lambda: quota("1/m", exemt="staff"), "exempt"),  # type: ignore[call-arg]
+    (lambda: acheck("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: apeek("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: arefund("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: areset("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: areserve("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: check("1/m", "user:1", algorithm="fixed_windw"), "fixed_window"),  # type: ignore[arg-type]
+    (lambda: quota("1/m", algorithm="token_buket"), "token_bucket"),  # type: ignore[arg-type]
+    (lambda: check("1/m", "user:1", on_unavailable="alow"), ""),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("typo", "meant"), TYPOS)
+def test_a_misspelt_option_or_value_is_an_error_for_mypy_and_when_it_runs(
+    typo: Callable[[], Any], meant: str, memory_store: None
+) -> None:
+    async def call() -> None:
+        await typo()
+
+    with pytest.raises(RuleError, match=f"Did you mean '{meant}'" if meant else "'allow', 'deny' or 'local'"):
+        asyncio.run(call())
+
+
+def test_the_types_name_every_option_and_algorithm() -> None:
+    of_a_call, of_a_view = (
+        get_type_hints(get_args(get_type_hints(verb)[options])[0])
+        for verb, options in ((check, "rule_options"), (quota, "options"))
+    )
+    assert set(get_args(of_a_call["algorithm"])) == set(ALGORITHMS)
+    with pytest.raises(RuleError, match="Known: ") as caught:
+        Rule.make("rule", "1/m", unknown=1)
+    known = set(str(caught.value).partition("Known: ")[2].rstrip(".").split(", "))
+    assert set(of_a_view) | {"name"} == known
+    assert set(of_a_call) == known - {"cost", "costs", "count_when", "settle"}
+
+
+LIMIT = Rule.make("search", "10/m").limits[0]
+REFUSED = Decision.of((types.Outcome(LIMIT, "user:42", 1, False, 0, 61.2, 90.0),))
+WRONG = RateError("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
+AWAY = StoreUnavailable("ConnectionError: refused")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConfigurationError("x"), "x"), (RuleError("x"), "x"), (StoreCommandDenied("not permitted"), "not permitted"),
+        (WRONG, "'5/mx' is not a rate: 'mx' is not a unit (at position 2). Units: s, m."),
+        (RateError(10, None, "it is an int", "H."), "10 is not a rate: it is an int. H."),
+        (QuotaExceeded(REFUSED), "Rule 'search' admits 10 per minute for user:42; try again in 1 minute 2 seconds."),
+        (AWAY, "The quota store is unavailable: ConnectionError: refused"),
+    ],
+)  # fmt: skip
+def test_an_error_is_a_quota_error_says_what_is_wrong_and_survives_pickling(error: QuotaError, text: str) -> None:
+    with pytest.raises(QuotaError):
+        raise error
+    assert text in str(error)
+    for back in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(back), vars(back), str(back)) == (type(error), vars(error), str(error))
+
+
+def test_what_errors_carry() -> None:
+    assert (WRONG.text, WRONG.position, WRONG.problem, WRONG.hint) == ("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
+    assert (QuotaExceeded(REFUSED).decision, AWAY.reason) == (REFUSED, "ConnectionError: refused")
+    assert repr(LIMIT) == "<Limit 10/m by sliding_window of 'search'>"

@@ -75,12 +75,6 @@ class ByName(ViewSet):
         return Response()
 
 
-@quota("5/m")
-class OfAViewSet(ViewSet):
-    def list(self, request: Any) -> Response:
-        return Response()
-
-
 @method_decorator([quota("5/m"), quota("50/h")], name="dispatch")
 class Dashboard(View):
     @quota("7/m")
@@ -126,7 +120,7 @@ def made(word: str) -> Callable[..., Any]:
 
 
 router = SimpleRouter()
-for viewset in (Things, ByName, OfAViewSet):
+for viewset in (Things, ByName):
     router.register(viewset.__name__.lower(), viewset, viewset.__name__)
 
 urlpatterns = [
@@ -146,13 +140,7 @@ urlpatterns = [
     path("viewset/", quota("5/m")(Things.as_view({"get": "list"}))),
     path("", include(router.urls)),
 ]
-ROUTES = [
-    *(str(pattern.pattern) for pattern in urlpatterns[:-1]),
-    "things/",
-    "things/recent/",
-    "byname/",
-    "ofaviewset/",
-]
+ROUTES = [*(str(pattern.pattern) for pattern in urlpatterns[:-1]), "things/", "things/recent/", "byname/"]
 
 
 @pytest.fixture(autouse=True)
@@ -166,31 +154,22 @@ def met(route: str) -> list[str]:
     return sorted(outcome.rule for outcome in decision.outcomes)
 
 
-def test_the_rules_known_beforehand_are_those_that_requests_meet_and_no_two_views_are_called_alike() -> None:
+def test_the_rules_known_beforehand_are_those_that_requests_meet_each_called_by_its_path() -> None:
     names = [name for route in ROUTES for name in met(route)]
     hidden = {f"{__name__}.stacked"}  # below a decorator without functools.wraps
     assert set(names) - hidden == set(reset_subject("user:1").rules)
-    # These views stand in the URLs once more, behind a limit of their own.
-    assert {name for name in names if names.count(name) > 1} == {
-        f"{__name__}.{name}" for name in ("Base", "Things.list")
-    }
-
-
-@pytest.mark.parametrize(
-    ("route", "name"),
-    [
+    # These views stand in the URLs once more, behind a limit of their own; no others are called alike.
+    twice = {f"{__name__}.{name}" for name in ("Base", "Things.list")}
+    assert {name for name in names if names.count(name) > 1} == twice
+    for route, name in (
         ("under/", "under_api_view"), ("over/", "over_api_view"), ("api/", "OfAnAPI"), ("derived/", "Derived"),
-        ("byname/", "ByName.list"), ("ofaviewset/", "OfAViewSet"), ("things/recent/", "Things.recent"),
-    ],
-)  # fmt: skip
-def test_a_view_is_called_by_its_path(route: str, name: str) -> None:
-    assert f"{__name__}.{name}" in met(route)
-
-
-def test_views_of_one_class_differ_by_their_as_view_options_unseen_by_clients() -> None:
-    path_of_class = "django.views.generic.base.RedirectView"
-    assert met("moved/") == [f"{path_of_class}(url='/a')"]
-    assert met("moved-too/") == [f"{path_of_class}(url='/b', permanent=True)"]
+        ("byname/", "ByName.list"), ("things/recent/", "Things.recent"),
+    ):  # fmt: skip
+        assert f"{__name__}.{name}" in met(route)
+    path_of_class = "django.views.generic.base.RedirectView"  # the options are for us, not for clients
+    assert [met("moved/"), met("moved-too/")] == [
+        [f"{path_of_class}(url='/a')"], [f"{path_of_class}(url='/b', permanent=True)"]
+    ]  # fmt: skip
     assert Client().get("/moved/").headers["RateLimit-Policy"] == '"RedirectView";q=5;w=60'
 
 
@@ -207,23 +186,15 @@ def findings(settings: Any, *views: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("decorate", [quota("5/m"), concurrency(5)], ids=["quota", "concurrency"])
-@pytest.mark.parametrize(
-    "view",
-    [
-        made,
-        lambda word: cast("Any", type("Made", (View,), {"get": lambda self, request: HttpResponse(word)})).as_view(),
-        lambda word: TemplateView.as_view(extra_context={"word": word}),
-    ],
-    ids=["function", "class", "template"],
-)
-def test_w013_asks_for_a_name_where_views_share_one(view: Any, decorate: Any, settings: Any) -> None:
-    (found,) = findings(settings, decorate(view("one")), decorate(view("other")))
-    assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
-    assert "(..., name='...')" in found.hint
+def test_w013_asks_for_a_name_where_views_share_one(decorate: Any, settings: Any) -> None:
+    def class_made(word: str) -> Any:
+        return cast("Any", type("Made", (View,), {"get": lambda self, request: HttpResponse(word)})).as_view()
 
-
-def test_one_view_on_two_routes_and_views_with_a_name_are_fine(settings: Any) -> None:
-    view = quota("5/m")(made("one"))
+    for make in (made, class_made, lambda word: TemplateView.as_view(extra_context={"word": word})):
+        (found,) = findings(settings, decorate(make("one")), decorate(make("other")))
+        assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
+        assert "(..., name='...')" in found.hint
+    view = decorate(made("one"))
     again = [quota("5/m")(plain), quota("5/m")(transparent(plain))]
     classes = [quota("5/m")(TemplateView.as_view(template_name="a")) for _ in range(2)]
     shared = [quota("5/m", name="made")(made(word)) for word in ("one", "other")]
@@ -234,7 +205,7 @@ def test_one_view_on_two_routes_and_views_with_a_name_are_fine(settings: Any) ->
 @pytest.mark.parametrize(
     ("base", "method", "on_class", "name"),
     [
-        (APIView, "get", False, "Shop.get"), (ViewSet, "list", False, "Shop.list"), (View, "get", False, "Shop.get"),
+        (APIView, "get", False, "Shop.get"), (ViewSet, "list", False, "Shop.list"),
         (View, "dispatch", False, "Shop"), (View, "get", True, "Shop"), (ViewSet, "list", True, "Shop"),
     ],
 )  # fmt: skip
@@ -252,7 +223,7 @@ def test_a_misspelt_rule_is_found_wherever_its_decorator_is(
     assert (found.id, found.msg) == ("django_quota.E010", f"@quota(rule='typo') on {__name__}.{name} names no rule.")
 
 
-def test_decorators_of_methods_are_named_as_requests_name_them(settings: Any) -> None:
+def test_limits_and_slots_of_methods_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
     def listed(*ways: Any) -> Any:
         shop: Any = type("Shop", (ViewSet,), {"list": quota("9/m")(lambda self, request: Response())})
         for way in ways:
@@ -270,8 +241,6 @@ def test_decorators_of_methods_are_named_as_requests_name_them(settings: Any) ->
         assert len(outcomes) == 3
         assert {each.rule: str(each.rate) for each in outcomes} == known
 
-
-def test_slots_are_known_by_the_names_that_requests_take(settings: Any) -> None:
     gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
     settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
