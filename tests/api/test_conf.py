@@ -36,7 +36,7 @@ class TestSettings:
             for name in KNOWN_SETTINGS:
                 getattr(current(), name.lower())
 
-    def test_overrides_nest(self) -> None:
+    def test_overrides_are_read_at_once_and_nest(self, settings: Any) -> None:
         with override_settings(QUOTA={"PREFIX": "outer"}):
             assert current().prefix == "outer"
             with override_settings(QUOTA={"PREFIX": "inner"}):
@@ -46,24 +46,17 @@ class TestSettings:
                 del live.QUOTA
                 setting_changed.send(sender=None, setting="QUOTA", value=None, enter=True)
                 assert current().prefix == "quota"
-
-    def test_the_settings_of_django_behind_the_defaults_may_be_overridden(self, settings: Any) -> None:
-        settings.TIME_ZONE, settings.SECRET_KEY = "Europe/Berlin", "first"
-        assert (current().time_zone, current().digest_key) == ("Europe/Berlin", "first")
-        settings.TIME_ZONE, settings.SECRET_KEY = "Asia/Tokyo", "second"
-        assert (current().time_zone, current().digest_key) == ("Asia/Tokyo", "second")
-
-    @pytest.mark.parametrize("quota", [[], "x", 5, ()])
-    def test_what_is_no_dict_is_refused(self, settings: Any, quota: object) -> None:
-        settings.QUOTA = quota
-        with pytest.raises(ConfigurationError, match="not a dict"):
-            _ = current().prefix
+        for zone, key in (("Europe/Berlin", "first"), ("Asia/Tokyo", "second")):  # of Django, behind our defaults
+            settings.TIME_ZONE, settings.SECRET_KEY = zone, key
+            assert (current().time_zone, current().digest_key) == (zone, key)
+        for settings.QUOTA in ([], "x", 5, ()):
+            with pytest.raises(ConfigurationError, match="not a dict"):
+                _ = current().prefix
 
     @pytest.mark.parametrize(
         ("name", "value", "text"),
         [
             ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
-            ("HEADERS", "no", "Use True or False"),
             ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "", "without braces"),
             ("PREFIX", "a{b", "without braces"), ("IPV6_PREFIX", 0, "from 1 to 128"),
             ("IPV6_PREFIX", 129, "from 1 to 128"), ("IPV4_PREFIX", 0, "from 1 to 32"),
@@ -78,9 +71,8 @@ class TestSettings:
             ("ON_UNAVAILABLE", None, "Use 'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random text"),
             ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
             ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),
-            ("TRUSTED_PROXIES", None, "Use a list"), ("TRUSTED_PROXIES", 0, "Use a list"),
             ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
-            ("TRUSTED_PROXIES", [5], "holds 5"), ("TRUSTED_PROXIES", [True], "holds True"),
+            ("TRUSTED_PROXIES", [True], "holds True"),
             ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "holds"), ("TRUSTED_PROXIES", [None], "holds None"),
             ("TEMPLATE", 429, "Use, for example, '429.html'"), ("LEGACY_HEADERS", None, "Use True or False"),
             ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"), ("RULES", None, "Use a dict"),
@@ -95,27 +87,20 @@ class TestSettings:
         assert f'QUOTA["{name}"]' in str(caught.value)
 
 
-class TestRules:
-    def test_a_rule_is_made_once_for_each_setting(self, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"a": {"rate": "1/s"}}}
-        first = current().rule("a")
-        assert current().rule("a") is first
-        settings.QUOTA = {"RULES": {"a": {"rate": "2/s"}}}
-        assert str(current().rule("a").rates[0]) == "2/s"
-
-    def test_an_unknown_name_gets_the_nearest_one(self, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"search": "1/s", "login": "1/s"}}
-        with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
-            current().rule("serach")
-        for rate, near in (("serach", "Did you mean 'search'"), ("ten/m", "Known: login, search")):
-            with pytest.raises(RateError, match=rf"'{rate}' is not a rate: the count .* Nor is it a rule.*{near}"):
-                check(rate, "global")
-
-    def test_a_rule_takes_no_options_where_it_is_used(self, settings: Any) -> None:
-        settings.QUOTA = {"RULES": {"search": "1/s"}}
-        for rule in ("search", Rule.make("x", "1/s")):
-            with pytest.raises(RuleError, match="has its own options; burst can only be given"):
-                rule_of(rule, {"burst": 5})
+def test_a_rule_is_made_once_and_an_unknown_name_gets_the_nearest_one(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"login": {"rate": "1/s"}}}
+    first = current().rule("login")
+    assert current().rule("login") is first
+    settings.QUOTA = {"RULES": {"search": "1/s", "login": "2/s"}}
+    assert str(current().rule("login").rates[0]) == "2/s"
+    with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
+        current().rule("serach")
+    for rate, near in (("serach", "Did you mean 'search'"), ("ten/m", "Known: login, search")):
+        with pytest.raises(RateError, match=rf"'{rate}' is not a rate: the count .* Nor is it a rule.*{near}"):
+            check(rate, "global")
+    for rule in ("search", Rule.make("x", "1/s")):
+        with pytest.raises(RuleError, match="has its own options; burst can only be given"):
+            rule_of(rule, {"burst": 5})
 
 
 class TestClientAddress:

@@ -1,23 +1,28 @@
-"""The sentences of every kind of refusal, side by side: why, and until when, or that no time helps."""
+"""What is said of every kind of refusal, side by side: to the visitor, by the decision, and in the log."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import quote as quoted
 
 import pytest
 from django.contrib.auth import authenticate
 from django.contrib.auth.backends import BaseBackend
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
+from django.urls import re_path
 
-from django_quota import Decision, Rule, check, slot
+from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal
 from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend
 from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import freeze
+from django_quota.web import refusal_log
+from tests.support.calls import fetch
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -206,3 +211,75 @@ def test_the_step_of_a_captcha_is_no_matter_of_time(settings: Any) -> None:
     assert reply.text.strip() == asked.value.messages[0]
     assert "Retry-After" not in reply.headers
     assert str(asked.value).startswith("A CAPTCHA is needed first. Allowed by rule 'login-username-ip'")
+
+
+# --- the log: once a second for each rule, short, and one line whatever the client sent -------------------------------
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def raised(request: HttpRequest) -> HttpResponse:
+    check("1/h", request, key="path", name="raised").raise_if_refused()
+    return HttpResponse("ok")
+
+
+async def raised_async(request: HttpRequest) -> HttpResponse:
+    (await acheck("1/h", request, key="path", name="raised")).raise_if_refused()
+    return HttpResponse("ok")
+
+
+VIEWS: dict[str, Any] = {
+    "decorated": quota("1/h", key="path", name="decorated")(plain),
+    "raised": raised,
+    "site": plain,
+}
+urlpatterns = [re_path(rf"(?s:^{name}/)", view) for name, view in {**VIEWS, "raised-async": raised_async}.items()]
+
+
+@pytest.fixture
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "1/h", "key": "path", "match": "/site/"}}}
+    refusal_log._last_logged.cache_clear()
+
+
+def statuses(path: str, times: int = 2) -> list[int]:
+    kind = "async" if "-async" in path else "sync"
+    return [response.status_code for response in fetch(kind, path, times)]
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "raised-async"])
+def test_a_flood_is_logged_once_a_second_for_each_rule(view: str, site: None, caplog: pytest.LogCaptureFixture) -> None:
+    rule = view.removesuffix("-async")
+    with freeze(START):
+        assert statuses(f"/{view}/", 5) == [200, 429, 429, 429, 429]
+        assert statuses(f"/{view}/more/") == [200, 429]
+    assert logged(caplog) == [f"Too many requests: rule '{rule}' refuses 'path:/{view}/'."]
+    assert caplog.records[-1].name == "django.request"
+    for later, lines in ((SECOND - 1, 1), (SECOND, 2)):
+        with freeze(START + later):
+            assert statuses(f"/{view}/", 3) == [429] * 3
+        assert len(logged(caplog)) == lines
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "raised-async"])
+@pytest.mark.parametrize(
+    "sent", ["a" * 5_000, "a\nERROR django.request forged line", "\x1b[2J\x1b]0;x\x07\u202e\u2028"]
+)
+def test_what_a_client_sent_makes_a_short_line_without_escape_sequences(
+    view: str, sent: str, site: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert statuses(f"/{view}/{quoted(sent)}") == [200, 429]
+    decision = Decision(False, "q\x1b[2J" * 100, "z\n" * 1_000, enforced=True)  # made by hand
+    assert answer(decision, "text/plain").status_code == 429
+    line, other = logged(caplog)
+    assert line.isprintable()
+    assert other.isprintable()
+    assert len(line) < 300
+    assert (other.count("q"), other.count("z")) == (1 + 40, 100)
