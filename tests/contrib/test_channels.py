@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,8 +42,7 @@ ECHO_ENDED: list[int | None] = []
 
 
 @pytest.fixture(autouse=True)
-def nothing_has_ended() -> Iterator[None]:
-    yield
+def nothing_has_ended() -> None:
     ECHO_ENDED.clear()
 
 
@@ -137,32 +135,28 @@ def test_handshakes_count_by_user_by_address_or_by_the_key_of_a_rule(settings: A
     )
 
 
-def test_a_handshake_whose_query_is_no_text_is_a_bad_request() -> None:
-    async def work() -> dict[str, Any]:
-        application = QuotaSocket(echo, connect="1/m", key="ip")
-        return await Client(application, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
-
-    assert asyncio.run(work())["status"] == 400
-
-
-def test_other_connections_pass() -> None:
+def test_a_bad_query_is_a_400_and_other_connections_pass() -> None:
     seen: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    asyncio.run(QuotaSocket(application, connect="0/m")({"type": "http"}, None, None))  # type: ignore[arg-type]
-    assert seen == ["http"]
+    async def work() -> dict[str, Any]:
+        await QuotaSocket(application, connect="0/m")({"type": "http"}, None, None)  # type: ignore[arg-type]
+        limited = QuotaSocket(echo, connect="1/m", key="ip")
+        return await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
+
+    assert (asyncio.run(work())["status"], seen) == (400, ["http"])
 
 
 def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -> None:
-    scope = {"type": "websocket", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "websocket.connect"}
+    async def work() -> None:
+        client = Client(QuotaSocket(echo, connect="1/m"))
+        del client.scope["user"]
+        await client.task
 
     with pytest.raises(ConfigurationError, match="inside AuthMiddlewareStack"):
-        asyncio.run(QuotaSocket(echo, connect="1/m")(scope, receive, None))  # type: ignore[arg-type]
+        asyncio.run(work())
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -216,12 +210,13 @@ def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> No
     assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
 
 
-def test_a_notice_may_be_bytes_or_nothing() -> None:
-    async def work(notice: Any) -> dict[str, Any]:
+@pytest.mark.parametrize(("notice", "got"), [(lambda decision: b"\x00", "send"), (None, "close")])
+def test_a_notice_may_be_bytes_or_nothing(notice: Any, got: str) -> None:
+    async def work() -> dict[str, Any]:
         return await (await opened(QuotaSocket(echo, receive="0/m", notice=notice))).says()
 
-    assert asyncio.run(work(lambda decision: b"\x00"))["bytes"] == b"\x00"
-    assert asyncio.run(work(None))["type"] == "websocket.close"
+    event = asyncio.run(work())
+    assert (event["type"], event.get("bytes")) == (f"websocket.{got}", b"\x00" if notice else None)
 
 
 # --- open sockets -----------------------------------------------------------------------------------------------------
@@ -285,13 +280,8 @@ def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, text: str
 
 
 def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ChatConsumer:
-        @staticmethod
-        def as_asgi() -> Any:
-            return echo
-
-    consumers = ModuleType("chat.consumers")
-    consumers.ChatConsumer = ChatConsumer  # type: ignore[attr-defined]
+    consumers: Any = ModuleType("chat.consumers")
+    consumers.ChatConsumer = SimpleNamespace(as_asgi=lambda: echo)
     monkeypatch.setitem(sys.modules, "chat.consumers", consumers)
     names = run_page("docs/channels.md")
 

@@ -32,7 +32,7 @@ class Site:
     """A server on a port."""
 
     def __init__(self, program: str, redis_server: RedisServer) -> None:
-        self.port = free_port()
+        self.program, self.port = program, free_port()
         environment = {**os.environ, "SITE_CACHES": json.dumps(caches(redis_server))}
         arguments = [*SERVERS[program](self.port), "tests.contrib.socket_site:application"]
         self.process = subprocess.Popen(
@@ -49,10 +49,6 @@ class Site:
         writer.close()
         return True
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
-
     @asynccontextmanager
     async def socket(self, who: str, path: str = "async/", query: str = "") -> AsyncIterator[ClientConnection]:
         url = f"ws://127.0.0.1:{self.port}/{path}?who={who}{query}"
@@ -61,18 +57,14 @@ class Site:
 
 
 @pytest.fixture(params=SERVERS)
-def program(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def site(program: str, redis_server: RedisServer, raw: Any) -> Iterator[Site]:
-    made = Site(program, redis_server)
+def site(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any) -> Iterator[Site]:
+    made = Site(request.param, redis_server)
     yield made
-    made.kill()
+    made.process.kill()
+    made.process.wait(PATIENCE)
 
 
-def test_a_refused_handshake_is_a_429_or_on_daphne_a_403(site: Site, program: str) -> None:
+def test_a_refused_handshake_is_a_429_or_on_daphne_a_403(site: Site) -> None:
     async def work() -> Any:
         with pytest.raises(InvalidStatus) as refused:
             async with site.socket("ann", query="&refused"):
@@ -80,7 +72,7 @@ def test_a_refused_handshake_is_a_429_or_on_daphne_a_403(site: Site, program: st
         return refused.value.response
 
     response = asyncio.run(work())
-    if program == "daphne":
+    if site.program == "daphne":
         assert response.status_code == 403
         return
     assert (response.status_code, json.loads(response.body)["status"]) == (429, 429)

@@ -1,14 +1,10 @@
-"""The drop-in for django-ratelimit: its own tests, and what it does better."""
+"""The drop-in for django-ratelimit: what it does better. `test_their_tests.py` runs its own tests."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
 import sys
-import tarfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,15 +28,12 @@ from django_quota.contrib.django_ratelimit.decorators import ratelimit
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
-from tests.contrib.ratelimit_plugin import CANNOT_PASS, write_package
-from tests.support.calls import calls_of
+from tests.support.calls import calls_of, get
+from tests.support.commands import ROOT
 from tests.support.outages import no_answer
 from tests.support.pages import run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
-
-ROOT = Path(__file__).parents[2]
-RATELIMIT = "django-ratelimit-4.1.0"
 
 
 def ok(request: HttpRequest) -> HttpResponse:
@@ -90,11 +83,7 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
 
 
-def get(**meta: Any) -> Any:
-    return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
-
-
-def limited_of(view: Callable[..., Any], number: int, **meta: Any) -> list[bool]:
+def limited_of(view: Any, number: int, **meta: Any) -> list[bool]:
     """Call a view that does not block; return `request.limited` of each request."""
     requests = [get(**meta) for _ in range(number)]
     for request in requests:
@@ -102,29 +91,8 @@ def limited_of(view: Callable[..., Any], number: int, **meta: Any) -> list[bool]
     return [request.limited for request in requests]
 
 
-def soft(**options: Any) -> Callable[..., Any]:
+def soft(**options: Any) -> Any:
     return ratelimit(**{"key": "ip", "rate": "1/m", "group": "soft", "block": False, **options})(ok)
-
-
-@pytest.mark.thorough("processes")
-def test_the_tests_of_django_ratelimit_pass(tmp_path: Path) -> None:
-    """They come with its sources, which pip fetches. `CANNOT_PASS` names two tests, and why."""
-    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:"]
-    done = subprocess.run([*fetch, "-d", str(tmp_path), "django-ratelimit==4.1.0"], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("pip cannot fetch the sources of django-ratelimit")
-    with tarfile.open(tmp_path / f"{RATELIMIT}.tar.gz") as archive:
-        tests = archive.extractfile(f"{RATELIMIT}/django_ratelimit/tests.py")
-        assert tests is not None
-        write_package(tmp_path, tests.read())
-    module = "django_ratelimit/tests.py"
-    left_out = [f"--deselect={module}::{name}" for name in CANNOT_PASS]
-    plugins = [f"-p{plugin}" for plugin in ("tests.contrib.ratelimit_plugin", "no:django_quota", "no:cacheprovider")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = [sys.executable, "-m", "pytest", "-q", *plugins, *left_out, module]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert re.match(r"50 passed, 2 deselected", run.stdout.splitlines()[-1]), run.stdout
 
 
 class TestDecisions:
@@ -143,8 +111,7 @@ class TestDecisions:
         assert isinstance(refused.value, Ratelimited)
         assert refused.value.decision is not None
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
-        usage = get_usage(get(), fn=stacked, key="ip", rate="3/h")
-        assert usage is not None
+        usage: Any = get_usage(get(), fn=stacked, key="ip", rate="3/h")
         assert usage["count"] == 2
 
     def test_decorators_that_block_and_those_that_do_not_decide_apart(self) -> None:
@@ -153,7 +120,7 @@ class TestDecisions:
         with pytest.raises(Ratelimited):
             both(get())
 
-    def test_a_look_says_what_a_hit_would_find(self) -> None:
+    def test_a_look_says_what_a_hit_would_find_and_after_a_count_what_that_found(self) -> None:
         """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
         limit: dict[str, Any] = {"group": "login", "key": "ip", "rate": "5/m"}
         failures = 0
@@ -161,33 +128,26 @@ class TestDecisions:
             assert not is_ratelimited(get(), **limit, increment=True)
             failures += 1
         assert failures == 5
-
-    def test_a_look_after_a_count_says_what_that_found(self) -> None:
-        limit: dict[str, Any] = {"group": "soft", "key": "ip", "rate": "2/m"}
-
-        @ratelimit(**limit, block=False)
-        def view(request: HttpRequest) -> Any:
-            return get_usage(request, **limit)
-
+        limit = {"group": "soft", "key": "ip", "rate": "2/m"}
+        view: Any = ratelimit(**limit, block=False)(lambda request: get_usage(request, **limit))
         found = [view(get()) for _ in range(4)]
         assert [usage["count"] for usage in found] == [1, 2, 3, 3]
         assert [usage["should_limit"] for usage in found] == [False, False, True, True]
         assert all(0 < usage["time_left"] <= 60 for usage in found)
         request, other = get(), {**limit, "group": "other"}
-        counts = [get_usage(request, **other, increment=True) for _ in range(2)]
-        assert [usage["count"] for usage in (*counts, get_usage(request, **other)) if usage] == [1, 2, 2]
+        counts: list[Any] = [get_usage(request, **other, increment=True) for _ in range(2)]
+        assert [usage["count"] for usage in (*counts, get_usage(request, **other))] == [1, 2, 2]
 
 
 class TestWhoIsLimited:
     def test_anonymous_visitors_count_by_address_not_together(self) -> None:
         def post(address: str, user: Any) -> HttpResponse:
-            request = RequestFactory().post("/", REMOTE_ADDR=address)
+            request = get("post", REMOTE_ADDR=address)
             request.user = user
             return by_user(request)
 
         for address in ("192.0.2.1", "192.0.2.2"):
-            for _ in range(2):
-                assert post(address, AnonymousUser()).status_code == 200
+            assert [post(address, AnonymousUser()).status_code for _ in range(2)] == [200, 200]
             with pytest.raises(Ratelimited):
                 post(address, AnonymousUser())
         assert post("192.0.2.1", User(pk=7)).status_code == 200
@@ -236,16 +196,10 @@ class TestWhoIsLimited:
 @pytest.mark.parametrize(
     ("rate", "read"),
     [
-        ("5/m", "5/m"),
-        ("100/1h", "100/h"),
-        ("100/60", "100/m"),
-        ("0/s", "0/s"),
-        ("10/90s", "10/90s"),
-        ((5, 86_400), "5/d"),
-        ("10/month", "10/m"),
-        ("5/M", "5/s"),
+        ("5/m", "5/m"), ("100/1h", "100/h"), ("100/60", "100/m"), ("0/s", "0/s"), ("10/90s", "10/90s"),
+        ((5, 86_400), "5/d"), ("10/month", "10/m"), ("5/M", "5/s"),
     ],
-)
+)  # fmt: skip
 def test_a_rate_is_read_as_django_ratelimit_reads_it(rate: Any, read: str) -> None:
     assert str(read_rate(rate)) == read
 
@@ -258,13 +212,7 @@ def test_a_wrong_rate_is_an_error_that_says_what_to_write(rate: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "counted"),
-    [
-        ([], ""),
-        ("GET", "GET"),
-        (["get", "POST"], "GET POST"),
-        (ALL, "GET HEAD POST"),
-        (None, "GET HEAD POST"),
-    ],
+    [([], ""), ("GET", "GET"), (["get", "POST"], "GET POST"), (ALL, "GET HEAD POST"), (None, "GET HEAD POST")],
 )
 def test_the_methods_that_are_named_are_counted_and_no_others(method: Any, counted: str) -> None:
     """As with django-ratelimit GET does not include HEAD."""
@@ -273,22 +221,18 @@ def test_the_methods_that_are_named_are_counted_and_no_others(method: Any, count
     assert [each.method for each, usage in zip(requests, usages, strict=True) if usage] == counted.split()
 
 
-def test_without_the_store_limits_close_unless_the_site_says_otherwise(settings: Any) -> None:
+def test_without_the_store_limits_close_unless_the_site_says_otherwise_or_turns_them_off(settings: Any) -> None:
     limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "5/m"}
     with no_answer():
         assert limited_of(soft(), 1) == [True]
         unknown = {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
         assert get_usage(get(), **limit, increment=True) == unknown
-        look = {"count": 0, "limit": 5, "should_limit": False, "time_left": -1}
-        assert get_usage(get(), **limit) == look
+        assert get_usage(get(), **limit) == {**unknown, "limit": 5, "should_limit": False}
         settings.RATELIMIT_FAIL_OPEN = True
         assert limited_of(soft(), 1) == [False]
-
-
-def test_ratelimit_enable_turns_it_off(settings: Any) -> None:
     settings.RATELIMIT_ENABLE = False
     assert limited_of(soft(), 3) == [False] * 3
-    assert get_usage(get(), group="g", key="ip", rate="1/m") is None
+    assert get_usage(get(), **limit) is None
 
 
 class TestSites:
@@ -302,19 +246,14 @@ class TestSites:
         reply = Client().get("/stacked/")
         assert (reply.status_code, reply.content) == (429, f"{__name__}.stacked 2/m".encode())
 
-    def test_a_class_based_view_counts_by_its_class(self) -> None:
-        assert [Client().get("/page/").status_code for _ in range(2)] == [200, 403]
-        assert peek("1/m", "ip:127.0.0.1", name=f"{__name__}.Page.get 1/m", algorithm="fixed_window").remaining == 0
-
-    def test_async_views_are_awaited(self) -> None:
+    def test_class_based_and_async_views_are_limited_and_their_rules_known(self) -> None:
         async def ask(route: str) -> list[int]:
             client = AsyncClient()
             return [(await client.get(route)).status_code for _ in range(3)]
 
         assert asyncio.run(ask("/loop/")) == [200, 200, 403]
-        assert asyncio.run(ask("/async-page/")) == [200, 403, 403]
-
-    def test_the_rules_of_the_views_are_known(self) -> None:
+        assert asyncio.run(ask("/async-page/")) == asyncio.run(ask("/page/")) == [200, 403, 403]
+        assert peek("1/m", "ip:127.0.0.1", name=f"{__name__}.Page.get 1/m", algorithm="fixed_window").remaining == 0
         names = {f"{__name__}.stacked 2/m", "shop DELETE+PATCH+POST+PUT 2/m", f"{__name__}.Page.get 1/m"}
         assert names <= set(known_rules())
 
@@ -340,9 +279,7 @@ class TestChecks:
         (message,) = self.found(settings, ratelimit(key=key, rate="1/m", group="g")(ok))["E025"]
         assert message.startswith("@ratelimit of g: ")
 
-    def test_w025_and_w026_what_is_left_of_django_ratelimit(
-        self, settings: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_w025_and_w026_what_is_left_of_django_ratelimit(self, settings: Any, monkeypatch: Any) -> None:
         for name in [name for name in sys.modules if name.startswith("django_ratelimit")]:
             monkeypatch.delitem(sys.modules, name)
         assert not self.found(settings, stacked).keys() & {"E025", "W024", "W025", "W026"}
@@ -359,19 +296,13 @@ class TestChecks:
         assert not self.found(settings).keys() & {"W025", "W026"}
 
 
-def test_the_page_for_those_who_come_from_elsewhere_prints_what_it_shows() -> None:
+def test_the_page_for_those_who_come_from_elsewhere_runs_and_names_each_option_of_axes() -> None:
     with freeze(1_800_000_000_000_000):
         names = run_page("docs/coming_from.md")
-        replies = [names["search"](get()) for _ in range(6)]
-        assert [reply.status_code for reply in replies] == [200] * 5 + [429]
+        assert [names["search"](get()).status_code for _ in range(6)] == [200] * 5 + [429]
     with override_settings(QUOTA=names["QUOTA"]):
         assert [str(rule.rates[0]) for rule in current().login] == ["5/10m", "100/h", "30/h"]
-
-
-def test_the_page_names_every_option_of_django_axes() -> None:
-    source = find_spec("axes.conf")
-    assert source is not None
-    assert source.origin is not None
+    source: Any = find_spec("axes.conf")
     options = set(re.findall(r"settings\.(AXES_\w+)|\"(AXES_\w+)\"", Path(source.origin).read_text()))
     page = (ROOT / "docs/coming_from.md").read_text()
     assert {"".join(option) for option in options} <= set(re.findall(r"AXES_\w+", page))

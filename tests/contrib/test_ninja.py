@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,7 @@ from tests.support.calls import calls_of
 pytestmark = pytest.mark.usefixtures("memory_store")
 
 # Ninja allows one API of a name in a process.
-api = NinjaAPI(urls_namespace="quota-tests")
-own = NinjaAPI(urls_namespace="quota-tests-own")
+api, own, throttled = (NinjaAPI(urls_namespace=f"quota-tests-{name}") for name in ("api", "own", "throttles"))
 
 
 class Token(HttpBearer):
@@ -35,16 +35,11 @@ class Token(HttpBearer):
         return token if token != "wrong" else None
 
 
-class Account:
-    def __init__(self, pk: int) -> None:
-        self.pk = pk
-
-
 class AccountKey(APIKeyHeader):
     param_name = "X-Account"
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Any:
-        return Account(int(key)) if key else None
+        return SimpleNamespace(pk=int(key)) if key else None
 
 
 @api.get("/above", auth=Token())
@@ -82,25 +77,31 @@ api.get("/planned", auth=Token())(limits(rule="search")(named("planned")))
 api.get("/limits", auth=Token())(limits_view)
 router = Router()
 router.get("/mounted")(limits(rule="search")(named("mounted")))
-api.add_router("/one", router)
-own.add_router("/two", router)
 own.get("/refused")(limits("1/m", key="ip", name="refused")(named("refused")))
 
 
 @own.get("/inside")
-def inside(request: HttpRequest) -> str:
+def inside(request: HttpRequest, away: bool = False) -> str:
+    if away:
+        raise StoreUnavailable("away")
     check("0/m", request, key="ip", name="inside").raise_if_refused()
     raise AssertionError
 
 
-@own.get("/away")
-def away(request: HttpRequest) -> str:
-    raise StoreUnavailable("away")
-
-
 install(own)
 
-throttled = NinjaAPI(urls_namespace="quota-tests-throttles")
+
+class ByTenant(contrib.SimpleRateThrottle):
+    """A throttle as a site has it: a rate without a scope, and a key of its own."""
+
+    failures = 0
+
+    def get_cache_key(self, request: HttpRequest) -> str | None:
+        return request.headers.get("X-Tenant")
+
+    def throttle_failure(self) -> bool:
+        type(self).failures += 1
+        return super().throttle_failure()
 
 
 by_auth, of_two, of_three = (contrib.AuthRateThrottle(rate) for rate in ("2/m", "9/h", "3/m"))
@@ -108,49 +109,27 @@ throttled.get("/both", auth=Token(), throttle=[by_auth, of_two])(named("both"))
 throttled.get("/again", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"), of_three])(named("again"))
 throttled.get("/anonymous", throttle=contrib.AnonRateThrottle("1/m"))(named("anonymous"))
 throttled.get("/visitors", throttle=contrib.UserRateThrottle("1/m"))(named("visitors"))
-
-
-class ByTenant(contrib.SimpleRateThrottle):
-    """A throttle as a site has it: a rate without a scope, and a key of its own."""
-
-    def get_cache_key(self, request: HttpRequest) -> str | None:
-        return request.headers.get("X-Tenant")
-
-    def throttle_failure(self) -> bool:
-        failures.append(self)
-        return super().throttle_failure()
-
-
-failures: list[ByTenant] = []
-
-
 throttled.get("/tenants", throttle=ByTenant("1/m"))(named("tenants"))
+
+
+def seen(response: Any) -> Any:
+    response["X-Seen"] = "yes"
+    return response
 
 
 def unwrapped(run: Any) -> Any:
     """A decorator of a site that forgets `functools.wraps`."""
-
-    def inner(request: HttpRequest, **values: Any) -> Any:
-        response = run(request, **values)
-        response["X-Seen"] = "yes"
-        return response
-
-    return inner
+    return lambda request, **values: seen(run(request, **values))
 
 
 def unwrapped_async(run: Any) -> Any:
     async def inner(request: HttpRequest, **values: Any) -> Any:
-        response = await run(request, **values)
-        response["X-Seen"] = "yes"
-        return response
+        return seen(await run(request, **values))
 
     return inner
 
 
-decorated = Router()
-
-
-@decorated.get("/sync")
+@router.get("/sync")
 @limits("2/m", key="ip", name="unwrapped-sync")
 @decorate_view(unwrapped)
 def decorated_sync(request: HttpRequest) -> str:
@@ -159,15 +138,13 @@ def decorated_sync(request: HttpRequest) -> str:
 
 @limits("2/m", key="ip", name="unwrapped-async")
 @decorate_view(unwrapped_async)
-@decorated.get("/async")
+@router.get("/async")
 async def decorated_async(request: HttpRequest) -> str:
     return "ok"
 
 
-api.add_router("/decorated", decorated)
-own.add_router("/decorated-too", decorated)
-
-
+api.add_router("/one", router)
+own.add_router("/two", router)
 PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
 
 
@@ -195,13 +172,13 @@ def these_urls(settings: Any) -> None:
 def get(url: str, token: str | None = None, **headers: str) -> Any:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    if "async" in url:
-        return asyncio.run(_aget(url, headers))
-    return Client().get(url, headers=headers)
+    if "async" not in url:
+        return Client().get(url, headers=headers)
 
+    async def aget() -> Any:
+        return await AsyncClient().get(url, headers=headers)
 
-async def _aget(url: str, headers: dict[str, str]) -> Any:
-    return await AsyncClient().get(url, headers=headers)
+    return asyncio.run(aget())
 
 
 # --- @limits ----------------------------------------------------------------------------------------------------------
@@ -229,16 +206,12 @@ def test_what_an_operation_took_is_settled_by_its_response(url: str) -> None:
 def test_an_operation_is_limited_by_who_has_authenticated(url: str) -> None:
     replies = [get(url, name) for name in ("ann", "ann", "ann", "bob")]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 200]
-    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == [
-        f'"{url.removeprefix("/api/")}";r={left}' for left in (1, 0, 0, 1)
-    ]
+    left = [f'"{url.removeprefix("/api/")}";r={left}' for left in (1, 0, 0, 1)]
+    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
     assert 0 < int(replies[2]["Retry-After"]) <= 60
     assert replies[2].json()["detail"].startswith("The limit is 2 per minute. Please try again in ")
-
-
-@pytest.mark.parametrize("url", ["/api/below", "/api/async"])
-def test_an_invalid_request_counts_and_one_without_authentication_does_not(url: str) -> None:
-    asked = [(url, "wrong"), (url, None), (f"{url}?number=x", "ann"), (url, "ann"), (f"{url}?number=x", "ann")]
+    # An invalid request counts, and one without authentication does not.
+    asked = [(url, "wrong"), (url, None), (f"{url}?number=x", "eve"), (url, "eve"), (f"{url}?number=x", "eve")]
     assert [get(*each).status_code for each in asked] == [401, 401, 422, 200, 429]
 
 
@@ -273,23 +246,15 @@ def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(clie
         contrib.auth(request)
 
 
-def test_a_router_that_is_mounted_twice_has_one_rule_of_the_settings_at_both_places() -> None:
+def test_a_router_that_is_mounted_twice_is_limited_at_both_places_above_its_decorators() -> None:
     assert [get(url).status_code for url in ("/api/one/mounted", "/own/two/mounted")] == [200, 429]
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_operation_is_limited_above_a_decorator_without_wraps(kind: str) -> None:
-    replies = [get(f"/{place}/{kind}") for place in ("api/decorated", "own/decorated-too", "api/decorated")]
-    assert [reply.status_code for reply in replies] == [200, 200, 429]
-    assert [reply["X-Seen"] for reply in replies] == ["yes"] * 3
-    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == [
-        f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)
-    ]
-
-
-def test_a_rule_beside_rates_is_refused_at_import() -> None:
-    with pytest.raises(RuleError, match="accepts no other arguments"):
-        limits("1/m", rule="search")
+    for kind in ("sync", "async"):
+        replies = [get(f"/{place}/{kind}") for place in ("api/one", "own/two", "api/one")]
+        assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [
+            (code, "yes") for code in (200, 200, 429)
+        ]
+        left = [f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)]
+        assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
 
 
 # --- the API's own answers --------------------------------------------------------------------------------------------
@@ -297,16 +262,12 @@ def test_a_rule_beside_rates_is_refused_at_import() -> None:
 
 def test_install_answers_in_the_form_of_the_api() -> None:
     get("/own/refused")
-    for url in ("/own/refused", "/own/inside"):
+    for url, status in (("/own/refused", 429), ("/own/inside", 429), ("/own/inside?away=1", 503)):
         reply = get(url)
-        assert reply.status_code == 429
-        assert reply.json().keys() == ({"detail", "retry_after"} if url == "/own/refused" else {"detail"})
-        assert reply["Content-Type"].startswith("application/json")
-        assert reply["Cache-Control"] == "no-store"
-        assert "RateLimit" in reply
-    away = get("/own/away")
-    assert (away.status_code, away["Content-Type"].partition(";")[0]) == (503, "application/json")
-    assert away.json().keys() == {"detail", "retry_after"}
+        assert (reply.status_code, reply["Content-Type"].partition(";")[0]) == (status, "application/json")
+        assert reply.json().keys() == ({"detail"} if url == "/own/inside" else {"detail", "retry_after"})
+        if status == 429:
+            assert (reply["Cache-Control"], "RateLimit" in reply) == ("no-store", True)
 
 
 def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
@@ -324,13 +285,6 @@ def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
-
-
-def test_a_throttle_says_when_to_try_again() -> None:
-    replies = [get("/throttled/anonymous") for _ in range(2)]
-    assert [reply.status_code for reply in replies] == [200, 429]
-    assert 0 < int(replies[1]["Retry-After"]) <= 60
-    assert replies[1].json() == {"detail": "Too many requests."}
 
 
 @pytest.mark.parametrize(
@@ -353,28 +307,30 @@ def test_a_throttle_finds_clients_behind_as_many_proxies_as_ninja_is_told(
     assert statuses == answered
 
 
-def test_throttles_of_one_rate_share_what_they_count_and_others_do_not() -> None:
+def test_throttles_of_one_rate_share_what_they_count_and_say_when_to_try_again() -> None:
     """With Ninja's own, two rates of one class count each request twice."""
     assert [get("/throttled/both", name).status_code for name in ("ann", "ann", "ann", "bob")] == [200, 200, 429, 200]
     assert [get("/throttled/again", name).status_code for name in ("ann", "bob", "bob")] == [429, 200, 429]
+    replies = [get("/throttled/anonymous") for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert 0 < int(replies[1]["Retry-After"]) <= 60
+    assert replies[1].json() == {"detail": "Too many requests."}
 
 
 def test_a_throttle_with_a_key_of_its_own_counts_in_the_store() -> None:
-    failures.clear()
+    ByTenant.failures = 0
     statuses = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
-    assert statuses == [200, 429, 200]
-    assert len(failures) == 1
+    assert (statuses, ByTenant.failures) == ([200, 429, 200], 1)
     assert [get("/throttled/tenants").status_code for _ in range(2)] == [200, 200]
     assert get("/throttled/tenants", **{"X-Tenant": "c"}).wsgi_request.quota.rule == f"ninja.{__name__}.ByTenant.1-60"
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def findings(settings: Any, code: str, site_api: NinjaAPI) -> list[Any]:
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", site_api.urls)]})
     return [each for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]
-
-
-def test_the_rules_of_operations_are_known() -> None:
-    assert {"above", "below", "unwrapped-sync"} <= set(known_rules())
 
 
 @pytest.mark.parametrize(("is_installed", "with_middleware"), [(True, False), (False, True), (False, False)])
@@ -385,10 +341,8 @@ def test_w027_an_api_that_answers_no_refusal(is_installed: bool, with_middleware
     if is_installed:
         install(bare)
     settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] * with_middleware
-    found = findings(settings, "W027", bare)
-    assert ["The API Shop (quota-tests-" in each.msg for each in found] == [True] * (
-        not is_installed and not with_middleware
-    )
+    found = ["The API Shop (quota-tests-" in each.msg for each in findings(settings, "W027", bare)]
+    assert found == [True] * (not is_installed and not with_middleware)
 
 
 @pytest.mark.parametrize(
@@ -411,9 +365,12 @@ def test_w028_a_throttle_that_is_told_of_no_proxies(
     assert ["NINJA_NUM_PROXIES" in each.hint for each in findings(settings, "W028", proxied)] == [True] * warns
 
 
-def test_e024_a_name_of_no_rule(settings: Any) -> None:
+def test_the_rules_of_operations_are_known_and_e024_is_a_name_of_no_rule(settings: Any) -> None:
+    assert {"above", "below", "unwrapped-sync"} <= set(known_rules())
     misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
     misspelt.get("/search")(limits(rule="serch")(limits(rule="search")(named("search"))))
     (found,) = findings(settings, "E024", misspelt)
     assert found.msg.startswith("@limits(rule='serch') on ")
     assert "Did you mean 'search'?" in found.hint
+    with pytest.raises(RuleError, match="accepts no other arguments"):
+        limits("1/m", rule="search")

@@ -9,7 +9,6 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.test import RequestFactory
 from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.metrics import get_meter_provider, set_meter_provider
@@ -23,17 +22,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from django_quota import Rule, acheck, check, check_all, peek, refund, slot
 from django_quota.adapters import decide, set_body_parser
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
-from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
 from django_quota.limiting import observers
-from django_quota.limiting.registry import get_limiter
 from django_quota.metrics import counted, observe, unobserve
+from tests.support.outages import no_answer
 from tests.support.pages import marked, read
 
 pytestmark = pytest.mark.usefixtures("memory_store")
-
-Labels = tuple[str, str]
+APP = "django_quota.contrib.opentelemetry"
 
 
 class Meters:
@@ -43,13 +40,12 @@ class Meters:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], views=views)
 
-    def points(self, name: str) -> dict[Labels, Any]:
+    def points(self, name: str) -> dict[tuple[str, str], Any]:
         """Return the points of an instrument by rule and outcome."""
         data: Any = self.reader.get_metrics_data()
-        resources = [] if data is None else data.resource_metrics
         return {
             (point.attributes["quota.rule"], point.attributes["quota.outcome"]): point
-            for resource in resources
+            for resource in ([] if data is None else data.resource_metrics)
             for scope in resource.scope_metrics
             for metric in scope.metrics
             if metric.name == name
@@ -57,11 +53,11 @@ class Meters:
         }
 
     @property
-    def checks(self) -> dict[Labels, int]:
+    def checks(self) -> dict[tuple[str, str], int]:
         return {labels: point.value for labels, point in self.points("quota.checks").items()}
 
     @property
-    def durations(self) -> dict[Labels, int]:
+    def durations(self) -> dict[tuple[str, str], int]:
         return {labels: point.count for labels, point in self.points("quota.check.duration").items()}
 
 
@@ -74,112 +70,93 @@ def meters() -> Iterator[Meters]:
     found.provider.shutdown()
 
 
-def fail(*_: Any) -> Any:
-    raise StoreUnavailable("a test")
+def test_each_check_counts_by_rule_and_outcome_and_takes_its_time_once(meters: Meters) -> None:
+    for _ in range(5):
+        check("3/m", "user:secret", name="search", cache_refusals=9)
+        asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
+    several: list[Any] = [("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")]
+    for _ in range(2):
+        check_all(several)
+    with slot("export", 1):  # a slot is no check, and neither is a look at a limit
+        pass
+    peek("1/m", "user:1")
+    refund("1/m", "user:1")
+    assert meters.checks == {
+        ("search", "allowed"): 3,
+        ("search", "refused"): 2,
+        ("trial", "allowed"): 1,
+        ("trial", "shadowed"): 4,
+        ("9/m", "allowed"): 1,
+        ("b", "allowed"): 2,
+        ("b", "refused"): 2,
+    }
+    assert sum(meters.durations.values()) == 12
+    data: Any = meters.reader.get_metrics_data()
+    assert "secret" not in data.to_json()
 
 
-class TestChecks:
-    def test_each_check_counts_by_rule_and_outcome_and_takes_its_time_once(self, meters: Meters) -> None:
-        for _ in range(5):
-            check("3/m", "user:secret", name="search", cache_refusals=9)
-            asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
-        several: list[Any] = [("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")]
-        for _ in range(2):
-            check_all(several)
-        with slot("export", 1):  # a slot is no check, and neither is a look at a limit
-            pass
-        peek("1/m", "user:1")
-        refund("1/m", "user:1")
-        assert meters.checks == {
-            ("search", "allowed"): 3,
-            ("search", "refused"): 2,
-            ("trial", "allowed"): 1,
-            ("trial", "shadowed"): 4,
-            ("9/m", "allowed"): 1,
-            ("b", "allowed"): 2,
-            ("b", "refused"): 2,
-        }
-        assert sum(meters.durations.values()) == 12
-        data = meters.reader.get_metrics_data()
-        assert data is not None
-        assert "secret" not in data.to_json()
-
-    @pytest.mark.parametrize("chosen", ["allow", "deny", "local"])
-    def test_what_the_store_did_not_decide_is_degraded(
-        self, meters: Meters, monkeypatch: pytest.MonkeyPatch, chosen: Any
-    ) -> None:
-        monkeypatch.setattr(get_limiter().store, "run", fail)
+@pytest.mark.parametrize("chosen", ["allow", "deny", "local"])
+def test_what_the_store_did_not_decide_is_degraded(meters: Meters, chosen: Any) -> None:
+    with no_answer():
         assert check("5/m", "user:1", name="search", on_unavailable=chosen).degraded
-        assert meters.checks == meters.durations == {("search", "degraded"): 1}
-
-    def test_a_body_that_is_read_late_counts_once_and_reading_it_takes_no_time(
-        self, meters: Meters, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def read_slowly() -> dict[str, str]:
-            now[0] += 10**9  # nanoseconds
-            return {"phone": "123"}
-
-        now, request = [1], RequestFactory().post("/", "{}", content_type="application/json")
-        for module in ("limiter", "observers"):
-            monkeypatch.setattr(f"django_quota.limiting.{module}.perf_counter_ns", lambda: now[0])
-        set_body_parser(request, read_slowly)
-        decide(request, [Rule.make("all", "9/m"), Rule.make("sms", "5/m", key="json:phone")])
-        assert meters.checks == {("all", "allowed"): 1, ("sms", "allowed"): 1}
-        [point] = meters.points("quota.check.duration").values()
-        assert (point.count, point.sum, point.explicit_bounds) == (1, 0, BUCKETS)
-
-    def test_rules_past_the_cap_are_one(self, meters: Meters) -> None:
-        labels = FIELDS // 3
-        for number in range(labels + 5):
-            check("9/m", "user:1", name=f"rule-{number}")
-        check("9/m", "user:1", name="rule-0")
-        found = meters.checks
-        assert len(found) == labels + 1
-        assert (found["rule-0", "allowed"], found["other", "allowed"]) == (2, 5)
+    assert meters.checks == meters.durations == {("search", "degraded"): 1}
 
 
-class TestSpans:
-    @pytest.fixture
-    def spans(self, meters: Meters) -> Iterator[tuple[Any, InMemorySpanExporter]]:
-        exporter, provider = InMemorySpanExporter(), TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(exporter))
-        yield provider.get_tracer(__name__), exporter
-        provider.shutdown()
+def test_a_body_that_is_read_late_counts_once_and_reading_it_takes_no_time(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_slowly() -> dict[str, str]:
+        now[0] += 10**9  # nanoseconds
+        return {"phone": "123"}
 
-    def test_a_refusal_is_an_event_of_the_current_span(self, spans: Any) -> None:
-        tracer, exporter = spans
-        with tracer.start_as_current_span("a request"):
-            check("1/m", "user:secret", name="search")
-            wait = check("1/m", "user:secret", name="search").retry_after
-            check("1/m", "user:secret", 2, name="search")
-            with pytest.raises(QuotaExceeded), slot("export", 1), slot("export", 1):
-                pass
+    now, request = [1], RequestFactory().post("/", "{}", content_type="application/json")
+    for module in ("limiter", "observers"):
+        monkeypatch.setattr(f"django_quota.limiting.{module}.perf_counter_ns", lambda: now[0])
+    set_body_parser(request, read_slowly)
+    decide(request, [Rule.make("all", "9/m"), Rule.make("sms", "5/m", key="json:phone")])
+    assert meters.checks == {("all", "allowed"): 1, ("sms", "allowed"): 1}
+    [point] = meters.points("quota.check.duration").values()
+    assert (point.count, point.sum, point.explicit_bounds) == (1, 0, BUCKETS)
 
-        with tracer.start_as_current_span("a shadow"):
-            check("0/m", "user:1", shadow=True)
-            check("0/m", "user:1", name="own answer", block=False)
 
-        async def ask() -> None:
-            with tracer.start_as_current_span("an async request"):
-                await acheck("0/m", "user:secret", name="none")
+def test_rules_past_the_cap_are_one(meters: Meters) -> None:
+    labels = FIELDS // 3
+    for number in (*range(labels + 5), 0):
+        check("9/m", "user:1", name=f"rule-{number}")
+    found = meters.checks
+    assert len(found) == labels + 1
+    assert (found["rule-0", "allowed"], found["other", "allowed"]) == (2, 5)
 
-        asyncio.run(ask())
-        found = [
-            (span.name, event.name, dict(event.attributes))
-            for span in exporter.get_finished_spans()
-            for event in span.events
-        ]
-        waits = [attributes.pop("quota.retry_after", None) for *_, attributes in found]
-        assert found == [
-            ("a request", "quota.refused", {"quota.rule": "search"}),
-            ("a request", "quota.refused", {"quota.rule": "search"}),
-            ("a request", "quota.refused", {"quota.rule": "export"}),
-            ("a shadow", "quota.refused", {"quota.rule": "own answer"}),
-            ("an async request", "quota.refused", {"quota.rule": "none"}),
-        ]
-        assert waits[0] == wait
-        assert waits[1] is waits[3] is None
-        assert waits[2] > 0
+
+def test_a_refusal_is_an_event_of_the_current_span(meters: Meters) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer(__name__)
+    with tracer.start_as_current_span("a request"):
+        check("1/m", "user:secret", name="search")
+        wait = check("1/m", "user:secret", name="search").retry_after
+        check("1/m", "user:secret", 2, name="search")
+        with pytest.raises(QuotaExceeded), slot("export", 1), slot("export", 1):
+            pass
+    with tracer.start_as_current_span("a shadow"):
+        check("0/m", "user:1", shadow=True)
+        check("0/m", "user:1", name="own answer", block=False)
+
+    async def ask() -> None:
+        with tracer.start_as_current_span("an async request"):
+            await acheck("0/m", "user:secret", name="none")
+
+    asyncio.run(ask())
+    events: list[Any] = [(span.name, event) for span in exporter.get_finished_spans() for event in span.events]
+    assert {event.name for _, event in events} == {"quota.refused"}
+    found = [(name, dict(event.attributes)) for name, event in events]
+    waits = [attributes.pop("quota.retry_after", None) for _, attributes in found]
+    rules = ["search", "search", "export", "own answer", "none"]
+    assert [attributes for _, attributes in found] == [{"quota.rule": rule} for rule in rules]
+    assert [name for name, _ in found] == ["a request"] * 3 + ["a shadow", "an async request"]
+    assert (waits[0], waits[1], waits[3]) == (wait, None, None)
+    assert waits[2] > 0
+    provider.shutdown()
 
 
 @pytest.fixture
@@ -192,11 +169,9 @@ def no_provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     uninstrument()
 
 
-def test_a_meter_provider_that_fails_does_not_stop_the_site(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("django_quota.contrib.opentelemetry.get_meter", lambda *_: 1 / 0)
-    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.opentelemetry"]
+def test_a_meter_provider_that_fails_does_not_stop_the_site(settings: Any, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(f"{APP}.get_meter", lambda *_: 1 / 0)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
     assert "not recorded for OpenTelemetry" in caplog.text
     assert check("5/m", "user:1")
 
@@ -204,8 +179,7 @@ def test_a_meter_provider_that_fails_does_not_stop_the_site(
 @pytest.mark.usefixtures("no_provider")
 def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
     before = list(observers.receivers)
-    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.opentelemetry"]
-    assert apps.is_installed("django_quota.contrib.opentelemetry")
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
     check("9/m", "user:1", name="search")
     later = Meters()
     set_meter_provider(later.provider)
@@ -227,29 +201,23 @@ def test_an_observer_that_asks_for_the_duration_is_told_and_others_are_not() -> 
 
     observe(timed, duration=True)
     observe(without.append)
-    try:
-        decision = check_all([(Rule.make("a", "1/m"), "user:1"), (Rule.make("s", "0/m", shadow=True), "user:2")])
-        with slot("export", 1):
-            pass
-    finally:
-        assert unobserve(timed)
-        assert unobserve(without.append)
-    assert with_time[0] > 0
-    assert with_time[1] is None
-    assert len(without) == 2
+    decision = check_all([(Rule.make("a", "1/m"), "user:1"), (Rule.make("s", "0/m", shadow=True), "user:2")])
+    with slot("export", 1):
+        pass
+    assert unobserve(timed)
+    assert unobserve(without.append)
+    assert (with_time[0] > 0, with_time[1], len(without)) == (True, None, 2)
     assert counted(decision) == [("a", "user:1", "allowed"), ("s", "user:2", "shadowed")]
 
 
 @pytest.mark.usefixtures("no_provider")
-def test_the_page_works_as_shown() -> None:
-    names = marked("docs/monitoring.md", "provider")
+def test_the_page_works_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, written = marked("docs/monitoring.md", "provider"), StringIO()
     instrument()
     check("9/m", "user:1", name="shop")
-    with pytest.MonkeyPatch.context() as patch:
-        written = StringIO()
-        patch.setattr(names["exporter"], "out", written)
-        provider: Any = get_meter_provider()
-        provider.shutdown()
+    monkeypatch.setattr(names["exporter"], "out", written)
+    provider: Any = get_meter_provider()
+    provider.shutdown()
     assert '"quota.rule": "shop"' in written.getvalue()
     (view,) = re.findall(r"`(View\(.*\))`", read("docs/monitoring.md"))
     dropping = Meters(eval(view, {"View": View, "DropAggregation": DropAggregation}))

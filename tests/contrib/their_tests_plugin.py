@@ -1,4 +1,4 @@
-"""A pytest plugin for the tests of Django REST framework: its throttles are replaced by ours."""
+"""A pytest plugin for the tests of Django REST framework and django-ratelimit: what they test is replaced by ours."""
 
 from __future__ import annotations
 
@@ -32,12 +32,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def emptied_store() -> None:
-    """Forget all counts before each test; the framework's tests empty the cache."""
+def emptied_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget all counts before each test; let the store fail where a test names a cache that does."""
+    from django.conf import settings
+
+    from django_quota.exceptions import StoreUnavailable
     from django_quota.limiting.registry import get_limiter
 
     store: Any = get_limiter().store
     store.__init__()
+    run = store.run
+
+    def run_or_fail(*args: Any) -> Any:
+        if str(getattr(settings, "RATELIMIT_USE_CACHE", "")).startswith("connection-errors"):
+            raise StoreUnavailable("the cache of this test fails")
+        return run(*args)
+
+    monkeypatch.setattr(store, "run", run_or_fail)
 
 
 @pytest.fixture(autouse=True)
