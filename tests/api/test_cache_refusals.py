@@ -23,11 +23,7 @@ from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, calls_of, get
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
-from tests.support.memory import (
-    as_another_process,
-    remembered_refusals,
-    with_room_for_refusals,
-)
+from tests.support.memory import as_another_process, remembered_refusals, with_room_for_refusals
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.steps import SECOND, START
 

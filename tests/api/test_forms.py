@@ -141,10 +141,7 @@ class TestAllOrNothing:
             now += later * SECOND
             with freeze(now):
                 request = posted(phone, f"192.0.2.{ip}")
-                one, other = (
-                    decide(request, apart),
-                    decide(read(posted(phone, f"192.0.2.{ip}")), at_once),
-                )
+                one, other = (decide(request, apart), decide(read(posted(phone, f"192.0.2.{ip}")), at_once))
             assert one.allowed is other.allowed
             found = {outcome.rule[1:]: outcome.remaining for outcome in one.outcomes}
             expected = {outcome.rule[1:]: outcome.remaining for outcome in other.outcomes}

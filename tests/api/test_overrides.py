@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_quota import (
-    Rule,
-    acheck,
-    apeek,
-    check,
-    check_all,
-    peek,
-    refund,
-    reserve_all,
-    reset,
-)
+from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reserve_all, reset
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.testing import freeze
 from tests.support.outages import no_answer

@@ -8,16 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from django_quota import (
-    Rule,
-    acheck_all,
-    apeek_all,
-    check,
-    check_all,
-    peek,
-    peek_all,
-    reserve_all,
-)
+from django_quota import Rule, acheck_all, apeek_all, check, check_all, peek, peek_all, reserve_all
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get

@@ -65,8 +65,7 @@ def user(**attributes: Any) -> SimpleNamespace:
 @pytest.mark.parametrize("key", ["user", "user_or_ip"])
 class TestUsers:
     @pytest.mark.parametrize(
-        ("who", "found"),
-        [(User(pk=42), "user:42"), (AnonymousUser(), IP), (user(pk="a+ip:1%"), "user:a%2Bip:1%25")],
+        ("who", "found"), [(User(pk=42), "user:42"), (AnonymousUser(), IP), (user(pk="a+ip:1%"), "user:a%2Bip:1%25")]
     )
     def test_a_user_is_named_by_the_primary_key_and_others_by_their_ip(self, key: str, who: Any, found: str) -> None:
         assert subject(key, with_user(who)) == found

@@ -20,18 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import django_quota
-from django_quota import (
-    Rule,
-    check,
-    check_all,
-    concurrency,
-    counter,
-    once,
-    peek,
-    quota,
-    reserve,
-    slot,
-)
+from django_quota import Rule, check, check_all, concurrency, counter, once, peek, quota, reserve, slot
 from django_quota.core.errors import StoreFull
 from django_quota.exceptions import QuotaError
 from django_quota.testing import freeze
