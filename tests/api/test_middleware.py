@@ -42,63 +42,47 @@ def test_a_quota_exceeded_in_any_view_is_a_429_over_either_server(kind: str, vie
     assert 1 <= int(replies[-1].headers["Retry-After"]) <= 60
 
 
-class TestMiddleware:
-    def test_other_exceptions_are_not_its_business(self) -> None:
-        assert QuotaMiddleware(lambda request: None).process_exception(get(), ValueError()) is None
+def test_what_another_app_calls_quota_on_the_request_is_left_alone() -> None:
+    request = get()
+    request.quota = SimpleNamespace(outcomes="x")
+    response: Any = QuotaMiddleware(lambda r: HttpResponse())(request)
+    assert "RateLimit" not in response.headers
 
-    def test_it_writes_the_headers_of_a_decision_that_lies_on_the_request(self) -> None:
-        def view(request: Any) -> HttpResponse:
-            request.quota = check("2/m", request, name="here")
-            return HttpResponse()
 
-        with override_settings(QUOTA=MEMORY):
-            response: Any = QuotaMiddleware(view)(get())
-        assert response.headers["RateLimit"].startswith('"here";r=1')
+@override_settings(QUOTA=MEMORY)
+def test_a_refusal_by_hand_shows_beside_the_limits_of_the_decorator() -> None:
+    @quota("9/m", name="outer")
+    def view(request: HttpRequest) -> HttpResponse:
+        check("0/m", request, name="inner").raise_if_refused()
+        raise AssertionError
 
-    def test_what_another_app_calls_quota_on_the_request_is_left_alone(self) -> None:
-        request = get()
-        request.quota = SimpleNamespace(outcomes="x")
-        response: Any = QuotaMiddleware(lambda r: HttpResponse())(request)
-        assert "RateLimit" not in response.headers
-
-    def test_a_refusal_by_hand_shows_beside_the_limits_of_the_decorator(self) -> None:
-        @quota("9/m", name="outer")
-        def view(request: HttpRequest) -> HttpResponse:
-            check("0/m", request, name="inner").raise_if_refused()
-            raise AssertionError
-
-        with override_settings(QUOTA=MEMORY):
-            response = run(view)
-        assert response.status_code == 429
-        assert response.headers["RateLimit-Policy"] == '"outer";q=9;w=60, "inner";q=0;w=60'
+    response = run(view)
+    assert response.status_code == 429
+    assert response.headers["RateLimit-Policy"] == '"outer";q=9;w=60, "inner";q=0;w=60'
 
 
 @both
 @pytest.mark.usefixtures("memory_store")
 class TestOptions:
-    @pytest.mark.parametrize("function", ["sync", "async"])
-    def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str, function: str) -> None:
-        def of(name: str) -> Any:
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str, is_async: bool) -> None:
+        if kind == "sync" and is_async:
+            return  # refused at import: test_decorators
+
+        def of(name: str, kind_of: Any) -> Any:
             def value(request: HttpRequest) -> Any:
-                return {"HTTP_SKIP": bool, "HTTP_COST": int}.get(name, str)(request.META.get(name, "0"))
-
-            def skip(request: HttpRequest) -> bool:
-                return "HTTP_SKIP" in request.META
-
-            found = skip if name == "HTTP_SKIP" else value
+                return kind_of(request.META.get(name, ""))
 
             async def avalue(request: HttpRequest) -> Any:
-                return found(request)
+                return value(request)
 
-            return found if function == "sync" else avalue
+            return avalue if is_async else value
 
-        if kind == "sync" and function == "async":
-            return  # refused at import: test_decorators
-        view = quota(of("HTTP_RATE"), skip=of("HTTP_SKIP"), cost=of("HTTP_COST"), key=of("HTTP_KEY"))(made(kind))
-        given = {"HTTP_RATE": "5/m", "HTTP_COST": "3", "HTTP_KEY": "a"}
+        view = quota(of("RATE", str), skip=of("SKIP", bool), cost=of("COST", int), key=of("KEY", str))(made(kind))
+        given = {"RATE": "5/m", "COST": "3", "KEY": "a"}
         asked: list[dict[str, str]] = [
-            given, given, {**given, "HTTP_SKIP": "1"}, {**given, "HTTP_KEY": "b"}, {**given, "HTTP_COST": "2"}, given,
-            {**given, "HTTP_RATE": "50/m"},
+            given, given, {**given, "SKIP": "1"}, {**given, "KEY": "b"}, {**given, "COST": "2"}, given,
+            {**given, "RATE": "50/m"},
         ]  # fmt: skip
         assert [run(view, get(**meta)).status_code for meta in asked] == [200, 429, 200, 200, 200, 429, 200]
 
@@ -128,16 +112,13 @@ class TestOptions:
         alone = quota("0/m", shadow=True)(made(kind))
         assert "RateLimit" not in run(alone).headers
 
-    def test_a_rule_of_the_settings_is_read_at_each_request(self, kind: str) -> None:
+    def test_what_the_settings_say_is_read_at_each_request_and_no_address_is_no_free_pass(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
         for rate, status in (("1/m", 200), ("0/s", 429), (None, 200), ({"rate": "0/m", "shadow": True}, 200)):
             with override_settings(QUOTA={**MEMORY, "RULES": {"search": rate}}):
                 assert run(view).status_code == status
-        with override_settings(QUOTA={**MEMORY, "RULES": {"serach": "1/m"}}), pytest.raises(RuleError) as caught:
+        with override_settings(QUOTA={**MEMORY, "RULES": {"serach": "1/m"}}), pytest.raises(RuleError, match="serach"):
             run(view)
-        assert "Did you mean 'serach'" in str(caught.value)
-
-    def test_no_address_is_a_configuration_error_not_a_free_pass(self, kind: str) -> None:
         with pytest.raises(ConfigurationError, match="TRUSTED_PROXIES"):
             run(quota("1/m")(made(kind)), get(REMOTE_ADDR=""))
 

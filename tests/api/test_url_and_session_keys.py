@@ -21,7 +21,7 @@ from django_quota import quota
 from django_quota.adapters import digest
 from django_quota.exceptions import RuleError
 from django_quota.types import QuotaRequest
-from tests.support.calls import asubject_of, subject_of
+from tests.support.calls import asubject_of, both, fetch, subject_of
 
 IP = "ip:192.0.2.1"
 UNKNOWN = "a" * 32
@@ -29,14 +29,6 @@ UNKNOWN = "a" * 32
 
 def request(**meta: Any) -> HttpRequest:
     return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
-
-
-def subject(key: object, of: HttpRequest) -> str:
-    return subject_of(key, of)
-
-
-def asubject(key: object, of: HttpRequest) -> str:
-    return asyncio.run(asubject_of(key, of))
 
 
 def with_arguments(**kwargs: Any) -> HttpRequest:
@@ -47,19 +39,20 @@ def with_arguments(**kwargs: Any) -> HttpRequest:
 
 class TestURLArguments:
     @pytest.mark.parametrize(
-        ("value", "shown"), [(42, "42"), ("a slug", "a slug"), ("a+ip:1%\n", "a%2Bip:1%25%0A"), (0, "0"), ("0", "0")]
-    )
-    def test_the_argument_names_the_subject(self, value: object, shown: str) -> None:
-        assert subject("kwarg:pk", with_arguments(pk=value)) == f"kwarg.pk:{shown}"
-
-    @pytest.mark.parametrize("given", [{}, {"pk": None}, {"pk": ""}, {"other": 1}])
-    def test_a_url_without_it_falls_back_to_the_ip(self, given: dict[str, Any]) -> None:
-        assert subject("kwarg:pk", with_arguments(**given)) == subject("kwarg:pk", request()) == IP
+        ("given", "shown"),
+        [
+            ({"pk": 42}, "kwarg.pk:42"), ({"pk": "a slug"}, "kwarg.pk:a slug"), ({"pk": 0}, "kwarg.pk:0"),
+            ({"pk": "a+ip:1%\n"}, "kwarg.pk:a%2Bip:1%25%0A"), ({}, IP), ({"pk": None}, IP), ({"pk": ""}, IP),
+        ],
+    )  # fmt: skip
+    def test_the_argument_names_the_subject_and_without_it_the_ip(self, given: dict[str, Any], shown: str) -> None:
+        assert subject_of("kwarg:pk", with_arguments(**given)) == shown
+        assert subject_of("kwarg:pk", request()) == IP
 
     def test_a_converter_may_return_what_has_a_text_and_nothing_else(self) -> None:
-        assert subject("kwarg:x", with_arguments(x=SimpleNamespace(a=1))) == "kwarg.x:namespace(a=1)"
+        assert subject_of("kwarg:x", with_arguments(x=SimpleNamespace(a=1))) == "kwarg.x:namespace(a=1)"
         with pytest.raises(RuleError, match=r"The URL argument 'x' is a object.*__str__"):
-            subject("kwarg:x", with_arguments(x=object()))
+            subject_of("kwarg:x", with_arguments(x=object()))
 
 
 def shown(request: QuotaRequest, **_: Any) -> HttpResponse:
@@ -67,13 +60,7 @@ def shown(request: QuotaRequest, **_: Any) -> HttpResponse:
 
 
 async def ashown(request: QuotaRequest, **_: Any) -> HttpResponse:
-    return HttpResponse(request.quota.subject)
-
-
-@quota("2/m", key="kwarg:pk", name="of-class")
-class OfClass(View):
-    def get(self, request: QuotaRequest, pk: int) -> HttpResponse:
-        return shown(request)
+    return shown(request)
 
 
 class OfMethod(View):
@@ -85,7 +72,6 @@ class OfMethod(View):
 urlpatterns = [
     path("function/<int:pk>/", quota("2/m", key="kwarg:pk", name="function")(shown)),
     path("function-async/<int:pk>/", quota("2/m", key="kwarg:pk", name="function-async")(ashown)),
-    path("of-class/<int:pk>/", OfClass.as_view()),
     path("of-method/<int:pk>/", OfMethod.as_view()),
     path("settings/<int:pk>/", shown),
     re_path(r"^settings/(?:opt-(?P<pk>\w+)/)?$", shown),
@@ -95,10 +81,10 @@ urlpatterns = [
 ]
 
 
+@both
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("middleware", [[], ["django_quota.middleware.QuotaMiddleware"]])
-@pytest.mark.parametrize("name", ["function", "function-async", "of-class", "of-method"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("name", ["function", "function-async", "of-method"])
 def test_decorators_limit_by_the_argument(kind: str, name: str, middleware: list[str], settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = middleware
@@ -106,8 +92,8 @@ def test_decorators_limit_by_the_argument(kind: str, name: str, middleware: list
     assert ask(kind, f"/{name}/2/")[1] == "kwarg.pk:2"
 
 
+@both
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
@@ -115,16 +101,12 @@ def test_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -
     settings.QUOTA = {"STORE": "memory", "RULES": {"by-pk": rule}}
     for url, found in (("1", "1"), ("opt-ab", "ab"), ("fixed", "fixed")):
         assert ask(kind, f"/settings/{url}/") == (200, f"kwarg.pk:{found}")
-    for status in (200, 200, 429):
-        assert ask(kind, "/settings/")[0] == status  # without the argument, by IP
-    assert ask(kind, "/settings/404/there-is-no-view/")[0] == 429  # by IP too
+    # without the argument or a view, by IP
+    assert [ask(kind, f"/settings/{url}")[0] for url in ("", "", "404/no-view/")] == [200, 200, 429]
 
 
 def ask(kind: str, url: str) -> tuple[int, str]:
-    async def get() -> Any:
-        return await AsyncClient().get(url)
-
-    answer: Any = asyncio.run(get()) if kind == "async" else Client().get(url)
+    (answer,) = fetch(kind, url)
     return answer.status_code, answer.content.decode()
 
 
@@ -134,8 +116,8 @@ def with_session(session: Any) -> HttpRequest:
     return made
 
 
-def saved() -> str:
-    store = db.SessionStore()
+def saved(of: Any = db) -> str:
+    store = of.SessionStore()
     store["a"] = 1
     store.save()
     return str(store.session_key)
@@ -149,30 +131,21 @@ class TestSessions:
         over.set_expiry(-1)
         over.save()
         unknown = [db.SessionStore(key) for key in ("short", UNKNOWN, over.session_key)]
+        cookies = signed_cookies.SessionStore(saved(signed_cookies))
         Session.objects.exclude(pk=over.session_key).delete()
-        sessions: tuple[Any, ...] = (flushed, db.SessionStore(), *unknown, {}, None)
-        for session in sessions:
-            assert subject("session", with_session(session)) == IP
+        for session in (flushed, db.SessionStore(), *unknown, cookies, {}, None):
+            assert subject_of("session", with_session(session)) == IP
             assert session is flushed or not getattr(session, "modified", False)
-        assert subject("session", request()) == IP
+        assert subject_of("session", request()) == IP
         assert Session.objects.get().pk == over.session_key
 
     def test_sessions_in_the_cache_count_too(self, settings: Any) -> None:
         settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-        store = cache.SessionStore()
-        store.save()
-        key = str(store.session_key)
-        assert subject("session", with_session(cache.SessionStore(key))) == f"session:{digest(key)}"
-        assert subject("session", with_session(cache.SessionStore(UNKNOWN))) == IP
-        assert asubject("session", with_session(cache.SessionStore(key))) == f"session:{digest(key)}"
-
-    def test_sessions_in_signed_cookies_fall_back_to_the_ip(self) -> None:
-        store = signed_cookies.SessionStore()
-        store["a"] = 1
-        store.save()
-        session = signed_cookies.SessionStore(store.session_key)
-        assert subject("session", with_session(session)) == IP
-        assert not session.modified
+        key = saved(cache)
+        assert subject_of("session", with_session(cache.SessionStore(UNKNOWN))) == IP
+        assert subject_of("session", with_session(cache.SessionStore(key))) == f"session:{digest(key)}"
+        asked = asubject_of("session", with_session(cache.SessionStore(key)))
+        assert asyncio.run(asked) == f"session:{digest(key)}"
 
     MIDDLEWARES: ClassVar = [
         ["django.contrib.sessions.middleware.SessionMiddleware"],
@@ -185,16 +158,16 @@ class TestSessions:
     def test_a_site_limits_by_the_session(self, middleware: list[str], settings: Any) -> None:
         settings.ROOT_URLCONF = __name__
         settings.MIDDLEWARE = middleware
-        key = saved()
+        name, key = settings.SESSION_COOKIE_NAME, saved()
 
         async def aget(cookie: str) -> Any:
             client = AsyncClient()
-            client.cookies = SimpleCookie({settings.SESSION_COOKIE_NAME: cookie})
+            client.cookies = SimpleCookie({name: cookie})
             return await client.get("/who-async/")
 
         def get(cookie: str) -> Any:
             client = Client()
-            client.cookies = SimpleCookie({settings.SESSION_COOKIE_NAME: cookie})
+            client.cookies = SimpleCookie({name: cookie})
             return client.get("/who/")
 
         for ask in (get, async_to_sync(aget)):
@@ -202,4 +175,4 @@ class TestSessions:
             answer = ask(UNKNOWN)
             assert answer.content.decode() == "ip:127.0.0.1"
             assert Session.objects.count() == 1
-            assert not answer.cookies.get(settings.SESSION_COOKIE_NAME, SimpleNamespace(value="")).value
+            assert not answer.cookies.get(name, SimpleNamespace(value="")).value
