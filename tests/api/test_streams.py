@@ -75,25 +75,21 @@ class TestSync:
             assert list(stream) == [b"part"] * 3
         assert left() == 970
 
-    def test_a_response_is_settled_when_it_has_been_read(self) -> None:
+    def test_a_response_is_settled_when_it_has_been_read_and_a_client_that_leaves_pays_what_was_made(self) -> None:
         model, held = Model(), hold()
         response = held.stream(StreamingHttpResponse(model.parts()), used=model.cost)
         assert isinstance(response, StreamingHttpResponse)
         assert response.getvalue() == b"part" * 3
-        assert left() == 970
-        assert not held.is_open
+        assert (left(), held.is_open) == (970, False)
         response.close()
         assert left() == 970
-
-    def test_a_client_that_goes_away_pays_for_what_was_made(self) -> None:
+        hold().stream(StreamingHttpResponse(Model().parts()), used=lambda: 0).close()
+        assert left() == 970
         model = Model()
-        hold().stream(StreamingHttpResponse(model.parts()), used=model.cost).close()
-        assert left() == 1_000
-        response = hold().stream(StreamingHttpResponse(model.parts()), used=model.cost)
+        response = reserve("1000/h", SUBJECT, 600).stream(StreamingHttpResponse(model.parts()), used=model.cost)
         next(iter(response))
         response.close()
-        assert model.is_closed
-        assert left() == 990
+        assert (model.is_closed, left()) == (True, 960)
 
     @pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: "many", lambda: -1])
     def test_if_used_fails_the_estimate_stays_spent(self, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,29 +105,6 @@ class TestSync:
 
 
 class TestAsync:
-    def test_the_end_of_the_stream_settles_it(self) -> None:
-        async def work() -> None:
-            model = Model()
-            async with areserve("1000/h", SUBJECT, 600) as held:
-                response = held.stream(StreamingHttpResponse(model.aparts()), used=model.cost)
-            assert [part async for part in response] == [b"part"] * 3
-
-        asyncio.run(work())
-        assert left() == 970
-
-    def test_a_loop_that_is_left_early_is_settled_by_aclose(self) -> None:
-        model = Model()
-
-        async def work() -> None:
-            stream = (await areserve("1000/h", SUBJECT, 600)).stream(model.aparts(), used=model.cost)
-            async with aclosing(stream) as parts:  # type: ignore[type-var]
-                async for _ in parts:
-                    break
-
-        asyncio.run(work())
-        assert model.is_closed
-        assert left() == 990
-
     @pytest.mark.parametrize(("is_over", "times"), [(False, 1), (True, 1), (True, 2)])
     def test_a_cancelled_task_and_a_client_that_goes_away_behind_the_last_part_pay(
         self, is_over: bool, times: int
@@ -161,15 +134,25 @@ class TestAsync:
         asyncio.run(work())
         assert left() == 990
 
-    def test_django_closes_it_in_a_thread_when_the_client_goes_away(self) -> None:
+    @pytest.mark.parametrize("leaves", ["at the end", "early", "django"])
+    def test_its_end_aclose_or_django_which_closes_it_in_a_thread_settle_it(self, leaves: str) -> None:
         model = Model()
 
         async def work() -> None:
-            held = await areserve("1000/h", SUBJECT, 600)
-            response = held.stream(StreamingHttpResponse(model.aparts()), used=model.cost)
+            async with areserve("1000/h", SUBJECT, 600) as held:
+                response = held.stream(StreamingHttpResponse(model.aparts()), used=model.cost)
             async with aclosing(aiter(response)) as parts:  # type: ignore[type-var]
-                await anext(parts)
+                if leaves == "at the end":
+                    assert [part async for part in parts] == [b"part"] * 3
+                else:
+                    await anext(parts)
             await asyncio.to_thread(response.close)
 
-        asyncio.run(work())
-        assert left() == 990
+        async def loop() -> None:
+            stream = (await areserve("1000/h", SUBJECT, 600)).stream(model.aparts(), used=model.cost)
+            async with aclosing(stream) as parts:  # type: ignore[type-var]
+                async for _ in parts:
+                    break
+
+        asyncio.run(loop() if leaves == "early" else work())
+        assert (model.is_closed, left()) == (True, 970 if leaves == "at the end" else 990)
