@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -13,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -26,24 +24,10 @@ from django_quota.requests.subjects import named_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.support.days import count
-from tests.support.dying import Died, dying
 
 USAGE = "/admin/django_quota/dailycounter/usage/"
 NOON = int(datetime(2026, 3, 14, 12, tzinfo=UTC).timestamp()) * 1_000_000
 TODAY = date(2026, 3, 14)
-
-ODD = [
-    "<script>alert(1)</script>",
-    "\"'><img src=x onerror=alert(1)>",
-    "null\0and\x01control\x1b",
-    "line\r\nX-Injected: yes",
-    "x" * 10_000,
-    "\ud800 alone",
-    "\u202ertl \u2028 \U0001f600",
-    "{braces} + % & = ?",
-    "~tilde",
-    "=1+1",
-]
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -69,9 +53,6 @@ def page(client: Client, **asked: str | int) -> Any:
         return client.get(USAGE, asked)
 
 
-# --- each check counts once -------------------------------------------------------------------------------------------
-
-
 def of_day(client: Client, subject: str, day: date, rule: str = "") -> tuple[int, ...]:
     """Return the allowed and refused checks of a day and their units, as the CSV file has them."""
     asked: Any = {"subject": subject, "rule": rule, "year": day.year}
@@ -82,54 +63,29 @@ def of_day(client: Client, subject: str, day: date, rule: str = "") -> tuple[int
 
 
 @pytest.mark.usefixtures("redis_cache")
-class TestWhatRedisHas:
-    """The page moves it to the rows that it reads."""
-
-    def now(self, raw: redis.Redis) -> date:
-        return datetime.fromtimestamp(raw.time()[0], UTC).date()
-
-    def test_each_check_counts_once_whoever_moves_it(self, raw: redis.Redis, admin: Client) -> None:
-        today = self.now(raw)
-        count(raw, "user:1", {"search": (3, 1), "login": (2, 0)}, today)
-        count(raw, "user:2", {"search": (50, 0)}, today)
-        assert of_day(admin, "user:1", today) == (5, 1, 5)
-        count(raw, "user:1", {"search": (4, 0, 90), "api": (0, 7)}, today)
-        call_command("quota_rollup", stdout=io.StringIO())
-        assert of_day(admin, "user:1", today) == (9, 8, 99)
-        assert of_day(admin, "user:1", today, "search") == (7, 1, 97)
-        raw.flushall()
-        count(raw, "user:1", {"search": (2, 0)}, today)
-        assert of_day(admin, "user:1", today) == (11, 8, 101)
-
-    def test_what_a_killed_roll_up_left_is_shown_once(self, raw: redis.Redis, admin: Client) -> None:
-        today = self.now(raw)
-        for step in range(100):
-            count(raw, "user:1", {"search": (1, 0)}, today)
-            with suppress(Died), dying(step):
-                call_command("quota_rollup", stdout=io.StringIO())
-                break
-            connection.close()
-            assert of_day(admin, "user:1", today) == (step + 1, 0, step + 1)
-        assert step > 5
-
-    def test_a_long_name_is_found_under_its_digest(self, raw: redis.Redis, admin: Client) -> None:
-        today, subject, rule = self.now(raw), "ü" * 300, "r" * 300
-        count(raw, subject, {rule: (3, 1)}, today)
-        assert of_day(admin, subject, today) == (3, 1, 3)
-        name, held = DailyCounter.objects.values_list("subject", "rule").get()
-        assert name.startswith("~")
-        assert of_day(admin, name, today, rule) == of_day(admin, subject, today, held) == (3, 1, 3)
-
-    def test_the_page_takes_one_call_to_redis_and_few_queries(self, raw: redis.Redis, admin: Client) -> None:
-        count(raw, "user:1", {"search": (3, 1)}, self.now(raw))
-        admin.get(USAGE, {"subject": "user:1"})  # loads the script
-        raw.config_resetstat()
-        with CaptureQueriesContext(connection) as queries:
-            assert admin.get(USAGE, {"subject": "user:1", "year": "2020"}).status_code == 200
-        calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
-        assert calls["cmdstat_evalsha"] == 1
-        assert not {"cmdstat_scan", "cmdstat_keys", "cmdstat_hscan"} & set(calls)
-        assert len(queries) <= 6
+def test_what_redis_has_is_moved_once_by_one_call_and_few_queries(raw: redis.Redis, admin: Client) -> None:
+    today = datetime.fromtimestamp(raw.time()[0], UTC).date()
+    count(raw, "user:1", {"search": (3, 1), "login": (2, 0)}, today)
+    count(raw, "user:2", {"search": (50, 0)}, today)
+    assert of_day(admin, "user:1", today) == (5, 1, 5)
+    count(raw, "user:1", {"search": (4, 0, 90), "api": (0, 7)}, today)
+    assert of_day(admin, "user:1", today) == (9, 8, 99)
+    assert of_day(admin, "user:1", today, "search") == (7, 1, 97)
+    raw.config_resetstat()
+    with CaptureQueriesContext(connection) as queries:
+        assert admin.get(USAGE, {"subject": "user:1", "year": "2020"}).status_code == 200
+    calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert calls["cmdstat_evalsha"] == 1
+    assert not {"cmdstat_scan", "cmdstat_keys", "cmdstat_hscan"} & set(calls)
+    assert len(queries) <= 6
+    raw.flushall()
+    count(raw, "user:1", {"search": (2, 0)}, today)
+    assert of_day(admin, "user:1", today) == (11, 8, 101)
+    subject, rule = "ü" * 300, "r" * 300
+    count(raw, subject, {rule: (3, 1)}, today)
+    assert of_day(admin, subject, today) == (3, 1, 3)
+    name, held = DailyCounter.objects.filter(rule__startswith="~").values_list("subject", "rule").get()
+    assert of_day(admin, name, today, rule) == of_day(admin, subject, today, held) == (3, 1, 3)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -163,12 +119,17 @@ class TestPage:
     """In a process without Redis."""
 
     def test_totals_are_of_the_year_the_month_and_the_day(self, admin: Client) -> None:
-        for day, allowed in ((TODAY, 1), (date(2026, 3, 1), 20), (date(2026, 1, 1), 300), (date(2025, 12, 31), 4000)):
+        for day, allowed in ((TODAY, 1), (date(2026, 3, 1), 20), (date(2026, 1, 1), 300), (date(2024, 12, 31), 4000)):
             row("user:1", day, allowed, refused=2)
-        totals = {title: counts.allowed for title, counts in page(admin, subject="user:1").context["totals"]}
-        assert totals == {"This year": 321, "This month": 21, "Today": 1}
-        totals = {title: counts.allowed for title, counts in page(admin, subject="user:1", year=2025).context["totals"]}
-        assert totals == {"2025": 4000, "This year": 321, "This month": 21, "Today": 1}
+        reply = page(admin, subject="user:1", year=2024)
+        totals = {title: counts.allowed for title, counts in reply.context["totals"]}
+        assert totals == {"2024": 4000, "This year": 321, "This month": 21, "Today": 1}
+        assert list(reply.context["years"]) == [2024, 2025, 2026]
+        for year in ("0", "99999", "x", "-1", "٢٠٢٦", "1969", ""):
+            reply = page(admin, subject="user:1", year=year)
+            assert reply.context["asked"].year == 2026
+            totals = {title: counts.allowed for title, counts in reply.context["totals"]}
+            assert totals == {"This year": 321, "This month": 21, "Today": 1}
 
     def test_the_heat_map_the_bars_and_the_table_agree(self, admin: Client) -> None:
         row("user:1", TODAY, 7, 3)
@@ -186,13 +147,8 @@ class TestPage:
 
     @pytest.mark.parametrize(
         ("asked", "expected"),
-        [
-            ({"days": "30"}, 30),
-            ({"days": "90"}, 90),
-            ({"days": "year"}, 73),
-            ({"days": "x"}, 30),
-            ({"days": "year", "year": 2024}, 366),
-        ],
+        [({"days": days}, bars) for days, bars in (("30", 30), ("90", 90), ("year", 73), ("x", 30))]
+        + [({"days": "year", "year": 2024}, 366)],
     )
     def test_bars_cover_the_chosen_period(self, admin: Client, asked: dict[str, Any], expected: int) -> None:
         _, bars = charts(page(admin, subject="user:1", **asked).content.decode())
@@ -207,19 +163,14 @@ class TestPage:
         assert 'href="?subject=user%3A1&amp;rule=b"' in reply.content.decode()
         assert 'href="?subject=user%3A1" aria-current="true">a<' in reply.content.decode()
 
-    @pytest.mark.parametrize("year", ["0", "99999", "x", "-1", "٢٠٢٦", "1969", ""])
-    def test_a_malformed_year_means_this_year(self, admin: Client, year: str) -> None:
-        assert page(admin, subject="user:1", year=year).context["asked"].year == 2026
-
-    def test_years_go_back_to_the_first_row(self, admin: Client) -> None:
-        row("user:1", date(2024, 5, 1))
-        assert list(page(admin, subject="user:1").context["years"]) == [2024, 2025, 2026]
-
     def test_names_and_links_need_their_permissions_and_digests_are_cut(self, admin: Client) -> None:
         anna = User.objects.create_user("anna")
         for client, shown in ((admin, True), (operator("view_dailycounter"), False)):
             html = page(client, subject=f"user:{anna.pk}").content.decode()
             assert ("/subject/?subject=" in html) is ("anna" in html) is shown
+        reply = operator("view_dailycounter", name="looks").post(USAGE, {"find": "anna"}, follow=True)
+        assert reply.redirect_chain[0][0] == f"{USAGE}?subject=anna"
+        assert f"user:{anna.pk}" not in reply.content.decode()
         subject = f"post.phone:{'0123456789abcdef' * 2}"
         reply = page(admin, subject=subject)
         assert reply.context["title"] == "Usage of post.phone:012345…"
@@ -235,13 +186,10 @@ class TestPage:
         reply = admin.post(USAGE, {"find": "nobody"}, follow=True)
         assert "There are no checks yet. No request has the subject" in reply.content.decode()
 
-    def test_finding_users_needs_the_permission_to_view_them(self) -> None:
-        user = User.objects.create_user("ann", "ann@example.org")
-        reply = operator("view_dailycounter").post(USAGE, {"find": "ann"}, follow=True)
-        assert reply.redirect_chain[0][0] == f"{USAGE}?subject=ann"
-        assert f"user:{user.pk}" not in reply.content.decode()
-
-    @pytest.mark.parametrize("subject", ODD, ids=range(len(ODD)))
+    @pytest.mark.parametrize(
+        "subject",
+        ["<script>alert(1)</script>", "line\r\nX-Injected: yes", "null\0\x1b", "x" * 10_000, "\ud800", "% & = ?", "~a"],
+    )
     def test_any_subject_has_a_page_and_a_file(self, admin: Client, subject: str) -> None:
         name, held = row_name(row_part(named_subject(subject))), row_name(row_part(subject, field))
         row(name, rule=held)
@@ -250,7 +198,6 @@ class TestPage:
             for asked in (query, urlencode({"subject": name, "rule": held})):
                 html = admin.get(f"{USAGE}?{asked}").content.decode()
                 assert "<script>alert" not in html
-                assert "<img src=x" not in html
                 assert len(charts(html)) == 2
                 reply = admin.get(f"{USAGE}csv/?{asked}")
                 assert reply["Content-Disposition"].isascii()
