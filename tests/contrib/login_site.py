@@ -24,19 +24,19 @@ OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
 PASSWORD = "right horse"
 
-BASE = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django.contrib.messages"]
+DJANGO = "django.contrib"
 MIDDLEWARE = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
+    f"{DJANGO}.sessions.middleware.SessionMiddleware",
+    f"{DJANGO}.auth.middleware.AuthenticationMiddleware",
+    f"{DJANGO}.messages.middleware.MessageMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
 ]
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
-    }
-]
+TEMPLATES = {
+    "BACKEND": "django.template.backends.django.DjangoTemplates",
+    "APP_DIRS": True,
+    "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
+}
+APPS = [f"{DJANGO}.{name}" for name in ("auth", "contenttypes", "sessions", "messages")]
 
 
 class Accounts:
@@ -50,15 +50,14 @@ def begin(folder: str, *, with_middleware: bool, rules: Any = (), **more: Any) -
     ours = ["django_quota.middleware.QuotaMiddleware"] if with_middleware else []
     settings.configure(
         SECRET_KEY="only for tests, and long enough for HS256",
-        USE_TZ=True,
         ALLOWED_HOSTS=["*"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}},
         QUOTA={"STORE": "memory", "RULES": dict(rules)},
-        TEMPLATES=TEMPLATES,
+        TEMPLATES=[TEMPLATES],
         PASSWORD_HASHERS=["tests.contrib.hashers.CountingHasher"],
-        INSTALLED_APPS=[*BASE, "allauth", "allauth.account", "django_quota"],
+        INSTALLED_APPS=[*APPS, "allauth", "allauth.account", "django_quota"],
         AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
-        MIDDLEWARE=[*MIDDLEWARE, "allauth.account.middleware.AccountMiddleware", *ours],
+        MIDDLEWARE=[*MIDDLEWARE, *ours],
         ROOT_URLCONF=Accounts,
         ACCOUNT_ADAPTER="django_quota.contrib.allauth.LoginQuotaAdapter",
         ACCOUNT_LOGIN_METHODS={"username", "email"},
@@ -111,13 +110,12 @@ def reset(log_in: Any) -> dict[str, Any]:
 
     places = [(name, at) for name in ("ann", "ann@example.org") for at in ("203.0.113.9", "198.51.100.7")]
     locked = [[log_in(name, "guess", at)[0] for _ in range(6)][-1] for name, at in places]
-    client = Client(REMOTE_ADDR="203.0.113.9")
+    client, new = Client(REMOTE_ADDR="203.0.113.9"), "new right horse"
     client.post("/accounts/password/reset/", {"email": "ann@example.org"})
     link = re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]
     page = client.get(link).headers["Location"]
-    done = client.post(page, {"password1": "new right horse", "password2": "new right horse"}).status_code
-    after = [log_in(name, "new right horse", at)[0] for name, at in places]
-    return {"locked": locked, "reset": done, "after": after}
+    done = client.post(page, {"password1": new, "password2": new}).status_code
+    return {"locked": locked, "reset": done, "after": [log_in(name, new, at)[0] for name, at in places]}
 
 
 def limits(folder: str) -> dict[str, Any]:

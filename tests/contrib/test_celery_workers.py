@@ -30,12 +30,7 @@ SECOND = 1_000_000
 @pytest.fixture
 def no_app_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app of a test is not that of the next one, nor does it get the tasks of that."""
-    fresh: dict[str, Any] = {
-        "default_app": None,
-        "_tls.current_app": None,
-        "_on_app_finalizers": set(),
-        "_apps": WeakSet(),
-    }
+    fresh = {"default_app": None, "_tls.current_app": None, "_on_app_finalizers": set(), "_apps": WeakSet[Any]()}
     for name, value in fresh.items():
         monkeypatch.setattr(f"celery._state.{name}", value)
 
@@ -61,13 +56,6 @@ class Site:
                 subprocess.Popen(command, env=os.environ, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
             )
 
-    def kill(self, index: int) -> None:
-        self.workers[index].kill()
-        self.workers[index].wait(PATIENCE)
-
-    def send(self, name: str, *arguments: Any) -> Any:
-        return self.app.tasks[name].delay(*arguments)
-
     def starts(self) -> list[tuple[int, int, int]]:
         """Return which task started, and between which moments its limits let it."""
         return [tuple(map(int, note.split())) for note in self.client.lrange("starts", 0, -1)]  # type: ignore[misc]
@@ -79,10 +67,6 @@ class Site:
         """Return the most tasks that were let start within a window of this length, whatever came between."""
         starts = [(began, let) for _, began, let in self.starts()]
         return max(sum(1 for began, let in starts if began >= first and let < first + span) for first, _ in starts)
-
-    def waiting_workers(self) -> int:
-        """Return how many workers wait for messages."""
-        return sum(1 for client in self.client.client_list() if client["cmd"] == "brpop")
 
 
 @pytest.fixture
@@ -107,9 +91,9 @@ def sites(redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatc
 def test_three_workers_stay_within_one_limit_and_run_other_tasks_beside(sites: Any, pool: str) -> None:
     site = sites(quota="20/s")
     for number in range(120):
-        site.send("limited", number)
+        site.app.tasks["limited"].delay(number)
     for _ in range(10):
-        site.send("other", 0)
+        site.app.tasks["other"].delay(0)
     site.start(3, pool)
     wait_until(lambda: site.client.llen("latencies") == 10)
     assert len(site.started()) < 120  # they did not wait for the backlog
@@ -123,12 +107,13 @@ def test_a_killed_worker_loses_no_task_and_its_late_tasks_keep_the_limit(sites: 
     transport = {"visibility_timeout": 12, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
     site = sites(quota="10/s", transport=transport)
     site.start(3, "prefork")
-    wait_until(lambda: site.waiting_workers() == 3)
+    wait_until(lambda: sum(client["cmd"] == "brpop" for client in site.client.client_list()) == 3)
     for number in range(80):
         site.app.tasks["limited"].quota_apply_async((number,))
     # Kill it while no message is on its way: Celery takes one from Redis before it notes that it holds it.
     wait_until(lambda: site.client.hlen("unacked") + len(site.started()) >= 80)
     assert len(site.started()) < 80
-    site.kill(0)
+    site.workers[0].kill()
+    site.workers[0].wait(PATIENCE)
     wait_until(lambda: site.started() == set(range(80)))
     assert site.surely_most_in(SECOND) <= 10

@@ -78,10 +78,7 @@ def waits(*results: Any) -> list[float]:
     return [((result.task.run_after or NOON) - NOON).total_seconds() for result in results]
 
 
-def by_org(task: Any, args: Any, kwargs: Any) -> str:
-    return f"org:{args[0]}"
-
-
+BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambda task, args, kwargs: args[0]}
 BANS = {"rate": "10/m", "ban": {"after": "1/m", "for": "1h"}}
 
 
@@ -89,7 +86,7 @@ BANS = {"rate": "10/m", "ban": {"after": "1/m", "for": "1h"}}
     ("limit", "orgs", "expected"),
     [
         (TaskQuota("10/m"), [7] * 12, [6.0 * number for number in range(12)]),
-        (TaskQuota("10/m", key=by_org, cost=lambda task, args, kwargs: args[0]), [1, 2, 1, 2], [0.0, 0.0, 6.0, 12.0]),
+        (TaskQuota("10/m", **BY_ORG), [1, 2, 1, 2], [0.0, 0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("exports", "10/m", "1440/d")), [7, 7, 7], [0.0, 60.0, 120.0]),
         (TaskQuota("exports", key="org:7"), [7, 7], [0.0, 6.0]),
         (TaskQuota(Rule.make("exports", "1/m", shadow=True)), [7, 7], [0.0, 0.0]),
@@ -130,15 +127,12 @@ def test_a_backend_that_cannot_defer_is_an_error_that_takes_no_place(export: Any
     assert waits(limit.enqueue(export, 7)) == [0.0]
 
 
-def test_while_redis_does_not_answer_a_rule_decides(export: Any, settings: Any) -> None:
+def test_while_redis_does_not_answer_a_rule_decides_and_none_may_need_a_request(export: Any, settings: Any) -> None:
     settings.QUOTA = {}  # the settings of the tests lead to no server
     limit = TaskQuota("1/m")
     assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
     with pytest.raises(QuotaExceeded):
         TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
-
-
-def test_a_rule_that_needs_a_request_is_an_error(export: Any) -> None:
     with pytest.raises(RuleError, match="needs a request"):
         TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
 
