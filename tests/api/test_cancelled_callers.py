@@ -51,18 +51,10 @@ def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Wher
                 task = asyncio.create_task(lock("line", wait=60).aacquire())
                 await left_while(task, stop, times)
             assert await nobody_has("line")
-
-    asyncio.run(leave())
-
-
-@places
-def test_a_caller_that_is_cancelled_until_it_has_left_keeps_no_slot(where: Where) -> None:
-
-    async def leave() -> None:
         with barrier(is_asked_for, where) as stop:
             task = asyncio.create_task(lock("line", wait=60).aacquire())
             await until(lambda: stop.met)
-            for turn in range(1_000_000):
+            for turn in range(1_000_000):  # until it has left
                 if task.done():
                     break
                 task.cancel()
@@ -109,11 +101,6 @@ async def _block(line: Slot, held: asyncio.Event) -> None:
         held.set()
 
 
-async def _lease(line: Slot, held: asyncio.Event) -> None:
-    async with await line.aacquire():
-        held.set()
-
-
 async def _view(line: Slot, held: asyncio.Event) -> None:
     @concurrency(1, name=line.name, renew=line.renews)
     async def view(request: Any) -> HttpResponse:
@@ -123,7 +110,7 @@ async def _view(line: Slot, held: asyncio.Event) -> None:
     await view(get())
 
 
-ENDS = [_release, _block, _lease, _view]
+ENDS = [_release, _block, _view]
 
 each_end = pytest.mark.parametrize("hold", ENDS, ids=lambda hold: hold.__name__.strip("_"))
 
@@ -143,25 +130,6 @@ def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(leave())
-
-
-def test_the_end_of_an_event_loop_gives_the_slot_back() -> None:
-
-    async def leave(where: Where) -> None:
-        with barrier(is_release, where) as stop:
-            held = asyncio.Event()
-            waits = asyncio.create_task(_block(lock("line"), held))
-            await until(lambda: stop.met)
-            for task in asyncio.all_tasks():
-                if task is not asyncio.current_task():
-                    task.cancel()
-            await asyncio.sleep(0)
-            stop.open()
-            assert await ended(waits)
-        assert await nobody_has("line")
-
-    for where in ("queued", "sent", "answered"):
-        asyncio.run(leave(where))
 
 
 @each_end

@@ -80,9 +80,15 @@ def test_a_request_has_the_rules_that_match_and_those_of_its_view(
         assert len(calls) == 2
 
 
-def test_only_rules_that_apply_to_the_request_are_in_it() -> None:
+def test_only_rules_that_apply_to_the_request_are_in_it_and_no_cost_function_is_called(settings: Any) -> None:
     assert [rule for rule, *_ in shown(limits_of(search("post")))] == ["api", "writes", "devices", "two", "two"]
     assert shown(limits_of(get())) == [("reads", "5/m", "ip:192.0.2.1", 0)], "no view, no user"
+    assert peek("api", search()).remaining == peek("api", ANN).remaining == 10
+    assert (peek_all([("api", search())]).cost, peek("api", search(), 11).allowed) == (1, False)
+    with pytest.raises(pytest.fail.Exception):
+        check("api", search())
+    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+    assert limits_of(ANN).outcomes == ()
 
 
 def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
@@ -119,16 +125,3 @@ def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.Mon
         "other": ("", False),
     }
     assert (decision.rule, len(calls)) == ("api", 2), "one for the last tiers"
-
-
-def test_a_look_calls_no_cost_function() -> None:
-    assert peek("api", search()).remaining == peek("api", ANN).remaining == 10
-    assert peek_all([("api", search())]).cost == 1
-    assert peek("api", search(), 11).allowed is False
-    with pytest.raises(pytest.fail.Exception):
-        check("api", search())
-
-
-def test_nothing_limits_while_the_limits_are_off(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-    assert limits_of(ANN).outcomes == ()

@@ -38,51 +38,41 @@ def share(redis_cache: object, clock: Clock) -> Iterator[Any]:
     with_clock(clock)
     subjects = iter(range(100))
 
-    def after(now: int = START, seconds: float = INTERVAL, *, answered: bool = True) -> int:
-        clock.now += seconds
+    def after(now: int = START) -> int:
+        clock.now += INTERVAL
         with freeze(now):
-            if answered:
-                count_what_waits()
-            else:
-                with no_answer():
-                    count_what_waits()
+            count_what_waits()
             return admitted(Rule.make("local", "60/m", on_unavailable="local"), f"user:{next(subjects)}")
 
     with freeze(START):
         yield after
 
 
-class TestTheShareOfAProcess:
-    def test_processes_share_a_limit_until_they_have_been_silent_for_long(self, share: Any) -> None:
-        assert share() == 60
-        another_process_is_alive()
-        another_process_is_alive()
-        assert share() == 20
-        assert share(START + TTL - 1) == 20
-        assert share(START + TTL) == 20  # a lower number counts when it comes twice
-        assert share(START + TTL) == 60
+def test_processes_share_a_limit_until_they_have_been_silent_for_long(share: Any, raw: redis.Redis) -> None:
+    assert share() == 60
+    another_process_is_alive()
+    another_process_is_alive()
+    assert [share(), share(START + TTL - 1), share(START + TTL)] == [20, 20, 20]
+    assert share(START + TTL) == 60  # a lower number counts when it comes twice
+    another_process_is_alive()
+    assert share() == 30  # a higher one at once
+    raw.delete(WORKERS)  # the others report again within the interval
+    assert share() == 30
+    another_process_is_alive()
+    assert share() == 30
+    raw.delete(WORKERS)
+    assert [share(), share()] == [30, 60]
 
-    def test_a_higher_number_counts_at_once_and_a_lower_one_when_it_comes_twice(
-        self, share: Any, raw: redis.Redis
-    ) -> None:
-        another_process_is_alive()
-        assert share() == 30
-        raw.delete(WORKERS)  # the others report again within the interval
-        assert share() == 30
-        another_process_is_alive()
-        assert share() == 30
-        raw.delete(WORKERS)
-        assert [share(), share()] == [30, 60]
 
-    @forks
-    @threads_ran
-    def test_a_forked_process_is_one_more(self, share: Any, raw: redis.Redis) -> None:
-        share()
-        with processes() as children:
-            children.append(started(count_what_waits))
-            assert ended(children) == [0]
-        assert raw.zcard(WORKERS) == 2
-        assert 0 < raw.pttl(WORKERS) <= 30_000 + 3_600_000  # an hour longer, since the test sets the time
+@forks
+@threads_ran
+def test_a_forked_process_is_one_more(share: Any, raw: redis.Redis) -> None:
+    share()
+    with processes() as children:
+        children.append(started(count_what_waits))
+        assert ended(children) == [0]
+    assert raw.zcard(WORKERS) == 2
+    assert 0 < raw.pttl(WORKERS) <= 30_000 + 3_600_000  # an hour longer, since the test sets the time
 
 
 RATES = st.builds("{}/{}".format, st.integers(0, 50), st.sampled_from(["s", "m", "h", "5m"]))
