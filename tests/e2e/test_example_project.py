@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ import pytest
 
 from example_project.client import Visitor
 from example_project.scenarios import SCENARIOS, Scenario
-from tests.e2e.sites import PATIENCE, Site, run_site, scratch_folder
+from tests.e2e.sites import PATIENCE, ROOT, Site, run_site, scratch_folder
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.thorough("example")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -50,13 +48,8 @@ def served() -> Iterator[Site]:
 
 
 @pytest.fixture
-def port(served: Site) -> int:
-    return served.port
-
-
-@pytest.fixture
-def visitor(port: int) -> Iterator[Visitor]:
-    with Visitor(port) as someone:
+def visitor(served: Site) -> Iterator[Visitor]:
+    with Visitor(served.port) as someone:
         yield someone
 
 
@@ -83,10 +76,7 @@ def test_the_demo_runs_every_scenario_and_all_are_as_promised(scratch: Path, sto
 
 
 def test_the_demo_says_that_the_redis_of_redis_url_is_down(scratch: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
-        status, said = run(scratch, "-m", "example_project.demo", REDIS_URL=url)
+    status, said = run(scratch, "-m", "example_project.demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
     assert status == 1
     assert "Redis does not answer" in said
 
@@ -100,10 +90,6 @@ def test_ctrl_c_stops_everything_that_the_demo_started(scratch: Path) -> None:
         said, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 130
     assert "Stopped" in said
-
-
-def scenario_of(slug: str) -> Scenario:
-    return next(scenario for scenario in SCENARIOS if scenario.slug == slug)
 
 
 def test_the_front_page_loads_no_external_files(visitor: Visitor) -> None:
@@ -132,24 +118,17 @@ def test_every_scenario_has_its_url(visitor: Visitor, scenario: Scenario) -> Non
         assert visitor.get(scenario.url, given).admitted
 
 
-def sign_in_to_the_admin(visitor: Visitor, served: Site, who: str) -> None:
+@pytest.mark.parametrize(("who", "status"), [("admin", 200), ("clerk", 200), ("intern", 403)])
+def test_staff_sees_the_limits_by_permission_and_signs_in_by_password_alone(
+    visitor: Visitor, served: Site, who: str, status: int
+) -> None:
+    visitor.get("/")
+    assert {visitor.post("/sign-in/", {"who": name}).status for name in (who, "ines", "nobody")} == {404}
     visitor.get("/admin/login/")
     fields = {"username": who, "password": served.passwords[who], "next": "/admin/"}
     assert visitor.post("/admin/login/?next=/admin/", fields).status == 302
-
-
-def test_nobody_signs_in_as_staff_without_a_password(visitor: Visitor) -> None:
-    visitor.get("/")
-    for who in ("admin", "clerk", "ines", "nobody"):
-        assert visitor.post("/sign-in/", {"who": who}).status == 404
-
-
-@pytest.mark.parametrize(("who", "status"), [("admin", 200), ("clerk", 200), ("intern", 403)])
-def test_who_may_see_the_limits_in_the_admin(served: Site, who: str, status: int) -> None:
-    with Visitor(served.port) as visitor:
-        sign_in_to_the_admin(visitor, served, who)
-        for page in ("subject/", "overview/", "quotaoverride/", "dailycounter/", "dailycounter/usage/"):
-            assert visitor.get(f"/admin/django_quota/{page}").status == status
+    for page in ("subject/", "overview/", "quotaoverride/", "dailycounter/", "dailycounter/usage/"):
+        assert visitor.get(f"/admin/django_quota/{page}").status == status
 
 
 def test_passwords_are_printed_and_stored_nowhere(served: Site) -> None:
@@ -170,16 +149,9 @@ def test_every_page_has_a_strict_content_security_policy(visitor: Visitor) -> No
     assert nonce is None or f"'nonce-{nonce[1]}'" in page.headers["Content-Security-Policy"]
 
 
-@pytest.fixture(scope="module")
-def fresh() -> Iterator[Site]:
-    """A site with WSGI that nobody has reset."""
-    with run_site("--wsgi") as site:
-        yield site
-
-
-def test_the_site_works_with_wsgi(fresh: Site) -> None:
-    with Visitor(fresh.port) as visitor:
+def test_the_site_works_with_wsgi() -> None:
+    download = next(scenario for scenario in SCENARIOS if scenario.slug == "download")
+    with run_site("--wsgi") as site, Visitor(site.port) as visitor:
         assert visitor.get("/").admitted
-        download = scenario_of("download")
         assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
         assert visitor.get("/static/example/style.css").admitted

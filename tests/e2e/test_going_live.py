@@ -12,16 +12,16 @@ import pytest
 from django.core.checks import run_checks
 from django.test import RequestFactory, override_settings
 
-import django_quota
 from django_quota import peek
 from django_quota.testing import RedisServer
+from tests.support.pages import read
 from tests.support.stores import caches
 
-PAGE = (Path(django_quota.__file__).parent.parent / "docs" / "going_live.md").read_text()
-FAILURES = (Path(django_quota.__file__).parent.parent / "docs" / "reliability.md").read_text()
-BLOCKS = re.findall(r"(?:<!-- run: (\w+) -->\n)?```python\n(.*?)```", PAGE + FAILURES, re.DOTALL)
-NOWHERE = RedisServer("redis://127.0.0.1:1/0", 0, Path())
-"""No server listens there."""
+BLOCKS = re.findall(
+    r"(?:<!-- run: (\w+) -->\n)?```python\n(.*?)```",
+    read("docs/going_live.md") + read("docs/reliability.md"),
+    re.DOTALL,
+)
 
 SITE = """
 import sys
@@ -72,20 +72,20 @@ for message in mail.outbox:
 """
 
 
-def shown(text: str) -> dict[str, Any]:
+def shown(name: str) -> dict[str, Any]:
+    """Run the block of this name, or the one that defines this function; return what it defines."""
     names: dict[str, Any] = {}
-    exec(text, names)
+    exec(block(name), names)
     return names
 
 
 def block(name: str) -> str:
-    """Return the block of this name, or the one that defines this function."""
     (text,) = [text for run_as, text in BLOCKS if name == run_as or f"def {name}(" in text]
     return str(text)
 
 
 def test_the_settings_pass_the_checks() -> None:
-    names = shown(block("settings"))
+    names = shown("settings")
     with override_settings(**{name: names[name] for name in ("QUOTA", "AUTHENTICATION_BACKENDS")}):
         assert run_checks(tags=["django_quota"]) == []
 
@@ -104,21 +104,16 @@ def test_an_outage_is_mailed_once_and_not_for_each_denied_request() -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_page_for_monitoring_answers_503_where_redis_is_read_only_or_gone(raw: Any, settings: Any) -> None:
-    def answer() -> int:
-        return int(shown(block("limits_hold"))["limits_hold"](RequestFactory().get("/")).status_code)
+def test_views_for_monitoring_and_with_a_counter_answer_503_without_redis(raw: Any, settings: Any) -> None:
+    def answer(name: str) -> int:
+        return int(shown(name)[name](RequestFactory().get("/")).status_code)
 
-    assert answer() == 200
+    assert answer("limits_hold") == 200
     raw.replicaof("127.0.0.1", 1)
     try:
         assert not peek("1000/m", "global", name="limits-hold").degraded
-        assert answer() == 503
+        assert answer("limits_hold") == 503
     finally:
         raw.replicaof("NO", "ONE")
-    settings.CACHES = caches(NOWHERE)
-    assert answer() == 503
-
-
-def test_the_view_with_a_counter_answers_503_without_redis(settings: Any) -> None:
-    settings.CACHES = caches(NOWHERE)
-    assert shown(block("buy"))["buy"](RequestFactory().get("/")).status_code == 503
+    settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
+    assert (answer("limits_hold"), answer("buy")) == (503, 503)

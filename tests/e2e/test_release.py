@@ -38,17 +38,12 @@ def test_the_oldest_versions_are_those_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_read_alone_and_gives_shells_nothing_from_outside(path: Any) -> None:
+def test_a_workflow_may_read_alone_names_actions_by_commit_and_gives_shells_nothing(path: Any) -> None:
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}
-    for job in workflow["jobs"].values():
-        assert job["timeout-minutes"]
-        for step in job["steps"]:
-            assert "${{" not in step.get("run", ""), "a value from outside is given to a shell as a variable"
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_an_action_is_named_by_its_commit_and_its_version(path: Any) -> None:
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
+    assert not [step for step in steps if "${{" in step.get("run", "")], "give a shell a value as a variable"
     lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line]
     assert lines
     for line in lines:
@@ -56,19 +51,14 @@ def test_an_action_is_named_by_its_commit_and_its_version(path: Any) -> None:
     assert len({line for line in lines if "checkout" in line}) <= 1
 
 
-def test_only_the_job_that_publishes_may_prove_who_it_is() -> None:
+def test_the_job_that_publishes_only_downloads_what_was_built_and_proves_who_it_is() -> None:
     jobs = [(name, job) for path in WORKFLOWS for name, job in yaml.safe_load(path.read_text())["jobs"].items()]
-    assert [(name, job["permissions"], job["environment"]) for name, job in jobs if "permissions" in job] == [
-        ("publish", {"id-token": "write"}, "release")
-    ]
-
-
-def test_the_job_that_publishes_only_downloads_what_was_built_and_checked() -> None:
+    proving = [(name, job["permissions"], job["environment"]) for name, job in jobs if "permissions" in job]
+    assert proving == [("publish", {"id-token": "write"}, "release")]
     publish = RELEASE["publish"]
     assert publish["needs"] == ["build", "check"]
-    assert [step.get("uses", "").partition("@")[0] for step in publish["steps"]] == [
-        "actions/download-artifact", "pypa/gh-action-pypi-publish"
-    ]  # fmt: skip
+    uses = [step.get("uses", "").partition("@")[0] for step in publish["steps"]]
+    assert uses == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     for job in ("check", "publish"):
         (download,) = (step for step in RELEASE[job]["steps"] if "download" in step.get("uses", ""))
         assert download["with"] == {"artifact-ids": "${{ needs.build.outputs.dist }}", "path": "dist"}

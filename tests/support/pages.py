@@ -1,9 +1,14 @@
-"""The pages of the documentation, run as shown."""
+"""The pages of the documentation, run as shown.
+
+`python -m tests.support.pages README.md redis://...` runs the README's tour on an installed django_quota, as a newcomer
+would: tests/e2e/test_distributions.py does so where only the wheel is installed, with this file alone.
+"""
 
 from __future__ import annotations
 
 import doctest
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +43,32 @@ def run_page(page: str | Path, **names: Any) -> dict[str, Any]:
             session.globs = names
             assert runner.run(session, clear_globs=False).failed == 0, text
     return names
+
+
+def run_tour(page: str, redis_url: str) -> int:
+    """Run a page from the settings that it marks with `<!-- run: ... -->`; return how many blocks there were."""
+    import django
+    from django.conf import settings
+
+    shown = marked(page, "settings")
+    shown["CACHES"]["default"]["LOCATION"] = redis_url
+    settings.configure(
+        SECRET_KEY="secret",
+        CACHES=shown["CACHES"],
+        QUOTA=marked(page, "site")["QUOTA"],
+        MIDDLEWARE=shown["MIDDLEWARE"],
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", *shown["INSTALLED_APPS"]],
+    )
+    django.setup()
+
+    from django.contrib.auth.models import AnonymousUser
+    from django.test import RequestFactory
+
+    request = RequestFactory().get("/")
+    request.user = AnonymousUser()
+    run_page(page, request=request)
+    return sum(language in ("python", "pycon") for language, _ in blocks(page))
+
+
+if __name__ == "__main__":
+    print(run_tour(*sys.argv[1:]), "blocks ran")
