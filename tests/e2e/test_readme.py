@@ -33,20 +33,11 @@ from django_quota.testing import freeze, quota_kit
 from tests.support.pages import ROOT, blocks, marked, read, run_page
 
 PAGES = [
-    Path("README.md"),
-    Path("SECURITY.md"),
-    Path("CONTRIBUTING.md"),
+    *(Path(f"{name}.md") for name in ("README", "SECURITY", "CONTRIBUTING")),
     *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")),
 ]
-OWN_RUN = (
-    "docs/channels.md",
-    "docs/coming_from.md",
-    "docs/logins.md",
-    "docs/plans.md",
-    "docs/rest_framework.md",
-    "docs/testing.md",
-    "docs/tutorial.md",
-)
+OWN = ("channels", "coming_from", "logins", "plans", "rest_framework", "testing", "tutorial")
+OWN_RUN = {f"docs/{name}.md" for name in OWN}
 """Pages that a test of their own runs, most of them with their packages in tests/contrib."""
 
 
@@ -57,14 +48,10 @@ def visitor(**data: str) -> HttpRequest:
 
 
 @pytest.fixture
-def shown_settings() -> dict[str, Any]:
-    return marked("docs/install.md", "settings")
-
-
-@pytest.fixture
-def shown_rules(redis_cache: Any, settings: Any, shown_settings: dict[str, Any]) -> None:
+def shown_rules(redis_cache: Any, settings: Any) -> None:
     """The rules of docs/install.md, on a real Redis."""
-    settings.QUOTA = {name: value for name, value in shown_settings["QUOTA"].items() if name != "REDIS"}
+    shown = marked("docs/install.md", "settings")["QUOTA"]
+    settings.QUOTA = {name: value for name, value in shown.items() if name != "REDIS"}
 
 
 def run(page: str | Path) -> dict[str, Any]:
@@ -75,14 +62,7 @@ def run(page: str | Path) -> dict[str, Any]:
 @pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in OWN_RUN], ids=str)
 def test_every_snippet_of_a_page_runs_and_prints_what_it_shows(page: Path) -> None:
     names = run(page)
-    if "count_decision" in names:
-        assert unobserve(names["count_decision"])
-
-
-def test_the_shown_settings_pass_the_checks(shown_settings: dict[str, Any]) -> None:
-    assert "django_quota" in shown_settings["INSTALLED_APPS"]
-    with override_settings(QUOTA=shown_settings["QUOTA"], CACHES={}):
-        assert run_checks(tags=["django_quota"]) == []
+    assert "count_decision" not in names or unobserve(names["count_decision"])
 
 
 @pytest.fixture(autouse=True)
@@ -117,12 +97,14 @@ def test_the_figures_of_the_readme_are_not_better_than_those_measured() -> None:
     assert all(int(cells[5]) <= 300 for cells in chaos if cells[0].startswith("Hangs"))
 
 
-def test_the_settings_of_the_readme_limit_a_site(memory_store: None, settings: Any) -> None:
-    shown = marked("README.md", "settings")
-    assert "django_quota.middleware.QuotaMiddleware" in shown["MIDDLEWARE"]
+def test_the_shown_settings_pass_the_checks_and_limit_a_site(memory_store: None, settings: Any) -> None:
+    installed, shown = marked("docs/install.md", "settings"), marked("README.md", "settings")
     rules = marked("README.md", "site")["QUOTA"]
-    with override_settings(QUOTA=rules, CACHES=shown["CACHES"]):
-        assert run_checks(tags=["django_quota"]) == []
+    assert "django_quota" in installed["INSTALLED_APPS"]
+    assert "django_quota.middleware.QuotaMiddleware" in shown["MIDDLEWARE"]
+    for quotas, caches in ((installed["QUOTA"], {}), (rules, shown["CACHES"])):
+        with override_settings(QUOTA=quotas, CACHES=caches):
+            assert run_checks(tags=["django_quota"]) == []
     settings.QUOTA = {**settings.QUOTA, **rules}
     settings.ROOT_URLCONF = (urls.path("api/", lambda request: HttpResponse()),)
     assert [Client().get("/api/").status_code for _ in range(11)] == [200] * 10 + [429]
@@ -135,10 +117,10 @@ def statuses(view: Any, times: int, **data: str) -> list[int]:
 @pytest.mark.usefixtures("shown_rules")
 def test_every_shown_view_has_the_limits_that_its_page_says() -> None:
     views, codes, costs = (run(f"docs/{name}.md") for name in ("views", "sms_codes", "costs"))
+
     with freeze(1_800_000_000_000_000):
-        assert statuses(views["members"], 11) == [200] * 10 + [429]
-        assert statuses(views["search"], 11) == [200] * 10 + [429]
-        assert statuses(views["export"], 11) == [200] * 10 + [429]
+        for name in ("members", "search", "export"):
+            assert statuses(views[name], 11) == [200] * 10 + [429]
         assert asyncio.run(views["report"](visitor())).status_code == 200
         assert asyncio.run(views["Orders"].as_view()(visitor(a="b"))).headers["RateLimit"] == '"Orders";r=99;t=3600'
         for view, name in ((views["lookup"], "lookup"), (costs["batch"], "batch")):
@@ -180,28 +162,17 @@ def test_the_shown_proxies_name_the_client(
     assert check("10/m", request).outcomes[0].subject == client
 
 
-def test_the_shown_answer_is_sent(memory_store: None, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RESPONSE": run("docs/responses.md")["refused"]}
-    nobody = quota("0/m", name="nobody")(lambda request: HttpResponse())
-    settings.ROOT_URLCONF = (urls.path("api/", nobody), urls.path("page/", nobody))
-    assert Client().get("/api/").json()["error"] == "slow down"
-    assert Client().get("/page/").json()["title"] == "Too many requests"
-
-
 def test_the_shown_rules_for_a_whole_site_apply(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, **marked("docs/views.md", "rules")["QUOTA"]}
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
-    settings.ALLOWED_HOSTS = ["*"]
     assert run_checks(tags=["django_quota"]) == []
-    client = Client()
+    client, inside, partner = Client(), "10.1.2.3", Client(HTTP_HOST="x.partners.example.com")
     with freeze(1_800_000_000_000_000):
         assert [client.get("/api/v1/items/").status_code for _ in range(11)] == [200] * 10 + [429]
-        assert "RateLimit" not in client.get("/api/plain/").headers
-        assert "RateLimit" not in client.get("/api/docs/old/style.css").headers
-        assert "RateLimit" not in client.get("/api/v1/items/", REMOTE_ADDR="10.1.2.3").headers
-        policies = client.get("/api/search/?a=1&b=2", HTTP_HOST="x.partners.example.com").headers["RateLimit"]
-        assert policies.startswith('"api";r=0')
-        reply = client.get("/api/search/?a=1&b=2", HTTP_HOST="x.partners.example.com", REMOTE_ADDR="10.1.2.3")
+        for path, ip in (("plain/", "127.0.0.1"), ("docs/old/style.css", "127.0.0.1"), ("v1/items/", inside)):
+            assert "RateLimit" not in client.get(f"/api/{path}", REMOTE_ADDR=ip).headers
+        assert partner.get("/api/search/?a=1&b=2").headers["RateLimit"].startswith('"api";r=0')
+        reply = partner.get("/api/search/?a=1&b=2", REMOTE_ADDR=inside)
         assert reply.headers["RateLimit"].startswith('"search";r=2;t=1, "partners";r=9999;t=')
 
 
@@ -220,12 +191,18 @@ def test_a_client_gets_the_refusal_that_is_shown(redis_cache: Any, settings: Any
     assert json.loads(response.content) == json.loads(body)
 
 
-def test_the_shown_integration_limits_a_view(memory_store: None, settings: Any) -> None:
+@pytest.mark.usefixtures("memory_store")
+def test_the_shown_integration_and_answer_limit_a_view(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "2/m", "key": "ip"}}}
     limited = run("docs/architecture.md")["limited"]
     replies = [limited(visitor(), lambda request: HttpResponse()) for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert all(reply.headers["RateLimit"].startswith('"search";r=') for reply in replies)
+    settings.QUOTA = {**settings.QUOTA, "RESPONSE": run("docs/responses.md")["refused"]}
+    nobody = quota("0/m", name="nobody")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (urls.path("api/", nobody), urls.path("page/", nobody))
+    assert Client().get("/api/").json()["error"] == "slow down"
+    assert Client().get("/page/").json()["title"] == "Too many requests"
 
 
 def test_the_shown_client_waits_as_long_as_it_is_told(memory_store: None, settings: Any) -> None:
@@ -303,10 +280,9 @@ def test_the_shown_plans_limit_by_plan_and_endpoint_are_bought_and_mail_the_cust
 
 def commands(page: Path) -> Iterator[list[str]]:
     """Find the commands of `manage.py` that a page shows."""
-    for language, text in blocks(page):
-        if language == "console":
-            for line in re.findall(r"^\$ manage\.py (.*)$", text, re.MULTILINE):
-                yield shlex.split(line, comments=True)
+    shown = "\n".join(text for language, text in blocks(page) if language == "console")
+    for line in re.findall(r"^\$ manage\.py (.*)$", shown, re.MULTILINE):
+        yield shlex.split(line, comments=True)
 
 
 @pytest.mark.usefixtures("shown_rules", "database")
@@ -348,6 +324,9 @@ def test_quota_status_prints_what_is_shown() -> None:
     assert shown.splitlines()[1:] == printed[: len(shown.splitlines()) - 1]
 
 
+FOLDERS = "core|engine|stores|requests|limiting|features|operating|web|admin|management|testing"
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -355,27 +334,20 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", read(page)):
+def test_every_link_path_and_module_of_a_page_leads_somewhere(page: Path) -> None:
+    text = read(page)
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", text):
         path = ROOT / page.parent / target if target else ROOT / page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path.read_text()), anchor
-
-
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_path_and_module_that_a_page_names_exists(page: Path) -> None:
-    text = read(page)
-    for path in re.findall(r"`((?:django_quota|tests|example_project|docs)/[\w./*-]*)`", text):
-        assert list(ROOT.glob(path.rstrip("/"))), path
+    for named in re.findall(r"`((?:django_quota|tests|example_project|docs)/[\w./*-]*)`", text):
+        assert list(ROOT.glob(named.rstrip("/"))), named
     for name in re.findall(r"`(django_quota(?:\.\w+)+)`", text):
         assert pkgutil.resolve_name(name)
-    for path, attribute in re.findall(rf"`((?:{FOLDERS})/[\w./]*)(?::(\w+))?`", text):
-        found = ROOT / "django_quota" / path.rstrip("/")
-        assert found.exists() or found.with_name(f"{found.name}.py").exists(), path
-        assert not attribute or pkgutil.resolve_name(f"django_quota.{path.replace('/', '.')}:{attribute}")
-
-
-FOLDERS = "core|engine|stores|requests|limiting|features|operating|web|admin|management|testing"
+    for module, attribute in re.findall(rf"`((?:{FOLDERS})/[\w./]*)(?::(\w+))?`", text):
+        found = ROOT / "django_quota" / module.rstrip("/")
+        assert found.exists() or found.with_name(f"{found.name}.py").exists(), module
+        assert not attribute or pkgutil.resolve_name(f"django_quota.{module.replace('/', '.')}:{attribute}")
 
 
 def test_the_shown_tests_pass(memory_store: None, database: Any, client: Client, settings: Any) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from tests.support.ports import free_ports
+from tests.support.commands import wait_until
+from tests.support.ports import answers_ping, free_ports
 
 SLOTS = 16_384
-PATIENCE = 60.0
 NODE_TIMEOUT = 500
 """Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
 NEVER = 600_000  # where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone
@@ -37,7 +37,7 @@ class Server:
         """Start it, for the first time or once more in the same place, and wait until it answers."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env={**os.environ})
-        _until(lambda: _answers(self.client))
+        wait_until(lambda: answers_ping(self.port))
 
     def kill(self) -> None:
         self.process.kill()
@@ -152,36 +152,18 @@ def _join(cluster: Cluster, primaries: int) -> None:
         leader.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
     for server in cluster.servers[1:]:
         server.client.execute_command("CLUSTER MEET", "127.0.0.1", leaders[0].port)
-    _until(lambda: all(_known(server) == len(cluster.servers) for server in cluster.servers))
+    size = str(len(cluster.servers))
+    wait_until(lambda: all(_info(server)["cluster_known_nodes"] == size for server in cluster.servers))
     for number, follower in enumerate(cluster.servers[primaries:]):
         follower.client.execute_command("CLUSTER REPLICATE", leaders[number % primaries].id)
-    _until(lambda: all(_is_ready(server) for server in cluster.servers))
-
-
-def _known(server: Server) -> int:
-    return int(_info(server)["cluster_known_nodes"])
-
-
-def _is_ready(server: Server) -> bool:
-    role = server.client.info("replication")
-    linked = role["role"] == "master" or role["master_link_status"] == "up"
-    return bool(_info(server)["cluster_state"] == "ok" and linked)
+    wait_until(lambda: all(_is_ready(server) for server in cluster.servers))
 
 
 def _info(server: Server) -> dict[str, Any]:
     return server.client.execute_command("CLUSTER INFO")  # type: ignore[no-any-return]
 
 
-def _answers(client: Any) -> bool:
-    try:
-        client.ping()
-    except redis.ConnectionError:
-        return False
-    return True
-
-
-def _until(holds: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "the cluster is not as it should be"
-        time.sleep(0.02)
+def _is_ready(server: Server) -> bool:
+    role = server.client.info("replication")
+    linked = role["role"] == "master" or role["master_link_status"] == "up"
+    return bool(_info(server)["cluster_state"] == "ok" and linked)

@@ -30,33 +30,42 @@ def postgres_programs() -> Path | None:
     return folder if folder is not None and (folder / "postgres").exists() else None
 
 
+WHO: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+@contextmanager
+def _private_folder(prefix: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        if WHO:
+            shutil.chown(folder, UNPRIVILEGED)
+        yield folder
+
+
 @contextmanager
 def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
     """Run a private PostgreSQL for as long as the block lasts; yields what goes into DATABASES."""
-    who: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
-    with tempfile.TemporaryDirectory(prefix="quota-pg-") as folder:
-        if who:
-            shutil.chown(folder, UNPRIVILEGED)
-        data, log = Path(folder) / "data", Path(folder) / "log"
+    with _private_folder("quota-pg-") as folder:
+        data = f"{folder}/data"
         options = ["--username", "quota", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
-        made = subprocess.run(
-            [str(programs / "initdb"), "-D", str(data), *options],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            **who,
-        )
+        words = [str(programs / "initdb"), "-D", data, *options]
+        made = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, **WHO)
         assert made.returncode == 0, made.stderr
-        command = [str(programs / "postgres"), "-D", str(data), "-k", folder, "-c", "listen_addresses=", "-F"]
-        with log.open("wb") as words:
-            server = subprocess.Popen(command, stdout=words, stderr=words, cwd=folder, **who)
-        try:
-            _wait_until_answering(folder, server, log)
+        command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
+        with _running(command, folder, signal.SIGINT):  # a fast shutdown: it does not wait for clients
             yield {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "quota", "HOST": folder}
-        finally:
-            server.send_signal(signal.SIGINT)  # a fast shutdown: it does not wait for clients
-            server.wait()
+
+
+@contextmanager
+def _running(command: list[str], folder: str, end: signal.Signals, port: int | None = None) -> Iterator[None]:
+    log = Path(folder) / "log"
+    with log.open("wb") as words:
+        server = subprocess.Popen(command, stdout=words, stderr=words, cwd=folder, **WHO)
+    try:
+        _wait_until_answering(folder, server, log, port)
+        yield
+    finally:
+        server.send_signal(end)
+        server.wait()
 
 
 PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing listens on a port
@@ -65,25 +74,17 @@ PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing lis
 @contextmanager
 def running_pgbouncer(program: str, server: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
     """Run a PgBouncer that gives each transaction one of `size` sessions; yields what goes into DATABASES."""
-    with tempfile.TemporaryDirectory(prefix="quota-pgb-") as folder:
-        who: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
-        if who:
-            shutil.chown(folder, UNPRIVILEGED)
-        settings, log = Path(folder) / "pgbouncer.ini", Path(folder) / "log"
+    with _private_folder("quota-pgb-") as folder:
+        settings = Path(folder) / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\n* = host={server['HOST']} user={server['USER']}\n"
             f"[pgbouncer]\npool_mode = transaction\ndefault_pool_size = {size}\nauth_type = any\n"
             f"unix_socket_dir = {folder}\nlisten_port = {PGBOUNCER_PORT}\n"
         )
         settings.chmod(0o644)
-        with log.open("wb") as words:
-            pooler = subprocess.Popen([program, str(settings)], stdout=words, stderr=words, cwd=folder, **who)
-        try:
-            _wait_until_answering(folder, pooler, log, PGBOUNCER_PORT)
+        # At once; SIGINT would wait for its clients.
+        with _running([program, str(settings)], folder, signal.SIGTERM, PGBOUNCER_PORT):
             yield {**server, "HOST": folder, "PORT": str(PGBOUNCER_PORT)}
-        finally:
-            pooler.send_signal(signal.SIGTERM)  # at once; SIGINT would wait for its clients
-            pooler.wait()
 
 
 def _wait_until_answering(folder: str, server: subprocess.Popen[bytes], log: Path, port: int | None = None) -> None:

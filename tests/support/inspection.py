@@ -16,10 +16,6 @@ def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, A
     return as_json(load_snapshot(subject, rules))
 
 
-def is_overridden(subject: str, rule: str) -> bool:
-    return load_snapshot(subject).override_of(rule) is not None
-
-
 def bans_of(subject: str) -> list[tuple[str, float, int]]:
     """Return the rule of each ban, for how long it lasts, and which in a row it is."""
     return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]

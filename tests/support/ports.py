@@ -9,6 +9,8 @@ import random
 import socket
 from contextlib import ExitStack
 
+import redis
+
 LOWEST, HIGHEST = 10_000, 22_000
 BUS = 10_000  # so far above its port the servers of a Cluster talk to each other
 
@@ -41,3 +43,11 @@ def free_port() -> int:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def answers_ping(port: int) -> bool:
+    try:
+        with redis.Redis(port=port, socket_timeout=5) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False

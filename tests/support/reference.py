@@ -22,13 +22,15 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
+
+from django.core.management.base import BaseCommand
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
@@ -55,20 +57,14 @@ def _part(made_from: str) -> str:
     if word == "list":
         module, _, names = rest.partition(": ")
         return "\n".join(_item(name.strip(), *_found([module], name.strip())) for name in names.split(","))
-    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys}
-    if word in makers:
-        return makers[word]()
-    return _command(rest)
+    return _command(rest) if word == "command" else {"errors": _errors, "signals": _signals, "keys": _keys}[word]()
 
 
 def names_in(page: str) -> list[str]:
     parts = re.findall(r"<!-- list ([\w.]+): ([^>]*) -->", page)
     listed = [f"{module}.{name.strip()}" for module, names in parts for name in names.split(",")]
-    modules = _modules(page)
-    headed = [part[1] for part in NAMED.finditer(page)] if modules else []
-    return listed + [
-        f"{module}.{name}" for name in headed for module in modules if name in import_module(module).__all__
-    ]
+    headed = [(module, part[1]) for module in _modules(page) for part in NAMED.finditer(page)]
+    return listed + [f"{module}.{name}" for module, name in headed if name in import_module(module).__all__]
 
 
 def _modules(page: str) -> list[str]:
@@ -94,6 +90,12 @@ def _found(modules: list[str], path: str) -> tuple[Any, str]:
     for name in path.split("."):
         owner, found = found, getattr(found, name)
     return found, f" Async: `a{name}`." if hasattr(owner, f"a{name}") else ""
+
+
+def _doc(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    assert text, thing
+    return text
 
 
 def _summary(thing: Any) -> str:
@@ -141,22 +143,19 @@ def public_methods(found: type) -> dict[str, Any]:
 
 def attributes(found: type) -> dict[str, tuple[str, str]]:
     """Return the public attributes that a class documents: the type and the text of each."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
-    assert isinstance(tree, ast.ClassDef)
+    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
     documented: dict[str, tuple[str, str]] = {}
     starts = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     given = {each.arg: ast.unparse(each.annotation) for start in starts for each in start.args.args if each.annotation}
     for body in (tree.body, *(start.body for start in starts)):
         for node, after in zip(body, [*body[1:], None], strict=True):
-            if isinstance(node, ast.FunctionDef) and _is_property(node):
+            if isinstance(node, ast.FunctionDef) and {"property", "cached_property"} & _decorators(node):
                 documented[node.name] = (ast.unparse(node.returns or ast.Constant("")), ast.get_docstring(node) or "")
             elif isinstance(node, (ast.Assign, ast.AnnAssign)):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
-                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                text = inspect.cleandoc(after.value.value) if is_text else ""  # type: ignore[union-attr]
                 kind = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else given.get(name, "")
-                if text or (isinstance(node, ast.AnnAssign) and body is tree.body):
+                if (text := _text_of(after)) or (isinstance(node, ast.AnnAssign) and body is tree.body):
                     documented[name] = (kind, text)
     known = vars(import_module(found.__module__))
     return {
@@ -166,10 +165,13 @@ def attributes(found: type) -> dict[str, tuple[str, str]]:
     }
 
 
-def _is_property(node: ast.FunctionDef) -> bool:
-    return any(
-        isinstance(each, ast.Name) and each.id in ("property", "cached_property") for each in node.decorator_list
-    )
+def _decorators(node: ast.FunctionDef) -> set[str]:
+    return {each.id for each in node.decorator_list if isinstance(each, ast.Name)}
+
+
+def _text_of(node: ast.stmt | None) -> str:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return inspect.cleandoc(str(node.value.value)) if is_text else ""  # type: ignore[union-attr]
 
 
 def signature(function: Any) -> str:
@@ -186,12 +188,6 @@ def signature(function: Any) -> str:
     return text if names_nothing or is_what_it_gets else f"{text} -> {returns.replace('_Reserving', 'Hold')}"
 
 
-def _doc(thing: Any) -> str:
-    text = inspect.getdoc(thing)
-    assert text, thing
-    return text
-
-
 def _in_cell(text: str) -> str:
     return " ".join(text.split()).replace(" | ", " or ").replace("|", "\\|")
 
@@ -201,27 +197,18 @@ def _in_cell(text: str) -> str:
 
 def _errors() -> str:
     errors = import_module("django_quota.exceptions")
-    rows = [
-        f"| `{name}` | {_in_cell(_doc(getattr(errors, name))).partition('. ')[0].rstrip('.')}. |"
-        for name in errors.__all__
-    ]
+    texts = {name: _in_cell(_doc(getattr(errors, name))).partition(". ")[0].rstrip(".") for name in errors.__all__}
+    rows = [f"| `{name}` | {text}. |" for name, text in texts.items()]
     return "\n".join(["| error | raised when |", "|---|---|", *rows])
 
 
 def signals() -> dict[str, str]:
     """Return the signals of `django_quota.signals` by name, with what they say of themselves."""
-    module = import_module("django_quota.signals")
-    return {name: text for name, text in texts_below(inspect.getsource(module)).items() if name.islower()}
-
-
-def texts_below(source: str) -> dict[str, str]:
-    """Return the names of a module that have a text below them, and the texts."""
-    body = ast.parse(source).body
     found = {}
-    for node, after in pairwise(body):
+    for node, after in pairwise(ast.parse(inspect.getsource(import_module("django_quota.signals"))).body):
         target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
-        if isinstance(target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[target.id] = inspect.cleandoc(str(after.value.value))
+        if isinstance(target, ast.Name) and target.id.islower() and (text := _text_of(after)):
+            found[target.id] = text
     return found
 
 
@@ -232,13 +219,11 @@ def _signals() -> str:
 
 def _keys() -> str:
     keys = import_module("django_quota.core.keys")
-    rows = [f"| `quota:1:{{<subject>}}:{kind}...` | {_in_cell(_coded(text))} |" for kind, text in keys.KINDS.items()]
-    rows += [f"| `quota:1:{{!}}:{kind}...` | {_in_cell(_coded(text))} |" for kind, text in keys.SYSTEM_KINDS.items()]
+    kinds = [("<subject>", *each) for each in keys.KINDS.items()] + [("!", *each) for each in keys.SYSTEM_KINDS.items()]
+    named = re.compile(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)")
+    told = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
+    rows = [f"| `{key}` | {text} |" for key, text in told]
     return "\n".join(["| key | what it holds |", "|---|---|", *rows])
-
-
-def _coded(text: str) -> str:
-    return re.sub(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)", r"`\1`", text)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -251,25 +236,14 @@ def commands() -> dict[str, str]:
     return {path.stem: ".".join(("django_quota", *path.relative_to(root).parts[:-3])) for path in paths}
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
-    command = import_module(f"{commands()[name]}.management.commands.{name}").Command()
-    parser: argparse.ArgumentParser = command.create_parser("manage.py", name)
-    return parser
-
-
-def _django_options() -> set[str]:
-    from django.core.management.base import BaseCommand
-
-    return {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
-
-
 def options_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, str, str]]:
     """Return the options of a command, without those of every Django command: the words before it, it, its meaning."""
+    djangos = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb, below in action.choices.items():
                 yield from options_of(below, f"{words}{verb} ")
-        elif action.dest not in _django_options():
+        elif action.dest not in djangos:
             yield words, _option(action), action.help or ""
 
 
@@ -297,20 +271,16 @@ SHARED = {
 
 def _command(name: str) -> str:
     """Return the options of a command; what several actions take alike is one item."""
+    command = import_module(f"{commands()[name]}.management.commands.{name}").Command()
     actions: dict[tuple[str, str], list[str]] = {}
-    for words, option, text in options_of(parser_of(name)):
+    for words, option, text in options_of(command.create_parser("manage.py", name)):
         if option not in SHARED or not text.startswith(SHARED[option]):
             actions.setdefault((option, text), []).append(words.strip())
-    items = [(_taken_by(words), option, text) for (option, text), words in actions.items()]
-    return "\n".join(f"* {taken_by}`{option}`: {_code(text)}" for taken_by, option, text in items)
-
-
-def _taken_by(actions: list[str]) -> str:
-    return ", ".join(f"`{action}`" for action in actions) + " " if any(actions) else ""
-
-
-def _code(text: str) -> str:
-    return re.sub(r"(--[a-z-]+)", r"`\1`", text)
+    rows = []
+    for (option, text), words in actions.items():
+        taken_by = ", ".join(f"`{action}`" for action in words if action)
+        rows.append(" ".join(filter(None, ["*", taken_by, f"`{option}`:", re.sub(r"(--[a-z-]+)", r"`\1`", text)])))
+    return "\n".join(rows)
 
 
 def main() -> None:

@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from django_quota.testing import RedisServer
 from tests.support.commands import wait_until
-from tests.support.ports import free_port
-
-
-def answers_ping(port: int) -> bool:
-    try:
-        with redis.Redis(port=port) as client:
-            return bool(client.ping())
-    except redis.ConnectionError:
-        return False
+from tests.support.ports import answers_ping, free_port
 
 
 @pytest.fixture
