@@ -21,7 +21,7 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 http = get_asgi_application()
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
-from channels.generic.websocket import AsyncWebsocketConsumer, WebsocketConsumer  # noqa: E402
+from channels.generic.websocket import AsyncWebsocketConsumer  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.urls import path  # noqa: E402
 
@@ -33,12 +33,7 @@ class Echo(AsyncWebsocketConsumer):
         await self.send(text_data, bytes_data)
 
 
-class SyncEcho(WebsocketConsumer):
-    def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        self.send(text_data, bytes_data)
-
-
-routes: Any = URLRouter([path("async/", Echo.as_asgi()), path("sync/", SyncEcho.as_asgi())])
+routes: Any = URLRouter([path("", Echo.as_asgi())])
 limited = QuotaSocket(routes, connect="1000000/m", receive="3/h", at_once=9, key="get:who", lease=8)
 refusing = QuotaSocket(routes, connect="0/m", key="ip")
 

@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from django_quota.testing import RedisServer
@@ -49,11 +48,9 @@ class Site:
         writer.close()
         return True
 
-    @asynccontextmanager
-    async def socket(self, who: str, path: str = "async/", query: str = "") -> AsyncIterator[ClientConnection]:
-        url = f"ws://127.0.0.1:{self.port}/{path}?who={who}{query}"
-        async with connect(url, open_timeout=PATIENCE, proxy=None) as socket:
-            yield socket
+    def socket(self, query: str = "") -> connect:
+        url = f"ws://127.0.0.1:{self.port}/?who=ann{query}"
+        return connect(url, open_timeout=PATIENCE, proxy=None)
 
 
 @pytest.fixture(params=SERVERS)
@@ -64,34 +61,25 @@ def site(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any) ->
     made.process.wait(PATIENCE)
 
 
-def test_a_refused_handshake_is_a_429_or_on_daphne_a_403(site: Site) -> None:
-    async def work() -> Any:
+def test_a_handshake_is_refused_with_a_429_and_a_message_with_a_notice_and_the_code_4429(site: Site) -> None:
+    async def work() -> tuple[Any, list[str], Any]:
         with pytest.raises(InvalidStatus) as refused:
-            async with site.socket("ann", query="&refused"):
-                raise AssertionError
-        return refused.value.response
-
-    response = asyncio.run(work())
-    if site.program == "daphne":
-        assert response.status_code == 403
-        return
-    assert (response.status_code, json.loads(response.body)["status"]) == (429, 429)
-    assert "RateLimit-Policy" in response.headers
-
-
-@pytest.mark.parametrize("path", ["async/", "sync/"])
-def test_a_refused_message_gets_a_notice_and_the_close_code_4429(site: Site, path: str) -> None:
-    async def work() -> tuple[list[str], int]:
+            await site.socket("&refused")
         got = []
-        async with site.socket("ann", path) as socket:
+        async with site.socket() as socket:
             for text in ("one", "two", "three", "four"):
                 await socket.send(text)
                 got.append(str(await socket.recv()))
             with pytest.raises(ConnectionClosed) as closed:
                 await socket.recv()
-        return got, closed.value.rcvd.code  # type: ignore[union-attr]
+        return refused.value.response, got, closed.value.rcvd
 
-    got, code = asyncio.run(work())
+    response, got, closed = asyncio.run(work())
+    if site.program == "daphne":
+        assert response.status_code == 403
+    else:
+        assert (response.status_code, json.loads(response.body)["status"]) == (429, 429)
+        assert "RateLimit-Policy" in response.headers
     assert got[:3] == ["one", "two", "three"]
     assert json.loads(got[3])["type"] == "quota.refused"
-    assert code == 4429
+    assert closed.code == 4429

@@ -325,8 +325,11 @@ def holders() -> list[str]:
     return [subject for subject in ("user:1", "user:2", "ip:127.0.0.1") if place(subject).holders()]
 
 
-def running(settings: Any, base: Any = Limited, *, above: bool = False, **attributes: Any) -> None:
-    """Put a view under `@concurrency` behind /running/ that answers who holds its slot, one for each user."""
+WAYS = ("a decorated class", "a decorated view", "quota_slots")
+
+
+def running(settings: Any, base: Any = Limited, way: str = WAYS[0], **attributes: Any) -> None:
+    """Put a view behind /running/ that answers who holds its slot, one for each user."""
 
     def get(self: Any, request: Any) -> Response:
         return Response(holders())
@@ -334,22 +337,25 @@ def running(settings: Any, base: Any = Limited, *, above: bool = False, **attrib
     async def aget(self: Any, request: Any) -> Response:
         return Response(holders())
 
+    if way == "quota_slots":
+        attributes["quota_slots"] = {"at_once": 1, "key": "user", "name": "running"}
     method = aget if issubclass(base, AsyncAPIView) else get
-    view: Any = type("Running", (base,), {"get": method, **attributes})
-    limited = concurrency(1, key="user", name="running")
-    at(settings, running=limited(view.as_view()) if above else limited(view).as_view())
+    view: Any = type("Running", (base,), {"quota_rules": (), "get": method, **attributes})
+    limited: Any = concurrency(1, key="user", name="running")
+    views = {WAYS[0]: lambda: limited(view).as_view(), WAYS[1]: lambda: limited(view.as_view()), WAYS[2]: view.as_view}
+    at(settings, running=views[way]())
 
 
 def fail(self: Any, request: Any) -> Response:
     raise exceptions.NotFound
 
 
-class TestSlotsOfConcurrency:
+class TestSlots:
     @pytest.mark.usefixtures("with_middleware")
     @pytest.mark.parametrize("base", [Limited, AsyncSearch])
-    @pytest.mark.parametrize("above", [False, True])
-    def test_a_user_waits_for_no_other_one(self, base: Any, above: bool, settings: Any) -> None:
-        running(settings, base, above=above)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_user_waits_for_no_other_one(self, base: Any, way: str, settings: Any) -> None:
+        running(settings, base, way)
         with place("user:1"), place("ip:127.0.0.1"):
             assert ask("running", "2").json() == ["user:1", "user:2", "ip:127.0.0.1"]
             refused = ask("running", "1")
@@ -359,14 +365,15 @@ class TestSlotsOfConcurrency:
             assert holders() == ["user:1", "ip:127.0.0.1"]
         assert (ask("running", "1").json(), ask("running").json(), holders()) == (["user:1"], ["ip:127.0.0.1"], [])
 
-    def test_a_refusal_gives_back_what_the_rules_took_and_an_error_the_slot(self, settings: Any) -> None:
-        running(settings, MembersOnly, quota_rules=("search",))
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_refusal_gives_back_what_the_rules_took_and_an_error_the_slot(self, way: str, settings: Any) -> None:
+        running(settings, MembersOnly, way, quota_rules=("search",))
         with place("user:1"):
             assert statuses("running", *"11111") == [429] * 5
         assert peek("search", "user:1").remaining == 2
         with place("ip:127.0.0.1"):
             assert statuses("running", "", "wrong") == [401, 401]  # who is not let in takes none
-        running(settings, get=fail)
+        running(settings, Limited, way, get=fail)
         assert (statuses("running", "1"), holders()) == ([404], [])
 
     def test_the_slot_of_a_user_in_the_settings_is_that_of_the_token(self, settings: Any) -> None:
@@ -376,39 +383,12 @@ class TestSlotsOfConcurrency:
         assert holders() == []
 
 
-def slots_of(name: str) -> int:
-    return len(slot(f"{__name__}.{name}", 1).holders())
-
-
 class Exports(Search):
     quota_slots: Any = 1
-
-    def get(self, request: Request) -> Response:
-        return Response(slots_of("Exports"))
-
-
-class AsyncExports(AsyncSearch):
-    quota_slots = 1
-
-    async def get(self, request: Any) -> Response:
-        return Response(slots_of("AsyncExports"))
 
 
 class TestQuotaSlots:
     """`quota_slots` of a view: the slot is taken when all others have let the request pass."""
-
-    @pytest.mark.usefixtures("with_middleware")
-    @pytest.mark.parametrize("view", [Exports, AsyncExports])
-    def test_a_view_holds_its_slot_and_a_refusal_is_a_throttled(self, view: Any, settings: Any) -> None:
-        at(settings, exports=view.as_view())
-        with slot(f"{__name__}.{view.__name__}", 1):
-            refused = [ask("exports", "1") for _ in range(3)]
-        assert [each.status_code for each in refused] == [429] * 3
-        assert "throttled" in refused[0].json()["detail"]
-        assert 1 <= int(refused[0].headers["Retry-After"]) <= 30
-        assert peek("search", "user:1").remaining == 2
-        assert [ask("exports", "1").json() for _ in range(2)] == [1, 1]
-        assert (statuses("exports", "1"), slots_of(view.__name__)) == ([429], 0)
 
     def test_a_401_and_a_method_that_the_view_has_not_take_none(self, settings: Any) -> None:
         at(settings, exports=Exports.as_view(permission_classes=[IsAuthenticated]))
