@@ -237,7 +237,9 @@ def test_a_query_that_hangs_is_made_anew_and_changes_nothing_in_the_end(
     monkeypatch.setattr(DatabaseRows, "latest", hanging)
     monkeypatch.setattr(copies, "MAX_WAIT", 0.0)
     watch.let_pass(10)
-    assert admits()
+    with patch.object(overrides, "_waited", wraps=overrides._waited) as waited:
+        assert [admits(), admits(), admits()] == [True, True, True]
+    assert waited.call_count == 1
     assert hung.wait(60)  # else the refresh in its place may hang instead
     refresh = overrides._running
     assert refresh is not None
@@ -260,23 +262,23 @@ def test_a_refresh_does_not_read_in_the_transaction_of_the_request(watch: Watch)
     assert not [query for query in queries.captured_queries if "quotaoverride" in query["sql"].lower()]
 
 
-def test_a_database_that_hangs_is_waited_for_once(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MAX_WAIT", 0.0)
-    with patch.object(overrides, "_run"):  # it never ends
-        watch.let_pass(10)
-        with patch.object(overrides, "_waited", wraps=overrides._waited) as waited:
-            assert [admits(), admits(), admits()] == [True, True, True]
-        assert waited.call_count == 1
-
-
-def test_missing_tables_are_named(database: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_tables_are_named_and_a_site_without_a_database_logs_nothing(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with default_database({"ENGINE": "django.db.backends.dummy"}):
+        for _ in range(3):
+            overrides.clear()
+            assert admits()
+    assert (caplog.text, overrides.problem) == ("", "")
+    rename = "ALTER TABLE {} RENAME TO {}"
+    tables = ["django_quota_overridechanges", "elsewhere"]
     with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_quota_overridechanges RENAME TO elsewhere")
-    try:
-        assert admits()
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE elsewhere RENAME TO django_quota_overridechanges")
+        cursor.execute(rename.format(*tables))
+        try:
+            overrides.clear()
+            assert admits()
+        finally:
+            cursor.execute(rename.format(*tables[::-1]))
     assert "the tables of django_quota are missing; run `migrate` to create them" in caplog.text
 
 
@@ -331,28 +333,16 @@ def test_the_rows_of_the_database_that_a_router_names_hold_and_no_others(
         del connections.databases["other"]
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_what_a_fixture_loads_holds_at_once_here_and_soon_elsewhere(
-    watch: Watch, tmp_path: Path, *, is_elsewhere: bool
-) -> None:
+def test_what_a_fixture_loads_holds_at_once_here_and_soon_elsewhere(watch: Watch, tmp_path: Path) -> None:
     row, file = block(), tmp_path / "rows.json"
     call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
-    QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
-    assert (admits(), admits("ip:192.0.2.2")) == (True, False)
-    with elsewhere() if is_elsewhere else nullcontext():
-        call_command("loaddata", str(file), verbosity=0)
-    watch.let_pass(copies.WAIT_AFTER if is_elsewhere else 0)
-    assert (admits(), admits("ip:192.0.2.2")) == (False, True)
-
-
-def test_a_site_without_a_database_decides_and_logs_nothing(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
-    overrides.clear()
-    with default_database({"ENGINE": "django.db.backends.dummy"}):
-        for _ in range(3):
-            assert admits()
-            watch.let_pass(copies.ALL_AFTER)
-            overrides.refresh()
-    assert (caplog.text, overrides.problem) == ("", "")
+    for is_elsewhere in (False, True):
+        QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
+        assert (admits(), admits("ip:192.0.2.2")) == (True, False)
+        with elsewhere() if is_elsewhere else nullcontext():
+            call_command("loaddata", str(file), verbosity=0)
+        watch.let_pass(copies.WAIT_AFTER if is_elsewhere else 0)
+        assert (admits(), admits("ip:192.0.2.2")) == (False, True)
 
 
 def test_without_use_tz_the_moments_are_those_of_the_settings(

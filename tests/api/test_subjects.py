@@ -176,7 +176,7 @@ class TestFunctions:
         assert subject(always(value)) == found
 
     @pytest.mark.parametrize("key", [lambda r: "x", partial(lambda r, kind: kind, kind="x"), ("ip", lambda r: "x")])
-    def test_a_lambda_is_refused_since_its_subjects_would_change_with_its_line(
+    def test_a_lambda_is_refused_since_its_counts_would_change_with_its_line(
         self, key: Any, memory_store: None
     ) -> None:
         for use in (partial(check, "1/m", request()), partial(quota, "1/m", name="named"), partial(concurrency, 1)):
@@ -184,8 +184,6 @@ class TestFunctions:
                 use(key=key)
         with pytest.raises(SubjectKeyError, match="Write it as a function: def by_tenant"):
             quota("1/m", distinct=key)
-
-    def test_a_check_whose_rate_is_a_lambda_needs_a_name_to_count_under(self, memory_store: None) -> None:
         rate: Any = lambda r: "1/m"  # noqa: E731
         with pytest.raises(RateError, match=r"a lambda has no name to count under. Add name='\.\.\.'"):
             check(rate, request())
