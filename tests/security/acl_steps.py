@@ -231,9 +231,7 @@ OFFICE: tuple[Callable[[], None], ...] = (*WEB, commands, following_events, admi
 ROOT = Path(django_quota.__file__).parent
 
 PAGE = (ROOT.parent / "docs" / "going_live.md").read_text()
-
 LINES = re.findall(r"^ACL SETUSER (quota-\S+) (.*)$", PAGE, re.MULTILINE)
-
 PASSWORD = "change-me"
 
 

@@ -66,8 +66,12 @@ def _filled(route: str, known: dict[str, list[Any]]) -> Iterator[str]:
 
 
 def state(one_redis: Any) -> dict[str, Any]:
-    """Return all that an operator could change: what Redis holds, and our rows, and what was noted of them."""
-    kept: dict[str, Any] = {str(key): one_redis.dump(key) for key in one_redis.scan_iter(count=1000)}
+    """Return all that an operator could change: what Redis holds, and our rows, and what was noted of them.
+
+    Not the processes that share the limits: each is forgotten after a while.
+    """
+    keys = [key for key in one_redis.scan_iter(count=1000) if not key.endswith(b":workers")]
+    kept: dict[str, Any] = {str(key): one_redis.dump(key) for key in keys}
     for model in (QuotaOverride, DailyCounter, LogEntry):
         kept[model.__name__] = sorted(map(repr, model.objects.values_list()))
     return kept

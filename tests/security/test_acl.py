@@ -1,7 +1,11 @@
-"""What docs/going_live.md permits suffices for everything, and each permission is needed."""
+"""What docs/going_live.md permits suffices for everything, and each permission is needed.
+
+On one server, in another database than 0, and on a Redis Cluster.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -10,9 +14,13 @@ from typing import Any
 import pytest
 import redis
 
+from django_quota import acheck, check, counter, once
+from django_quota.adapters import digest
+from django_quota.exceptions import QuotaError
 from django_quota.testing import RedisServer, running_redis
-from tests.security.acl_steps import OFFICE, PASSWORD, ROOT, WEB, prepared, rules_of
-from tests.support.stores import caches, forget_connections
+from tests.security.acl_steps import OFFICE, PAGE, PASSWORD, ROOT, WEB, limits_async, prepared, rules_of
+from tests.support.clusters import Cluster, running_cluster, slot_of
+from tests.support.stores import caches, cluster_caches, cluster_program, current_store, forget_connections
 
 Step = Callable[[], None]
 
@@ -26,6 +34,22 @@ def commands_of(user: str) -> list[str]:
 USERS = {"quota-web": WEB, "quota-office": OFFICE}
 NEEDED = [(user, command) for user in USERS for command in commands_of(user)]
 NEEDED = [pair for pair in NEEDED if pair[0] == "quota-web" or pair[1] not in commands_of("quota-web")]
+BESIDES = re.findall(r"`([+|a-z ]+)`", PAGE.partition("A Redis Cluster needs")[2].partition("keeps the client")[0])
+OF_CLUSTER, OF_DATABASE = BESIDES[0].split(), BESIDES[1].split()
+
+
+def permit(client: Any, user: str, *more: str) -> None:
+    """Make a user of the page, with some permissions more or fewer."""
+    for words in (["reset"], *map(shlex.split, rules_of(user)), more):
+        client.execute_command("ACL", "SETUSER", user, *words)
+    client.execute_command("ACL", "LOG", "RESET")
+
+
+def denied(client: Any) -> set[str]:
+    """Return what a server was denied since it was last asked, but for how a client introduces itself."""
+    found = {str(entry["object"]).partition("|")[0] for entry in client.acl_log()}
+    client.execute_command("ACL", "LOG", "RESET")
+    return found - {"client"}
 
 
 class Guarded:
@@ -42,38 +66,33 @@ class Guarded:
         named = f"?username={user}&password={PASSWORD}" if user else ""
         self._settings.CACHES = caches(RedisServer(self._server.url + named, self._server.pid, self._server.program))
 
-    def permit(self, user: str) -> None:
-        for words in rules_of(user):
-            self.client.execute_command("ACL", "SETUSER", user, *shlex.split(words))
+    def _prepare(self) -> None:
+        self.be()
+        prepared(self.client)
+        self.client.script_flush()
 
     def denied(self, user: str, step: Step) -> set[str]:
         """Return what a step was denied: names of commands, and keys."""
-        self.be()
-        prepared(self.client)
-        self.client.script_flush()
+        self._prepare()
         self.client.execute_command("ACL", "LOG", "RESET")
         self.be(user)
+        failed = False
         try:
             step()
         except Exception:  # noqa: BLE001 — what was denied says more
-            assert self._log(), f"{step.__name__} failed, and not for a permission"
+            failed = True
         finally:
             self.be()
-        return self._log()
+        found = denied(self.client)
+        assert found or not failed, f"{step.__name__} failed, and not for a permission"
+        return found
 
     def used(self, step: Step) -> set[str]:
         """Return the commands that a step uses, without their subcommands."""
-        self.be()
-        prepared(self.client)
-        self.client.script_flush()
+        self._prepare()
         self.client.config_resetstat()
         step()
         return {name.removeprefix("cmdstat_").partition("|")[0] for name in self.client.info("commandstats")}
-
-    def _log(self) -> set[str]:
-        pairs = [entry if isinstance(entry, dict) else {} for entry in self.client.acl_log()]
-        denied = {str(entry["object"]) for entry in pairs}
-        return {name for name in denied if name.partition("|")[0] != "client"}  # how a client introduces itself
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +102,30 @@ def own_server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def guarded(own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+def guarded(own_server: RedisServer, settings: Any) -> Iterator[Guarded]:
     with redis.Redis.from_url(own_server.url) as client:
         yield Guarded(own_server, client, settings)
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_is_denied(user: str, guarded: Guarded) -> None:
-    guarded.permit(user)
-    assert {step.__name__: guarded.denied(user, step) for step in USERS[user]} == {
-        step.__name__: set() for step in USERS[user]
-    }
-
-
-def test_other_keys_are_out_of_reach(guarded: Guarded, own_server: RedisServer) -> None:
-    guarded.permit("quota-web")
+def test_nothing_is_denied_and_other_keys_are_out_of_reach(user: str, guarded: Guarded, own_server: Any) -> None:
+    permit(guarded.client, user)
+    assert [(step.__name__, found) for step in USERS[user] if (found := guarded.denied(user, step))] == []
     with (
-        redis.Redis.from_url(own_server.url, username="quota-web", password=PASSWORD) as client,
+        redis.Redis.from_url(own_server.url, username=user, password=PASSWORD) as client,
         pytest.raises(redis.exceptions.NoPermissionError),
     ):
         client.get("other:1:{a}")
+
+
+def test_the_page_names_what_scripts_call_and_what_is_needed_elsewhere() -> None:
+    called = {
+        name.lower()
+        for path in (ROOT / "engine" / "lua").glob("*.lua")
+        for name in re.findall(r"redis\.p?call\('(\w+)'", path.read_text())
+    }
+    assert called <= {command.partition("|")[0] for command in commands_of("quota-office")}
+    assert (OF_CLUSTER, OF_DATABASE) == (["+cluster|slots", "+asking"], ["+select"])
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +142,105 @@ def test_without_it_something_is_denied(
     first = command.partition("|")[0]
     if own_server.url not in first_users:
         first_users[own_server.url] = {name: step for step in reversed(OFFICE) for name in guarded.used(step)}
-    step = first_users[own_server.url][first]
-    guarded.permit(user)
-    guarded.client.execute_command("ACL", "SETUSER", user, f"-{first}")
-    assert first in {name.partition("|")[0] for name in guarded.denied(user, step)}
+    permit(guarded.client, user, f"-{first}")
+    assert first in guarded.denied(user, first_users[own_server.url][first])
 
 
-def test_what_the_scripts_call_is_permitted_whether_or_not_a_step_comes_there() -> None:
-    called = {
-        name.lower()
-        for path in (ROOT / "engine" / "lua").glob("*.lua")
-        for name in re.findall(r"redis\.p?call\('(\w+)'", path.read_text())
-    }
-    assert called <= {command.partition("|")[0] for command in commands_of("quota-office")}
+@pytest.mark.parametrize("has_select", [True, False])
+def test_another_database_needs_select(has_select: bool, redis_server: RedisServer, settings: Any) -> None:
+    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url, db=3) as client:
+        url = f"{server.url}?db=3&username=quota-web&password={PASSWORD}"
+        settings.CACHES = caches(RedisServer(url, server.pid, server.program))
+        permit(client, "quota-web", *(OF_DATABASE if has_select else []))
+        decisions = [check("1/m", "user:7") for _ in range(2)]
+        assert [(each.allowed, each.degraded) for each in decisions][-1] == (not has_select, not has_select)
+        if not has_select:
+            with pytest.raises(QuotaError, match="select"):
+                counter("a").incr("user:7")
+        assert denied(client) == (set() if has_select else {"select"})
+        assert (client.dbsize() > 0) == has_select
+        forget_connections()
+
+
+# --- on a Cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[Cluster]:
+    with running_cluster(cluster_program()) as cluster:
+        yield cluster
+
+
+def counters_of_one() -> None:
+    """Do what counters do for one subject, whatever the step of the counters has come to."""
+    stock = counter("of-one")
+    stock.set("user:7", 9)
+    stock.take("user:7", 2)
+    stock.pop("user:7")
+    stock.unique("user:7", "a")
+    assert stock.unique_count("user:7") == 1
+
+
+@pytest.mark.thorough("topology")
+class TestCluster:
+    @pytest.fixture
+    def guarded(self, own_cluster: Cluster, settings: Any) -> Iterator[Cluster]:
+        own_cluster.flush()
+        given = cluster_caches(own_cluster)
+        yield own_cluster
+        settings.CACHES = given
+
+    def be(self, cluster: Cluster, settings: Any, user: str, *more: str) -> None:
+        """Ask as this user from now on, over new connections."""
+        for server in cluster.servers:
+            permit(server.client, user, *more)
+            server.client.script_flush()
+        forget_connections()
+        given = cluster_caches(cluster)
+        given["default"]["LOCATION"] = [
+            f"redis://{user}:{PASSWORD}@127.0.0.1:{server.port}/0" for server in cluster.servers
+        ]
+        settings.CACHES = given
+
+    def denied(self, cluster: Cluster) -> set[str]:
+        return {name for server in cluster.servers for name in denied(server.client)}
+
+    @pytest.mark.parametrize("user", USERS)
+    def test_with_both_nothing_is_denied(self, guarded: Cluster, settings: Any, user: str) -> None:
+        self.be(guarded, settings, user, *OF_CLUSTER)
+        assert asyncio.run(acheck("7/m", "user:7")).allowed
+        for step in (*USERS[user], counters_of_one):
+            if step is not limits_async:  # which reaches into a store of one server
+                step()
+                assert self.denied(guarded) == set(), step.__name__
+
+    def test_without_the_slots_nothing_is_found(self, guarded: Cluster, settings: Any) -> None:
+        self.be(guarded, settings, "quota-web", "+asking")
+        with pytest.raises(QuotaError):
+            once("event", "1")
+        assert self.denied(guarded) == {"cluster"}
+
+    @pytest.mark.parametrize("asking", [True, False])
+    def test_without_asking_a_slot_that_moves_is_out_of_reach(
+        self, guarded: Cluster, settings: Any, asking: bool
+    ) -> None:
+        self.be(guarded, settings, "quota-web", "+cluster|slots", *(["+asking"] if asking else []))
+        assert once("event", "warm")
+        key = f"quota:1:{{once:{digest('moving')}}}:once:event"  # one key: several of them would be told to try again
+        source = guarded.owner(key)
+        target = next(server for server in guarded.servers if server is not source)
+        slot = slot_of(key)
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target.id)
+        try:
+            if asking:
+                assert [once("event", "moving"), once("event", "moving")] == [True, False]
+            else:
+                with pytest.raises(QuotaError):
+                    once("event", "moving")
+            assert self.denied(guarded) == (set() if asking else {"asking"})
+        finally:
+            for server in (source, target):
+                server.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            target.client.flushall()
+            current_store().close()

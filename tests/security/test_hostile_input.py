@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -35,136 +34,108 @@ def header(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("latin-1").replace("\r", " ").replace("\n", " ")
 
 
-class TestSecrets:
-    @MANY
-    @given(st.sampled_from(["header:X-Api-Key", "cookie:k", "get:k", "post:k", "json:k"]), ANYTHING, ANYTHING)
-    def test_different_values_are_different_subjects_and_none_is_in_the_clear(
-        self, key: str, one: str, other: str
-    ) -> None:
-        if key.startswith(("get", "post", "json")):  # spellings that a form takes for one are one
-            one, other = (unicodedata.normalize("NFKC", value.strip()).casefold() for value in (one, other))
-            assume(one == unicodedata.normalize("NFKC", one.strip()).casefold())
-            assume(other == unicodedata.normalize("NFKC", other.strip()).casefold())
-        assume(one != other)
-        subjects = [subject_of(key, self.bringing(key, value)) for value in (one, other)]
-        assert subjects[0] != subjects[1]
-        named = key.lower().replace(":", ".")
-        for value, subject in zip((one, other), subjects, strict=True):
-            name, _, rest = subject.partition(":")
-            assert (name, rest) == ("ip", "127.0.0.1") if value == "" else name == named and DIGEST.fullmatch(rest)
-            assert value != rest
+def bringing(key: str, value: str) -> HttpRequest:
+    kind = key.partition(":")[0]
+    request: Any = RequestFactory().get("/")
+    if kind == "header":
+        request.META["HTTP_X_API_KEY"] = value
+    elif kind == "cookie":
+        request.COOKIES["k"] = value
+    elif kind == "json":
+        request = RequestFactory().put("/", {"k": value}, content_type="application/json")
+    else:
+        data = getattr(request, kind.upper()).copy()
+        data["k"] = value
+        setattr(request, kind.upper(), data)
+    return request  # type: ignore[no-any-return]
 
-    def bringing(self, key: str, value: str) -> HttpRequest:
-        kind = key.partition(":")[0]
-        request = RequestFactory().get("/")
-        if kind == "header":
-            request.META["HTTP_X_API_KEY"] = value
-        elif kind == "cookie":
-            request.COOKIES["k"] = value
-        elif kind == "json":
-            request = RequestFactory().put("/", {"k": value}, content_type="application/json")
-        else:
-            data = getattr(request, kind.upper()).copy()
-            data["k"] = value
-            setattr(request, kind.upper(), data)
-        return request
+
+@MANY
+@given(st.sampled_from(["header:X-Api-Key", "cookie:k", "get:k", "post:k", "json:k"]), ANYTHING, ANYTHING)
+def test_different_values_are_different_subjects_and_none_is_in_the_clear(key: str, one: str, other: str) -> None:
+    if key.startswith(("get", "post", "json")):  # spellings that a form takes for one are one
+        values = [one, other]
+        one, other = (unicodedata.normalize("NFKC", value.strip()).casefold() for value in values)
+        assume([one, other] == [unicodedata.normalize("NFKC", value.strip()).casefold() for value in (one, other)])
+    assume(one != other)
+    subjects = [subject_of(key, bringing(key, value)) for value in (one, other)]
+    assert subjects[0] != subjects[1]
+    for value, subject in zip((one, other), subjects, strict=True):
+        name, _, rest = subject.partition(":")
+        named = name == key.lower().replace(":", ".")
+        assert (name, rest) == ("ip", "127.0.0.1") if value == "" else named and DIGEST.fullmatch(rest)
+        assert value != rest
 
 
 FIELDS = [
     "key", "cost", "algorithm", "burst", "precision", "tz", "methods", "ban", "warn_at", "match", "exclude", "exempt",
     "tier", "distinct", "on_unavailable", "daily", "rate", "nmae",
 ]  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers(-5, 10**13) | st.floats()
+VALUES = ANYTHING | SCALARS | st.lists(ANYTHING, max_size=3)
 OPTIONS = st.dictionaries(
-    st.sampled_from(FIELDS),
-    ANYTHING
-    | st.integers(-5, 10**13)
-    | st.none()
-    | st.booleans()
-    | st.floats()
-    | st.lists(ANYTHING, max_size=2)
-    | st.dictionaries(ANYTHING, ANYTHING, max_size=2),
-    max_size=3,
-)
-
-
-class TestRulesAndRates:
-    @MANY
-    @given(ANYTHING | st.integers() | st.none() | st.floats() | st.lists(ANYTHING, max_size=3), OPTIONS)
-    def test_a_rule_is_made_or_refused_with_words(self, rate: Any, options: dict[str, Any]) -> None:
-        by_setting = {"rate": rate, **options}
-        ways: list[Callable[[], Rule]] = [
-            lambda: Rule.make("r", rate, **options),
-            lambda: Rule.from_setting("r", by_setting),
-        ]
-        for make in ways:
-            said = "it is a rule"
-            try:
-                make()
-            except QuotaError as error:
-                said = str(error)
-            assert len(said) > 10
-
-    @inputs(150)
-    @given(st.dictionaries(st.sampled_from(SETTINGS), ANYTHING | st.integers() | st.none() | st.booleans(), max_size=4))
-    def test_a_request_under_odd_settings_is_answered_or_says_what_is_wrong(self, given_: dict[str, Any]) -> None:
-        request = get()
-        with override_settings(QUOTA={**given_, "STORE": "memory"}):
-            said = "the request is answered, and there is no error"
-            try:
-                assert decide(request, Rule.make("r", "1/m")) is not None
-                assert peek("1/m", request).allowed
-            except QuotaError as error:
-                said = str(error)
-            assert len(said) > 20
-
-
-class TestRequests:
-    @inputs(150)
-    @given(st.text(max_size=60), ANYTHING, ANYTHING, st.sampled_from(["GET", "POST", "OPTIONS", "PURGE", "X"]))
-    def test_any_path_host_and_accept_is_answered_by_the_middleware(
-        self, path: str, accept: str, host: str, method: str
-    ) -> None:
-        rules = {"a": {"rate": "0/m", "match": ["/", "api:*", "host:*.example.com", "re:^/a+b"], "key": "path"}}
-        with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ALLOWED_HOSTS=["*"]):
-            client = Client(raise_request_exception=False)
-            meta: dict[str, Any] = {
-                "HTTP_ACCEPT": header(accept),
-                "HTTP_HOST": header(host),
-                "REMOTE_ADDR": "192.0.2.1",
-            }
-            reply = client.generic(method, "/" + path.encode("utf-8", "surrogatepass").decode("latin-1"), **meta)
-        assert reply.status_code in (400, 429)
-
-
-WORDS = st.lists(
-    ANYTHING
-    | st.sampled_from(
-        ["user:1", "ip:1.2.3.4", "--json", "--rule", "--dry-run", "10/m", "exempt", "blocked", "set", "list", "clear",
-         "lift", "/", "--for",
-         "1d", "--reason", "--limit", "search", "*", "--yes", "--count", "--since", "-1", "--kind", "--budget-ms", "0"]
-    ),
-    max_size=5,
+    st.sampled_from(FIELDS), VALUES | st.dictionaries(ANYTHING, ANYTHING, max_size=2), max_size=3
 )  # fmt: skip
 
 
+@MANY
+@given(VALUES, OPTIONS)
+def test_a_rule_is_made_or_refused_with_words(rate: Any, options: dict[str, Any]) -> None:
+    by_setting = {"rate": rate, **options}
+    ways: list[Any] = [lambda: Rule.make("r", rate, **options), lambda: Rule.from_setting("r", by_setting)]
+    for make in ways:
+        said = "it is a rule"
+        try:
+            make()
+        except QuotaError as error:
+            said = str(error)
+        assert len(said) > 10
+
+
+@inputs(150)
+@given(st.dictionaries(st.sampled_from(SETTINGS), ANYTHING | SCALARS, max_size=4))
+def test_a_request_under_odd_settings_is_answered_or_says_what_is_wrong(given_: dict[str, Any]) -> None:
+    request = get()
+    with override_settings(QUOTA={**given_, "STORE": "memory"}):
+        said = "the request is answered, and there is no error"
+        try:
+            assert decide(request, Rule.make("r", "1/m")) is not None
+            assert peek("1/m", request).allowed
+        except QuotaError as error:
+            said = str(error)
+        assert len(said) > 20
+
+
+@inputs(150)
+@given(st.text(max_size=60), ANYTHING, ANYTHING, st.sampled_from(["GET", "POST", "OPTIONS", "PURGE", "X"]))
+def test_any_path_host_and_accept_is_answered_by_the_middleware(path: str, accept: str, host: str, method: str) -> None:
+    rules = {"a": {"rate": "0/m", "match": ["/", "api:*", "host:*.example.com", "re:^/a+b"], "key": "path"}}
+    sent: dict[str, Any] = {"HTTP_ACCEPT": header(accept), "HTTP_HOST": header(host), "REMOTE_ADDR": "192.0.2.1"}
+    with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ALLOWED_HOSTS=["*"]):
+        client = Client(raise_request_exception=False)
+        reply = client.generic(method, "/" + path.encode("utf-8", "surrogatepass").decode("latin-1"), **sent)
+    assert reply.status_code in (400, 429)
+
+
+KNOWN_WORDS = """user:1 ip:1.2.3.4 --json --rule --dry-run 10/m exempt blocked set list clear lift / --for 1d --reason
+--limit search * --yes --count --since -1 --kind --budget-ms 0"""
+
+
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    "command",
-    [f"quota_{name}" for name in ("status", "reset", "override", "bans", "rules", "rollup", "sweep")],
-)
+@pytest.mark.parametrize("name", ["status", "reset", "override", "bans", "rules", "rollup", "sweep"])
 def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
-    command: str, redis_server: Any, settings: Any
+    name: str, redis_server: Any, settings: Any
 ) -> None:
     settings.CACHES = caches(redis_server)
 
     @SOME
-    @given(WORDS)
+    @given(st.lists(ANYTHING | st.sampled_from(KNOWN_WORDS.split()), max_size=5))
     def try_them(words: list[str]) -> None:
         if any(word.startswith(("--ev", "--fo", "--set", "--py", "--tr", "-h", "--h")) for word in words):
             return
         said: object = 0
         try:
-            call_command(command, *words, stdout=StringIO(), stderr=StringIO())
+            call_command(f"quota_{name}", *words, stdout=StringIO(), stderr=StringIO())
         except CommandError as error:
             said = str(error)
         except SystemExit as ended:

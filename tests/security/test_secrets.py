@@ -44,7 +44,7 @@ MARK = "5ENTINEL"
 HEADER, COOKIE, FIELD, SESSION, VALUE, ONCE, VISITOR, PASSWORD = (
     f"{MARK}-{kind}" for kind in ("header", "cookie", "field", "session", "value", "once", "visitor", "password")
 )
-KEYS: dict[str, Any] = {"SECRET_KEY": f"{MARK}-secret-key", "QUOTA": {"DIGEST_KEY": f"{MARK}-digest-key"}}
+OURS = {"DIGEST_KEY": f"{MARK}-digest-key"}
 
 
 @pytest.fixture
@@ -56,8 +56,7 @@ def raw(started: Callable[[Path], RedisServer], settings: Any) -> Iterator[redis
         client.execute_command("ACL", "SETUSER", "keeper", "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all")
         url = f"{server.url}?username=keeper&password={PASSWORD}"
         settings.CACHES = caches(RedisServer(url, server.pid, server.program))
-        for name, value in KEYS.items():
-            setattr(settings, name, value)
+        settings.SECRET_KEY, settings.QUOTA = f"{MARK}-secret-key", OURS
         yield client
         client.execute_command("ACL", "DELUSER", "keeper")
 
@@ -82,38 +81,30 @@ async def view_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def carrying() -> Any:
-    request = RequestFactory().post("/", {"phone": FIELD}, REMOTE_ADDR="192.0.2.1", HTTP_X_API_KEY=HEADER)
+def carrying(key: Any) -> Any:
+    body: Any = {"phone": FIELD, "user": {"phone": FIELD}} if key == "json:user.phone" else {"phone": FIELD}
+    kind: Any = {"content_type": "application/json"} if key == "json:user.phone" else {}
+    request: Any = RequestFactory().post("/", body, REMOTE_ADDR="192.0.2.1", HTTP_X_API_KEY=HEADER, **kind)
     request.COOKIES["device"] = COOKIE
-    setattr(request, "GET", QueryDict(f"token={FIELD}"))  # noqa: B010 — its type says that it is never set
-    session: Any = SimpleNamespace(session_key=SESSION, has_key=bool, ahas_key=sync_to_async(bool))
-    request.session = session
+    request.GET = QueryDict(f"token={FIELD}")
+    request.session = SimpleNamespace(session_key=SESSION, has_key=bool, ahas_key=sync_to_async(bool))
     return request
 
 
-def carrying_json() -> Any:
-    body = {"user": {"phone": FIELD}}
-    return RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="192.0.2.1")
-
-
-BANNING: dict[str, Any] = {"ban": {"after": "1/m", "for": ["1h"]}, "warn_at": 0.5}
-
-
-KEYS_WITH_SECRETS: tuple[Any, ...] = ("header:X-Api-Key", "cookie:device", "post:phone", "get:token", "session")
-KEYS_WITH_SECRETS += (("header:X-Api-Key", "ip"),)
+KEYS: tuple[Any, ...] = ("header:X-Api-Key", "cookie:device", "post:phone", "get:token", "session", "json:user.phone")
+KEYS += (("header:X-Api-Key", "ip"),)
 
 
 def play() -> None:
     """Do everything that takes a secret in."""
+    banning: dict[str, Any] = {"ban": {"after": "1/m", "for": ["1h"]}, "warn_at": 0.5}
     for kind in (view, view_async):
-        for key in KEYS_WITH_SECRETS:
-            limited = quota("2/m", key=key, name=f"{kind.__name__} by {key}", **BANNING)(kind)
-            assert [run(limited, carrying()).status_code for _ in range(4)] == [200, 200, 429, 429]
-            run(quota("1/m", key=key, name="shadow", shadow=True)(kind), carrying())
-        limited = quota("2/m", key="json:user.phone", name=f"{kind.__name__} by JSON", **BANNING)(kind)
-        assert [run(limited, carrying_json()).status_code for _ in range(4)] == [200, 200, 429, 429]
+        for key in KEYS:
+            limited = quota("2/m", key=key, name=f"{kind.__name__} by {key}", **banning)(kind)
+            assert [run(limited, carrying(key)).status_code for _ in range(4)] == [200, 200, 429, 429]
+            run(quota("1/m", key=key, name="shadow", shadow=True)(kind), carrying(key))
         for distinct in ("header:X-Api-Key", "post:phone"):
-            run(quota("1/m", key="ip", name="devices", distinct=distinct)(kind), carrying())
+            run(quota("1/m", key="ip", name="devices", distinct=distinct)(kind), carrying(distinct))
     for value in (VALUE, VALUE.encode()):
         check("2/m", "user:1", name="values", distinct=True, value=value)
         peek("2/m", "user:1", name="values", distinct=True, value=value)
@@ -163,12 +154,10 @@ def test_nothing_of_what_clients_send_is_in_redis_logs_signals_pages_or_commands
     found = root.post(f"{ROOT}django_quota/subject/", {"find": f"post:phone={FIELD}"})
     assert found.status_code == 302
     assert digest(FIELD.casefold()) in found["Location"]
-    for words in (
-        f"quota_status {secret}", f"quota_status {secret} --json", "quota_events", "quota_events --json",
-        f"quota_override set {secret} 9/m", "quota_override list", "quota_sweep", "quota_rollup",
-        f"quota_reset {secret}", "check",
-    ):  # fmt: skip
-        call_command(*words.split(), stdout=said, stderr=said)
+    commands = "status @|status @ --json|events|events --json|override set @ 9/m|override list|sweep|rollup|reset @"
+    for words in commands.replace("@", secret).split("|"):
+        call_command(*f"quota_{words}".split(), stdout=said, stderr=said)
+    call_command("check", stdout=said, stderr=said)
     assert secret in said.getvalue()
     shown = [kept, everything(raw), repr(heard), found["Location"], said.getvalue()]
     assert not [each for each in shown if MARK in each]
@@ -214,21 +203,18 @@ WAYS: list[Callable[[], Any]] = [
 ]
 
 
-def _telling(self: Any) -> str:
-    return f"<ConnectionPool({self.connection_kwargs})>"
-
-
 def test_the_password_is_in_no_error_report_log_or_signal(
     raw: Any, heard: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("redis.asyncio.ConnectionPool.__repr__", _telling)  # as redis-py 6 and 7 have it
+    # As redis-py 6 and 7 have it.
+    monkeypatch.setattr("redis.asyncio.ConnectionPool.__repr__", lambda pool: f"<Pool({pool.connection_kwargs})>")
     failures = 0
     for how in refused_by(raw):
         for pool in ConnectionFactory._pools.values():
             pool.disconnect()
         for way in WAYS:
-            with override_settings(QUOTA={**KEYS["QUOTA"], "CACHE": "default"}):  # closes what was open
+            with override_settings(QUOTA={**OURS, "CACHE": "default"}):  # closes what was open
                 try:
                     way()
                 except (QuotaError, CommandError) as error:
@@ -263,14 +249,6 @@ def test_no_check_message_shows_the_password(location: Any, client: str) -> None
         assert PASSWORD not in repr(found) + str(caught.value)
 
 
-def raised_instead_of(error: Exception, monkeypatch: pytest.MonkeyPatch) -> StoreUnavailable:
-    """Return what a caller gets where redis-py fails to connect with this error."""
-    monkeypatch.setattr("redis.connection.AbstractConnection.connect", Mock(side_effect=error))
-    with override_settings(QUOTA={}), pytest.raises(StoreUnavailable) as caught:  # its store is new
-        once("event", "1")
-    return caught.value
-
-
 POOL = f"<redis.connection.ConnectionPool(<redis.connection.Connection(host=h,password=a&{PASSWORD} {PASSWORD},db=0)>)>"
 
 
@@ -289,7 +267,11 @@ POOL = f"<redis.connection.ConnectionPool(<redis.connection.Connection(host=h,pa
 def test_what_a_server_or_a_client_says_of_a_password_is_left_out(
     kind: str, reply: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = raised_instead_of(getattr(redis.exceptions, kind)(reply), monkeypatch)
+    failing = Mock(side_effect=getattr(redis.exceptions, kind)(reply))
+    monkeypatch.setattr("redis.connection.AbstractConnection.connect", failing)
+    with override_settings(QUOTA={}), pytest.raises(StoreUnavailable) as caught:  # its store is new
+        once("event", "1")
+    error = caught.value
     shown = [error.reason, repr(error), *traceback.format_exception(error), *frames_of(error)]
     assert not [each for each in shown if PASSWORD in each]
 
