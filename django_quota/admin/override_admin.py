@@ -49,6 +49,14 @@ MAX_NAMED = 20
 """Overrides that the confirmation of an action names."""
 
 
+class LabelFilter(admin.AllValuesFieldListFilter):
+    """Filters by label; to choose those without one, there is something to press."""
+
+    def choices(self, changelist: Any) -> Any:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": choice["display"] or self.empty_value_display}
+
+
 class StateFilter(admin.SimpleListFilter):
     """Filters by whether an override is in force."""
 
@@ -89,7 +97,7 @@ class QuotaOverrideAdmin(PageAdmin):
         labelled("label", gettext_lazy("label")),
         labelled("created_by", gettext_lazy("created by")),
     )
-    list_filter = ("mode", StateFilter, "rule", "label")
+    list_filter = ("mode", StateFilter, "rule", ("label", LabelFilter))
     list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
     search_help_text = gettext_lazy("The beginning of a subject or a rule (* for everybody), or a part of a reason.")

@@ -6,17 +6,14 @@ import asyncio
 import csv
 import io
 import re
-import tracemalloc
 from collections.abc import Iterator
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
-from django.db import connection
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncRequestFactory, Client, RequestFactory
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -25,7 +22,6 @@ from django_quota.admin.csv_export import csv_lines, csv_response, escape_formul
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, of_kind, rows_in_order
 from django_quota.models import DailyCounter
 from tests.admin.operators import operator, superuser
-from tests.support.databases import forget_connection
 
 LIST = "/admin/django_quota/dailycounter/"
 DAY = date(2026, 3, 14)
@@ -78,26 +74,24 @@ def test_user_names_need_the_permission_to_view_users(client: Client) -> None:
     assert listed(client, "?q=anna") == listed(client, "?q=anna@example") == [(f"user:{user.pk}", "search")]
 
 
-def test_rows_are_newest_first_rows_of_a_kind_by_subject_and_those_of_a_day_as_one_likes(client: Client) -> None:
-    for subject, days, refused in (("user:2", 0, 1), ("user:1", 1, 1), ("ip:203.0.113.9", 2, 1), ("user:3", 0, 2)):
-        row(subject, day=DAY + timedelta(days=days), refused=refused)
-    newest = ["ip:203.0.113.9", "user:1", "user:2", "user:3"]
-    for query in ("", *(f"?o={order}" for order in ("-5", "2", "5.2", "99", "x", "-", "0"))):
-        assert [subject for subject, _ in listed(client, query)] == newest, query
-    assert [subject for subject, _ in listed(client, "?kind=user:")] == ["user:1", "user:2", "user:3"]
-    assert listed(client, "?day__year=2026&day__month=3&day__day=14&o=-5")[0] == ("user:3", "search")
-
-
-def test_the_list_is_filtered_by_rule_and_kind(client: Client, settings: Any) -> None:
+def test_rows_are_newest_first_and_filtered_by_rule_kind_and_day(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"login": "5/m", "search": "5/m"}}
-    row("user:1", "search")
-    row("user:1", "login")
-    row("global", "search")
-    row("key.app:x", "of-a-call")
-    assert listed(client, "?rule=login") == [("user:1", "login")]
-    assert listed(client, "?kind=key.") == listed(client, "?rule=of-a-call") == [("key.app:x", "of-a-call")]
-    assert listed(client, "?kind=user:&rule=search") == [("user:1", "search")]
-    assert len(listed(client, "?kind=nonsense")) == 4
+    for subject, rule, days, refused in (
+        *(("user:2", "search", 0, 1), ("user:1", "login", 1, 1), ("user:3", "search", 0, 2)),
+        ("key.app:x", "of-a-call", 2, 1),
+    ):
+        row(subject, rule, day=DAY + timedelta(days=days), refused=refused)
+
+    def subjects(query: str) -> list[str]:
+        return [subject.removeprefix("user:") for subject, _ in listed(client, query)]
+
+    for query in ("", *(f"?o={order}" for order in ("-5", "2", "5.2", "99", "x", "-", "0")), "?kind=nonsense"):
+        assert subjects(query) == ["key.app:x", "1", "2", "3"], query
+    assert subjects("?kind=user:") == ["1", "2", "3"]
+    assert subjects("?day__year=2026&day__month=3&day__day=14&o=-5") == ["3", "2"]
+    assert subjects("?rule=login") == ["1"]
+    assert subjects("?kind=key.") == subjects("?rule=of-a-call") == ["key.app:x"]
+    assert subjects("?kind=user:&rule=search") == ["2", "3"]
     page = client.get(LIST).content.decode()
     assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
     assert client.get(f"{LIST}?rule=%00")["Location"] == f"{LIST}?e=1"
@@ -106,28 +100,23 @@ def test_the_list_is_filtered_by_rule_and_kind(client: Client, settings: Any) ->
 def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m"}}
     user = User.objects.create_user("search-bot", "bot@example.org")
-    for subject, rule in (
-        (f"user:{user.pk}", "login"), ("ip:203.0.113.9", "search"), ("ip:2001:db8::/64", "transfer"), ("joe", "10/m"),
-    ):  # fmt: skip
-        row(subject, rule)
+    network = "ip:2001:db8::/64"
+    row(f"user:{user.pk}", "login")
+    row("ip:203.0.113.9", "search")
+    row(network, "transfer")
+    row("joe", "10/m")
     for text, found in {
         "search": "ip:203.0.113.9",  # a configured rule goes first
-        "search-": f"user:{user.pk}",
-        "bot@example.org": f"user:{user.pk}",
-        "2001:DB8::7": "ip:2001:db8::/64",
-        "transfer": "ip:2001:db8::/64",
-        "10/m": "joe",
-        "joe": "joe",
+        **dict.fromkeys(("search-", "bot@example.org"), f"user:{user.pk}"),
+        **dict.fromkeys(("2001:DB8::7", "transfer"), network),
+        **dict.fromkeys(("10/m", "joe"), "joe"),
     }.items():
         assert [subject for subject, _ in listed(admin, f"?q={quote(text)}")] == [found], text
     for text in ("nobody", "ip:203.0.113", "post:phone=", "100%25_", "transf"):
         assert listed(admin, f"?q={quote(text)}") == [], text
     assert len(listed(admin, "?q=a%00b")) == 4  # Django's form refuses it, and says so
-
-
-def test_a_search_of_too_many_users_says_so(admin: Client) -> None:
-    User.objects.bulk_create(User(username=f"bot{number}") for number in range(21))
-    assert "only the first 20 subjects" in admin.get(f"{LIST}?q=bot").content.decode()
+    User.objects.bulk_create(User(username=f"many{number}") for number in range(21))
+    assert "only the first 20 subjects" in admin.get(f"{LIST}?q=many").content.decode()
 
 
 def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> None:
@@ -144,13 +133,6 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> No
         assert choices(f"?day__year=2024&day__month=2{query}") == ["February 27"]
     assert choices("?day__year=2025") == []
     assert listed(client, "?day__year=2024&day__month=2&day__day=27") == [("user:1", "search")]
-
-
-def test_malformed_parameters_do_not_break_the_list(client: Client) -> None:
-    row("user:1")
-    for query in ("day__year=x", "day__year=2024&day__month=13", "day__year=99999", "day__day=7", "p=99"):
-        assert client.get(f"{LIST}?{query}").status_code in (200, 302)
-        assert client.get(f"{LIST}export/?{query}").status_code in (200, 302)
 
 
 def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,21 +181,20 @@ def test_selected_rows_are_exported(client: Client, across: bool) -> None:
     assert subjects == (["user:0", "user:1", "user:2", "user:3"] if across else ["user:1", "user:2"])
 
 
-def test_the_download_is_streamed_under_asgi(client: Client) -> None:
-    user = User.objects.get()
-    for number in range(5):
-        row(f"user:{number}")
+def test_a_download_under_asgi_reads_its_rows_outside_of_the_loop() -> None:
+    def rows() -> Iterator[list[int]]:
+        for number in range(3):
+            with pytest.raises(RuntimeError):  # where Django would refuse a query
+                asyncio.get_running_loop()
+            yield [number]
+
+    reply: Any = csv_response(AsyncRequestFactory().get("/"), "a", ["number"], rows())
+    assert reply.is_async
 
     async def fetch() -> bytes:
-        await sync_to_async(forget_connection)()
-        client = AsyncClient()
-        await client.aforce_login(user)
-        reply: Any = await client.get(f"{LIST}export/")
-        assert reply.is_async
         return b"".join([part async for part in reply])
 
-    if connection.vendor == "sqlite":  # a connection of PostgreSQL belongs to its thread
-        assert asyncio.run(fetch()).count(b"user:") == 5
+    assert asyncio.run(fetch()) == b'"number"\r\n"0"\r\n"1"\r\n"2"\r\n'
 
 
 RUN = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -222,7 +203,6 @@ RUN = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 @example("x;=1+1")
 @example('x";"=1+1')
-@example("\uff1d1+1")
 @given(st.text("ab;,|\t\r\n\"' =+-@\uff1d1") | st.text())
 def test_no_spreadsheet_runs_a_cell_whatever_its_separator(text: str) -> None:
     made = escape_formula(text)
@@ -270,26 +250,6 @@ def test_rows_added_during_an_export_double_nothing() -> None:
     row("user:0", day=DAY + timedelta(days=9))
     rest = list(found)
     assert len({*first, *rest}) == len(first) + len(rest) == 60
-
-
-@pytest.mark.thorough("scale")
-def test_a_download_takes_constant_memory() -> None:
-    """Twenty times the rows, the same memory."""
-    DailyCounter.objects.bulk_create(
-        DailyCounter(subject=f"user:{number}", rule="a", day=DAY) for number in range(10_000)
-    )
-
-    def peak(most: int) -> int:
-        tracemalloc.start()
-        for _ in csv_lines(COLUMNS, rows_in_order(DailyCounter.objects.filter(pk__lte=most), NEWEST, 500), 500):
-            pass
-        measured = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return measured
-
-    first = DailyCounter.objects.order_by("pk").values_list("pk", flat=True)[0]
-    peak(first + 499)
-    assert peak(first + 9_999) < 2 * peak(first + 499)
 
 
 def test_subjects_of_a_kind_are_found_by_their_beginning() -> None:

@@ -26,67 +26,53 @@ ODD = [
 ]  # fmt: skip
 """What people, programs and attackers may send in the place of anything."""
 
-PAGES: dict[str, tuple[str, ...]] = {
-    "overview/": ("kind", "rule", "subject", "x"),
-    "overview/content/": ("kind",),
-    "ban/": ("subject", "rule", "p"),
-    "dailycounter/": (
-        "q", "p", "o", "e", "all", "rule", "kind", "day__year", "day__month", "day__day", "day__gte", "day__exact",
-        "day", "subject", "subject__startswith", "_facets", "_to_field", "_popup",
-    ),
-    "dailycounter/export/": ("q", "p", "o", "rule", "kind", "day__year", "day__month", "day__day", "day__gte"),
-    "dailycounter/usage/": ("subject", "rule", "year", "days"),
-    "dailycounter/usage/csv/": ("subject", "rule", "year", "days"),
-    "dailycounter/1/change/": (),
-    "quotaoverride/": ("q", "p", "o", "all", "rule", "state", "mode__exact", "_facets", "_popup", "e"),
-    "quotaoverride/add/": (
-        "subject", "rule", "mode", "rate", "starts", "expires", "_popup", "_changelist_filters",
-    ),
-    "quotaoverride/preview/": ("subject",),
-    "quotaoverride/1/change/": ("_changelist_filters", "_popup"),
-    "subject/": ("subject", "q", "p"),
-    **{
-        f"subject/action/{name}/": ("subject", "on")
-        for name in ("raise", "exempt", "block", "reset", "lift", "clear", "other")
-    },
-}  # fmt: skip
+ACTIONS = tuple(f"subject/action/{name}/" for name in ("raise", "exempt", "block", "reset", "lift", "clear", "other"))
+PAGES = {
+    "overview/": "kind rule subject x",
+    "overview/content/": "kind",
+    "ban/": "subject rule p",
+    "dailycounter/": "q p o e all rule kind day__year day__month day__day day__gte day__exact day subject "
+    "subject__startswith _facets _to_field _popup",
+    "dailycounter/export/": "q p o rule kind day__year day__month day__day day__gte",
+    **dict.fromkeys(("dailycounter/usage/", "dailycounter/usage/csv/"), "subject rule year days"),
+    "dailycounter/1/change/": "",
+    "quotaoverride/": "q p o all rule state mode__exact _facets _popup e",
+    "quotaoverride/add/": "subject rule mode rate starts expires _popup _changelist_filters",
+    "quotaoverride/preview/": "subject",
+    "quotaoverride/1/change/": "_changelist_filters _popup",
+    "subject/": "subject q p",
+    **dict.fromkeys(ACTIONS, "subject on"),
+}
 """The pages, and what each reads of its URL."""
 
-FORMS: dict[str, tuple[str, ...]] = {
-    "dailycounter/usage/": ("find",),
-    "subject/": ("find",),
-    "ban/": ("find", "rule"),
-    "ban/lift/": ("subject", "rule", "bans", "ban", "all", "confirmed"),
-    "quotaoverride/add/": (
-        "subject", "rule", "mode", "rate", "starts_0", "starts_1", "expires_0", "expires_1", "reason",
-        "_preview",
-    ),
-    "quotaoverride/preview/": (
-        "subject", "rule", "mode", "rate", "starts_0", "starts_1", "expires_0", "expires_1",
-    ),
-    "quotaoverride/preview/1/": ("subject", "rule", "mode", "rate", "expires_0", "expires_1"),
-    "quotaoverride/": ("action", "select_across", "index", "confirmed"),
-    "dailycounter/": ("action", "select_across", "index"),
-    **{
-        f"subject/action/{name}/": ("subject", "on", "confirmed", "span", "reason", "factor")
-        for name in ("raise", "exempt", "block", "reset", "lift", "clear")
-    },
-}  # fmt: skip
+OVERRIDE = "subject rule mode rate starts_0 starts_1 expires_0 expires_1"
+FORMS = {
+    **dict.fromkeys(("dailycounter/usage/", "subject/"), "find"),
+    "ban/": "find rule",
+    "ban/lift/": "subject rule bans ban all confirmed",
+    "quotaoverride/add/": f"{OVERRIDE} reason _preview",
+    **dict.fromkeys(("quotaoverride/preview/", "quotaoverride/preview/1/"), OVERRIDE),
+    **dict.fromkeys(("quotaoverride/", "dailycounter/"), "action select_across index confirmed"),
+    **dict.fromkeys(ACTIONS, "subject on confirmed span reason factor"),
+}
 """The forms, and their fields."""
 
 VALUES = st.one_of(st.sampled_from(ODD), st.text(st.characters(codec="utf-8"), max_size=30))
 
 
-def sent(pages: dict[str, tuple[str, ...]]) -> Any:
+def sent(pages: dict[str, str]) -> Any:
     """Return a strategy of a page and of what is sent to it."""
     return st.sampled_from(sorted(pages)).flatmap(
-        lambda page: st.tuples(st.just(page), st.fixed_dictionaries({}, optional=dict.fromkeys(pages[page], VALUES)))
+        lambda page: st.tuples(
+            st.just(page), st.fixed_dictionaries({}, optional=dict.fromkeys(pages[page].split(), VALUES))
+        )
     )
 
 
 RULES = {
     "search": {"rate": "10/m; 500/h", "key": "user", "ban": {"after": "3/m", "for": ["1m"]}},
     "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
+    "plans": {"rate": {"free": "5/m", "pro": "50/m"}, "tier": lambda request: "free"},
     "monthly": {"rate": "5/month", "algorithm": "calendar"},
     "leaky": {"rate": "1/50w", "algorithm": "leaky_bucket"},
 }
@@ -144,10 +130,10 @@ def test_a_network_is_answered_everywhere_and_its_block_is_saved_or_its_error_sh
     client: Client, network: str
 ) -> None:
     for page, parameters in PAGES.items():
-        for name in {"q", "subject"} & {*parameters}:
+        for name in {"q", "subject"} & {*parameters.split()}:
             answered(client.get(named(page), {name: network}))
     for page, fields in FORMS.items():
-        for name in {"find", "subject"} & {*fields}:
+        for name in {"find", "subject"} & {*fields.split()}:
             answered(client.post(named(page), {name: network, "mode": "blocked", "rule": "*"}))
     QuotaOverride.objects.all().delete()
     block = {"subject": network, "rule": "*", "mode": "blocked"}

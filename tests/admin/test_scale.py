@@ -85,17 +85,16 @@ class Work:
     steps: int = 0
     sql: tuple[str, ...] = ()
 
+    def step(self) -> None:
+        self.steps += 1_000
+
 
 @contextmanager
 def working() -> Iterator[Work]:
     """Count what the block takes."""
     work = Work()
-
-    def step() -> None:
-        work.steps += 1_000
-
     connection.ensure_connection()
-    connection.connection.set_progress_handler(step, 1_000)
+    connection.connection.set_progress_handler(work.step, 1_000)
     try:
         with CaptureQueriesContext(connection) as captured:
             yield work
@@ -124,28 +123,15 @@ def test_the_measure_detects_a_full_scan(million: None) -> None:
 
 
 PAGES = {
-    "": 7,
-    f"?p={MAX_LISTED // 100}": 7,
-    "?rule=rule-2": 7,
-    "?rule=rule-2&p=100": 7,
-    "?rule=none": 7,
-    "?kind=user:": 7,
-    "?kind=user:&p=100": 7,
-    "?kind=ip:": 7,
-    "?kind=post.": 7,
-    "?kind=user:&rule=rule-1": 7,
-    "?day__year=2025&p=100": 7,
-    "?day__year=2025&day__month=5": 7,
-    "?day__year=2025&day__month=5&day__day=17&o=-5": 7,
-    "?day__year=2025&rule=rule-3": 7,
-    "?day__year=2025&day__month=5&kind=user:": 7,
-    "?q=user:42": 7,
-    "?q=anna4": 8,
-    "?q=rule-1": 9,
-    "?q=nobody": 9,
+    **dict.fromkeys(("", f"?p={MAX_LISTED // 100}", "?rule=none", "?kind=ip:", "?kind=post."), 7),
+    **dict.fromkeys(("?rule=rule-2", "?rule=rule-2&p=100", "?kind=user:", "?kind=user:&p=100"), 7),
+    **dict.fromkeys(("?kind=user:&rule=rule-1", "?day__year=2025&p=100", "?day__year=2025&rule=rule-3"), 7),
+    **dict.fromkeys(("?day__year=2025&day__month=5", "?day__year=2025&day__month=5&kind=user:"), 7),
+    **dict.fromkeys(("?day__year=2025&day__month=5&day__day=17&o=-5", "?q=user:42"), 7),
     "?q=user:42&day__year=2025&day__month=5": 7,
-    "usage/?subject=user:42": 6,
-    "usage/?subject=user:42&rule=rule-1": 6,
+    "?q=anna4": 8,
+    **dict.fromkeys(("?q=rule-1", "?q=nobody"), 9),
+    **dict.fromkeys(("usage/?subject=user:42", "usage/?subject=user:42&rule=rule-1"), 6),
     "usage/?subject=user:42&year=2024&days=year": 6,
     "usage/?subject=user:nobody": 7,
 }
@@ -153,19 +139,15 @@ PAGES = {
 
 
 @pytest.mark.parametrize("query", PAGES)
-def test_a_page_reads_a_page(client: Client, query: str) -> None:
+def test_a_page_reads_a_page_in_the_order_of_an_index(client: Client, query: str) -> None:
+    """Where an index holds a part of an order only, a planner may sort all rows instead: SQLite 3.53 does."""
     with working() as work:
         assert client.get(LIST + query).status_code == 200
     assert work.queries <= PAGES[query], work.sql
-    assert work.steps <= MAX_STEPS, (work.steps, [(sql, plan(sql)) for sql in work.sql])
-
-
-@pytest.mark.parametrize("query", ["", "?rule=rule-1", "?kind=user:", "?day__year=2025&rule=rule-1"])
-def test_an_index_serves_every_order_to_its_last_column(client: Client, query: str) -> None:
-    """Where it holds a part of it only, a planner may sort all rows instead: SQLite 3.53 does."""
-    with working() as work:
-        assert client.get(LIST + query).status_code == 200
-    assert not [found for found in map(plan, work.sql) if "TEMP B-TREE" in found]
+    plans = [(sql, plan(sql)) for sql in work.sql]
+    assert work.steps <= MAX_STEPS, plans
+    if query in ("", "?rule=rule-2", "?kind=user:", "?day__year=2025&rule=rule-3"):
+        assert not [found for _, found in plans if "TEMP B-TREE" in found]
 
 
 @pytest.mark.parametrize("query", ["", "?rule=rule-1", "?kind=user:", "?q=rule-1", "?q=user:42", "?day__year=2025"])

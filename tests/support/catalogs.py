@@ -29,10 +29,10 @@ LOCALES = tuple(path.parts[-3] for path in CATALOGS)  # the names of the folders
 
 LANGUAGES = tuple(map(to_language, LOCALES))  # django's codes, such as `zh-hans`
 
-FUNCTIONS = ("gettext", "gettext_noop", "ngettext", "pgettext", "npgettext")
+FUNCTIONS = {"gettext": 1, "gettext_noop": 1, "ngettext": 2, "pgettext": 2, "npgettext": 3}
+"""How many texts each takes."""
 _STRING = r"""[ub]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _CALL = re.compile(rf"\b(_|n?p?gettext)\(\s*({_STRING}(?:\s*,\s*{_STRING})*)")
-
 
 LEFT_OUT_BY_DJANGO = {"Click here to select the objects across all pages", "Go", "Run the selected action"}
 """What its admin translates up to 6.0 only: from 6.1 on nobody would, so that these are ours under every version."""
@@ -48,16 +48,20 @@ class Message(NamedTuple):
 
 @cache
 def messages() -> dict[Message, list[str]]:
+    """Return all messages of the package, each with the files that it is in."""
     found: dict[Message, list[str]] = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        _note(found, path, in_code(path.read_text(), str(path)))
-    for path in sorted((ROOT / "templates").rglob("*.*")):
-        _note(found, path, in_template(path.read_text()))
+    code, templates = sorted(ROOT.rglob("*.py")), sorted((ROOT / "templates").rglob("*.*"))
+    for path in (*code, *templates):
+        name = str(path.relative_to(ROOT.parent))
+        for message in (in_code if path.suffix == ".py" else in_template)(path.read_text(), name):
+            files = found.setdefault(message, [])
+            if name not in files:
+                files.append(name)
     theirs = _of_django()
     return {
         message: files
         for message, files in found.items()
-        if not (message.text in theirs and all("/admin/" in name for name in files))
+        if message.text not in theirs or any("/admin/" not in name for name in files)
     }
 
 
@@ -69,41 +73,31 @@ def _of_django() -> set[str]:
     return every - LEFT_OUT_BY_DJANGO
 
 
-def _note(found: dict[Message, list[str]], path: Path, texts: Iterator[Message]) -> None:
-    for message in texts:
-        files = found.setdefault(message, [])
-        name = str(path.relative_to(ROOT.parent))
-        if name not in files:
-            files.append(name)
-
-
-def in_code(source: str, name: str = "<code>") -> Iterator[Message]:
+def in_code(source: str, name: str) -> Iterator[Message]:
+    """Yield the messages of a Python module. Raises `ValueError` where one is not written as a plain text."""
     tree = ast.parse(source)
-    called = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation":
-            for alias in node.names:
-                function = alias.name.removesuffix("_lazy")
-                if function in FUNCTIONS:
-                    called[alias.asname or alias.name] = function
+    called = {
+        alias.asname or alias.name: alias.name.removesuffix("_lazy")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
+        for alias in node.names
+        if alias.name.removesuffix("_lazy") in FUNCTIONS
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
             function = called[node.func.id]
-            texts = [each.value for each in node.args[: _texts(function)] if isinstance(each, ast.Constant)]
-            if len(texts) != _texts(function) or not all(isinstance(text, str) for text in texts):
+            given = [each.value for each in node.args[: FUNCTIONS[function]] if isinstance(each, ast.Constant)]
+            texts = [text for text in given if isinstance(text, str)]
+            if len(texts) != FUNCTIONS[function]:
                 raise ValueError(f"{name}:{node.lineno}: a message must be a plain text, to be found and translated.")
-            yield _message(function, [str(text) for text in texts])
+            yield _message(function, texts)
 
 
-def in_template(source: str) -> Iterator[Message]:
-    for function, texts in _CALL.findall(templatize(source)):
-        given = [ast.literal_eval(text) for text in re.findall(_STRING, texts)]
-        named = "gettext" if function == "_" else function
-        yield _message(named, given[: _texts(named)])
-
-
-def _texts(function: str) -> int:
-    return {"ngettext": 2, "pgettext": 2, "npgettext": 3}.get(function, 1)
+def in_template(source: str, name: str) -> Iterator[Message]:
+    """Yield the messages of a template."""
+    for called, texts in _CALL.findall(templatize(source, origin=name)):
+        function = "gettext" if called == "_" else called
+        yield _message(function, [ast.literal_eval(text) for text in re.findall(_STRING, texts)][: FUNCTIONS[function]])
 
 
 def _message(function: str, texts: list[str]) -> Message:
@@ -116,15 +110,11 @@ def update(path: Path) -> list[str]:
     old = polib.pofile(str(path))
     known: dict[tuple[str, str | None], polib.POEntry] = {(entry.msgid, entry.msgctxt): entry for entry in old}
     catalog = polib.POFile(wrapwidth=120)
-    catalog.metadata = {
-        "Project-Id-Version": "django_quota",
-        "Language": path.parts[-3],
-        "MIME-Version": "1.0",
-        "Content-Type": "text/plain; charset=UTF-8",
-        "Content-Transfer-Encoding": "8bit",
-        "Plural-Forms": old.metadata["Plural-Forms"],
-    }
-    forms = int(re.findall(r"nplurals=(\d)", old.metadata["Plural-Forms"])[0])
+    plurals = old.metadata["Plural-Forms"]
+    catalog.metadata = {"Project-Id-Version": "django_quota", "Language": path.parts[-3], "MIME-Version": "1.0"}
+    catalog.metadata |= {"Content-Type": "text/plain; charset=UTF-8", "Content-Transfer-Encoding": "8bit"}
+    catalog.metadata["Plural-Forms"] = plurals
+    forms = int(re.findall(r"nplurals=(\d)", plurals)[0])
     for message, files in sorted(messages().items(), key=lambda each: (each[1], each[0].text)):
         catalog.append(_entry(message, files, known.get((message.text, message.context)), forms))
     catalog.save(str(path))
