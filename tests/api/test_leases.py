@@ -306,7 +306,7 @@ class TestRenewingInTheBackground:
     @both_ways
     def test_a_renewal_under_way_takes_no_slot_that_was_given_back(self, is_async: bool) -> None:
         def stop(operation: Any) -> None:
-            if is_renewal(operation) and operation.again:
+            if is_renewal(operation) and operation.arguments()[-1]:
                 under_way.set()
                 goes_on.wait(60)
 
