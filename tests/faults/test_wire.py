@@ -12,13 +12,7 @@ from django_quota import Decision, acheck, check
 from django_quota.testing import server_programs
 from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
-from tests.faults.harness import (
-    assert_own_answers,
-    assert_recovers,
-    broken_promises,
-    caches_at,
-    use_site_rules,
-)
+from tests.faults.harness import assert_own_answers, assert_recovers, broken_promises, caches_at, use_site_rules
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
 from tests.support.outages import new_breaker
 from tests.support.steps import Clock

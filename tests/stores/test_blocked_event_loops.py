@@ -1,4 +1,4 @@
-"""A view that blocks its event loop causes no outage."""
+"""A view that blocks its event loop causes no outage; a reply that is missing does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import select
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from tests.support.stores import caches, current_store
 
 WITHIN = 1.0
 """Seconds that Redis has to answer in these tests."""
-SHORT = {"socket_timeout": WITHIN, "socket_connect_timeout": WITHIN}
 
 
 def hold_up(seconds: float) -> None:
@@ -34,20 +33,23 @@ def hold_up(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def pool_to(server: RedisServer, seconds: float) -> AsyncPool:
-    options = {"path": server.url.removeprefix("unix://"), "socket_timeout": seconds, "socket_connect_timeout": 60}
-    return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0, Breaker())
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 — nobody would tell
+            await asyncio.sleep(0)
 
 
 async def connected_pool(server: RedisServer, seconds: float, count: int = 1) -> tuple[AsyncPool, list[Any]]:
-    """Return a pool with connections, so that nothing but a reply takes time."""
-    made, patient = pool_to(server, seconds), pool_to(server, 60)
+    """Return a pool with connections, so that nothing but a reply takes `seconds`."""
+
+    def pool_of(seconds: float) -> AsyncPool:
+        path = server.url.removeprefix("unix://")
+        options = {"path": path, "socket_timeout": seconds, "socket_connect_timeout": 60}
+        return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0, Breaker())
+
+    made, patient = pool_of(seconds), pool_of(60)
     made._idle = [await patient._connected() for _ in range(count)]
     return made, list(made._idle)
-
-
-def its_socket(connection: Any) -> Any:
-    return connection._writer.get_extra_info("socket")
 
 
 @pytest.mark.parametrize("command", [("PING",), ("LRANGE", "long", 0, -1), ("GET", "long")], ids=lambda words: words[0])
@@ -59,9 +61,8 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_read(
     async def read() -> Any:
         pool, (connection,) = await connected_pool(redis_server, 0.05)
         reading = asyncio.ensure_future(pool.execute(command))
-        while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
-            await asyncio.sleep(0)
-        assert select.select([its_socket(connection)], [], [], 60)[0]
+        await until(lambda: connection in pool._busy)
+        assert select.select([connection._writer.get_extra_info("socket")], [], [], 60)[0]
         hold_up(0.06)
         found = await asyncio.gather(reading, return_exceptions=True)
         assert pool._idle == [connection]
@@ -80,14 +81,11 @@ def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Red
     async def read() -> list[Any]:
         pool, taken = await connected_pool(redis_server, 0.02, 3)
         calls = []
-        for connection in reversed(taken[1:]):
+        for connection in (*reversed(taken[1:]), None):
             calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
-            while connection not in pool._busy:  # noqa: ASYNC110 — until its time runs
-                await asyncio.sleep(0)
-        while pool._is_watching:  # noqa: ASYNC110 — until the timer has ended
-            await asyncio.sleep(0)
-        calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
-        found = await asyncio.gather(*calls, return_exceptions=True)
+            await until(lambda wanted=connection: wanted in pool._busy if wanted else not pool._is_watching)
+        calls[2:] = [asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60)))]
+        found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
         assert not any(connection.is_connected for connection in taken)
         assert (pool._idle, pool.permits._value) == ([], 50)
         return found
@@ -103,6 +101,8 @@ class Connecting:
 
     def __init__(self, error: Exception, blocked: float) -> None:
         self.error, self.blocked, self.times = error, blocked, 0
+        source: Any = self
+        self.pool = AsyncPool(source, 1, 0.05, Breaker())
 
     def make(self) -> Connecting:
         return self
@@ -123,10 +123,6 @@ class Connecting:
 
     async def disconnect(self, *, nowait: bool) -> None: ...
 
-    def pool(self) -> AsyncPool:
-        source: Any = self
-        return AsyncPool(source, 1, 0.05, Breaker())
-
 
 TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), TimeoutError("late")]
 
@@ -145,10 +141,10 @@ def test_connecting_is_tried_again_only_if_it_timed_out_while_the_loop_was_block
 ) -> None:
     made = Connecting(error, blocked)
     if times == 2:
-        assert asyncio.run(made.pool()._connected()) is made
+        assert asyncio.run(made.pool._connected()) is made
     else:
         with pytest.raises(type(error)):
-            asyncio.run(made.pool()._connected())
+            asyncio.run(made.pool._connected())
     assert made.times == times
 
 
@@ -156,7 +152,7 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     """All were given back in time, but nobody could be told."""
 
     async def run() -> None:
-        pool = Connecting(RedisConnectionError("cut"), blocked=0.0).pool()
+        pool = Connecting(RedisConnectionError("cut"), blocked=0.0).pool
         await pool.permits.acquire()
         waiting = asyncio.ensure_future(pool._wait())
         await asyncio.sleep(0)
@@ -168,65 +164,45 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     asyncio.run(run())
 
 
-@pytest.fixture
-def servers(redis_server: RedisServer, settings: Any) -> Iterator[list[redis.Redis]]:
-    """Redis as the default cache; yields clients of the server."""
-    settings.CACHES = caches(redis_server, **SHORT)
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        yield [client]
+async def asked(raw: redis.Redis) -> None:
+    """Go on when scripts have been sent, and let the server answer only then: all wait for their replies."""
 
+    def executed() -> int:
+        return sum(
+            raw.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
+        )
 
-async def asked(servers: list[redis.Redis]) -> None:
-    """Go on when scripts have been sent, and let the servers answer only then: all wait for their replies."""
     for _ in range(200):
         await asyncio.sleep(0)
-    before = executed(servers)
-    for server in servers:
-        server.client_unpause()
-    while executed(servers) == before:
+    before = executed()
+    raw.client_unpause()
+    while executed() == before:
         hold_up(0.001)
 
 
-async def knocked(servers: list[redis.Redis]) -> None:
-    """Go on when the servers have taken a connection."""
-    before = accepted(servers)
-    while accepted(servers) == before:  # noqa: ASYNC110 — nobody would tell
-        await asyncio.sleep(0)
-
-
-def executed(servers: list[redis.Redis]) -> int:
-    """How many scripts the servers have done."""
-    stats = [server.info("commandstats") for server in servers]
-    return sum(one.get(f"cmdstat_{name}", {"calls": 0})["calls"] for one in stats for name in ("eval", "evalsha"))
-
-
-def accepted(servers: list[redis.Redis]) -> int:
-    """How many connections the servers have taken."""
-    return sum(server.info("stats")["total_connections_received"] for server in servers)
+async def knocked(raw: redis.Redis) -> None:
+    """Go on when the server has taken a connection."""
+    before = raw.info("stats")["total_connections_received"]
+    await until(lambda: raw.info("stats")["total_connections_received"] > before)
 
 
 @pytest.mark.parametrize("moment", [asked, knocked])
 def test_a_view_that_blocks_its_loop_causes_no_outage(
-    moment: Callable[[list[redis.Redis]], Awaitable[None]], servers: list[redis.Redis]
+    moment: Callable[[redis.Redis], Awaitable[None]], redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
-    """It holds it up for longer than Redis has to answer, right when the servers have something to say."""
-
-    async def view() -> None:
-        await moment(servers)
-        deadline = time.monotonic() + 2.4 * WITHIN
-        while time.monotonic() < deadline:
-            hold_up(0.1)
+    """It holds it up for longer than Redis has to answer, right when the server has something to say."""
+    settings.CACHES = caches(redis_server, socket_timeout=WITHIN, socket_connect_timeout=WITHIN)
 
     async def decide() -> list[tuple[bool, bool]]:
         if moment is asked:
             await asyncio.gather(*(acheck("5/m", f"ip:192.0.2.{n}") for n in range(2, 10)))
-            for server in servers:
-                server.client_pause(60_000, all=False)
+            raw.client_pause(60_000, all=False)
         deciding = asyncio.gather(*(acheck("5/m", "ip:192.0.2.1") for _ in range(8)))
-        await view()
+        await moment(raw)
+        deadline = time.monotonic() + 2.4 * WITHIN
+        while time.monotonic() < deadline:
+            hold_up(0.1)
         return [(bool(decision), decision.degraded) for decision in await deciding]
 
     assert sorted(asyncio.run(decide()), reverse=True) == [(True, False)] * 5 + [(False, False)] * 3
-    store: Any = current_store()
-    assert not store.is_refusing()
+    assert not current_store().is_refusing()

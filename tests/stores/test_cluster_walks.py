@@ -147,9 +147,7 @@ class TestHealth:
 
 
 @pytest.mark.parametrize("kind", [StoreUnavailable, StorePermissionDenied])
-def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(
-    kind: type[StoreUnavailable],
-) -> None:
+def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(kind: type[StoreUnavailable]) -> None:
     def fail(error: StoreUnavailable) -> None:
         raise error
 

@@ -20,12 +20,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek
-from django_quota.core.errors import (
-    StoreDataError,
-    StoreOutOfMemory,
-    StorePermissionDenied,
-    StoreRefusesWrites,
-)
+from django_quota.core.errors import StoreDataError, StoreOutOfMemory, StorePermissionDenied, StoreRefusesWrites
 from django_quota.core.keys import status_key
 from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
