@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +22,7 @@ from tests.faults.sockets import SocketServer
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
 from tests.support.outages import due_breaker, fail, new_breaker, new_outages
-from tests.support.processes import ended, forks, in_child, processes, started, threads_ran
+from tests.support.processes import forks, in_child, threads_ran
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -103,22 +102,6 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
         listener.close()
 
 
-def test_a_task_cancelled_while_it_connects_propagates_it(settings: Any) -> None:
-    """Up to Python 3.11 nobody is told of it, and the greeting runs into its time-out: long enough to be cancelled."""
-    asked = threading.Event()
-
-    def mute(socket: Any) -> None:
-        while socket.recv(65_536):
-            asked.set()
-
-    listener = SocketServer(mute)
-    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 3)
-    try:
-        asyncio.run(_cancelled(asked))
-    finally:
-        listener.close()
-
-
 async def _cancelled(when: threading.Event) -> None:
     task = asyncio.ensure_future(acheck("9/m", "user:1"))
     assert await asyncio.to_thread(when.wait, PATIENCE)
@@ -163,24 +146,6 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
         assert pool._permits.qsize() == permits
         assert_own_answers("sync")
     assert not ours.server.breaker.is_open
-
-
-@forks
-@threads_ran
-def test_forked_workers_open_their_own_connections(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
-    settings.CACHES = caches(redis_server)
-    assert check("9000/m", "user:1")
-    before = len(raw.client_list())
-
-    def work(first: int) -> None:
-        assert all(check(f"{n}/m", f"user:{first}").limit == n for n in range(first, first + 200))
-        assert len(raw.client_list()) > before
-
-    with processes() as children:
-        children += [started(partial(work, first)) for first in (1_000, 2_000, 3_000)]
-        wrong = [n for n in range(300) if check(f"{n + 10}/m", "user:parent").limit != n + 10]
-        assert set(ended(children)) == {0}
-    assert wrong == []
 
 
 @forks

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,29 +122,3 @@ def test_a_place_without_a_redis_counts_as_unavailable(mode: str, tmp_path: Path
                     assert PASSWORD not in repr(answer)
     finally:
         server.server.end()
-
-
-def test_threads_get_their_own_answers_while_connections_are_cut(
-    redis_server: RedisServer, raw: redis.Redis, settings: Any
-) -> None:
-    settings.CACHES = caches(redis_server)
-    stop = threading.Event()
-    wrong: list[str] = []
-
-    def work(number: int) -> int:
-        decided = 0
-        while not stop.is_set():
-            decision = check(f"{number}/m", f"user:{number}", on_unavailable="allow")
-            if not decision.degraded:
-                decided += 1
-                if (decision.limit, decision.subject) != (number, f"user:{number}"):
-                    wrong.append(decision.explain())
-        return decided
-
-    with ThreadPoolExecutor(6) as threads:
-        running = [threads.submit(work, 1_000_000 + number) for number in range(6)]
-        for _ in range(60):
-            raw.client_kill_filter(_type="normal", skipme=True)
-        stop.set()
-        assert wrong == []
-        assert all(one.result() >= 0 for one in running)

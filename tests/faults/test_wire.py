@@ -155,13 +155,3 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
         assert PASSWORD not in repr(do(call, mode, state))
     proxy.fault = None
     assert_recovers(mode, clock)
-
-
-def test_a_connection_with_a_failed_handshake_is_not_used(settings: Any) -> None:
-    async def ask() -> list[bool]:
-        await acheck("9/m", "user:1")
-        return [connection.is_connected for connection in (await redis_store().server.async_pools.get())._idle]
-
-    with saying(b":1\r\n") as port:
-        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0")
-        assert not any(asyncio.run(ask()))

@@ -25,7 +25,7 @@ from django_quota.core.keys import status_key
 from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, StoreUnavailable
-from django_quota.models import QuotaBan, QuotaEvent, QuotaState
+from django_quota.models import QuotaEvent
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
@@ -98,17 +98,6 @@ def test_racing_processes_are_admitted_exactly_up_to_the_limit(store: DatabaseSt
     assert sum(int(each.read_text()) for each in tmp_path.glob("?")) == LIMIT
     assert not hit()
     assert hit(subject="ip:192.0.2.9")  # by the connection that the children have inherited
-
-
-def test_plans_of_the_same_subjects_in_any_order_never_wait_for_each_other(store: DatabaseStore) -> None:
-    rules = [Rule.make(name, "1000/h") for name in ("one", "two")]
-
-    def plan(number: int) -> bool:
-        subjects = ("ip:192.0.2.1", "ip:192.0.2.2")[:: 1 if number % 2 else -1]
-        return bool(check_all(list(zip(rules, subjects, strict=True))))
-
-    with ThreadPoolExecutor(16) as threads:
-        assert all(threads.map(plan, range(160)))
 
 
 def test_money_is_moved_and_never_made(store: DatabaseStore) -> None:
@@ -438,14 +427,6 @@ def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> No
 def test_sqlite_keeps_states_in_a_file_of_their_own(name: object, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "NAME", name)
     assert file_of("default") == file
-
-
-def test_the_table_of_a_model_is_the_table_of_the_store() -> None:
-    tables = [model._meta.db_table for model in (QuotaState, QuotaEvent, QuotaBan)]
-    assert tables == [sql.STATES, sql.EVENTS, sql.BANS]
-    assert [field.column for field in QuotaState._meta.fields] == ["id", "key", "value", "expires", "hour"]
-    assert [field.column for field in QuotaEvent._meta.fields] == ["id", "log", "batch", "at", "data"]
-    assert [field.column for field in QuotaBan._meta.fields] == ["id", "log", "subject", "rule", "until"]
 
 
 def test_no_redis_package_is_imported() -> None:
