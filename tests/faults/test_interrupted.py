@@ -21,7 +21,7 @@ from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
-from tests.support.outages import due_breaker, fail, new_breaker, new_outages
+from tests.support.outages import due_breaker, new_breaker, new_outages
 from tests.support.processes import forks, in_child, threads_ran
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
@@ -150,22 +150,16 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
 
 @forks
 @threads_ran
-@pytest.mark.parametrize("held", ["outages", "breaker"])
 def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
-    held: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+    redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
     settings.CACHES = caches(redis_server)
     check("9/m", "user:1")
     outages: Any = new_outages(Clock())
-    server: Any = redis_store().server
-    lock = {
-        "outages": outages._lock, "breaker": server.breaker._lock,
-    }[held]  # fmt: skip
 
     def work() -> bool:
-        fail(server.breaker, 1)
         outages.failed(StoreUnavailable("x"), [])
         return not check("9/m", "user:1").degraded
 
-    with lock:
+    with outages._lock:
         assert in_child(work) == 1

@@ -25,6 +25,40 @@ EARLY, LATE = "ip:192.0.2.1", "ip:192.0.2.2"
 """Who is blocked before Redis fails, and who is blocked meanwhile."""
 
 
+DECIDING = """
+import sys, time, django
+django.setup()
+from django_quota import check
+said = {}
+with open(sys.argv[1], "w", buffering=1) as lines:
+    while True:
+        for subject in sys.argv[2:]:
+            asked = time.monotonic()
+            answer = "admitted" if check("1000000/m", subject) else "refused"
+            if said.get(subject) != answer:
+                said[subject] = answer
+                lines.write(f"{subject} {asked} {answer}\\n")
+        time.sleep(0.005)
+"""
+"""Decides for subjects all the time, and writes a line for each change: subject, moment of the question, answer."""
+
+BLOCKING = """
+import os, signal, sys, time, django
+django.setup()
+from django.db import transaction
+from django_quota.models import QuotaOverride
+
+def die():
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with transaction.atomic():
+    transaction.on_commit(die)
+    QuotaOverride.objects.create(subject=sys.argv[1], mode="blocked")
+"""
+"""Blocks a subject, and is killed at the moment of the commit; prints that moment."""
+
+
 @contextmanager
 def _flushed(server: Server) -> Iterator[None]:
     server.client.flushall()
@@ -52,7 +86,7 @@ class Deciding:
 
     def __init__(self, manage: Manage, file: Path) -> None:
         self._file = file
-        command = [sys.executable, "-m", "tests.faults.deciding", str(file), EARLY, LATE]
+        command = [sys.executable, "-c", DECIDING, str(file), EARLY, LATE]
         self.process = subprocess.Popen(command, env=manage.environment, cwd=ROOT)
 
     def answers(self, subject: str) -> list[str]:
@@ -67,14 +101,10 @@ class Deciding:
         lines = self._file.read_text().splitlines() if self._file.exists() else []
         return [(float(asked), said) for whose, asked, said in map(str.split, lines) if whose == subject]
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
 
 def block_and_die(manage: Manage, subject: str) -> float:
     """Block a subject in a process that is killed as soon as that is committed; return the moment."""
-    command = [sys.executable, "-m", "tests.faults.blocking", subject]
+    command = [sys.executable, "-c", BLOCKING, subject]
     done = subprocess.run(command, env=manage.environment, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     assert done.returncode == -9
     return float(done.stdout)
@@ -113,7 +143,8 @@ def test_who_is_blocked_stays_out(fault: str, tmp_path: Path, database: dict[str
             assert all(each.process.poll() is None for each in running)
         finally:
             for each in running:
-                each.end()
+                each.process.kill()
+                each.process.wait()
     assert [old.answers(EARLY), old.answers(LATE)] == [["admitted", "refused"]] * 2
     for each in running[1:]:
         assert [each.answers(EARLY), each.answers(LATE)] == [["refused"]] * 2

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.cache import cache, caches
 from django.core.management import call_command
+from django_redis.exceptions import ConnectionInterrupted
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
 
 from django_quota import (
     Rule,
@@ -34,6 +39,7 @@ from tests.support.counts import checks_of, checks_of_today
 from tests.support.inputs import inputs
 from tests.support.random_plans import STEPS, in_order, plan_of
 from tests.support.steps import SECOND, START, driven
+from tests.support.stores import caches as server_caches
 from tests.support.stores import cluster_caches, cluster_program, current_store, own_memory_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
@@ -214,3 +220,75 @@ def test_whatever_else_counts_finds_its_server(
         call_command("quota_reset", subject)
         assert peek("3/m", subject).remaining == 3
     assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
+
+
+Act = Callable[[Any], Any]
+
+
+def locked(c: Any) -> list[bool]:
+    with c.lock("mutex", timeout=5) as lock:
+        taken = lock.owned()
+        second = c.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
+        lock.extend(5)
+    return [taken, second, c.lock("mutex", timeout=5).acquire(blocking=False)]
+
+
+MANY = {f"k{n}": n for n in range(20)}
+ACTS: dict[str, Act] = {
+    "clear": lambda c: [c.set_many(MANY), c.clear(), c.get("k1")],
+    "delete_many": lambda c: [c.set_many({"a": 1, "b": 2, "c": 3}), c.delete_many(["a", "b", "x"]), c.delete_many([])],
+    "delete_pattern": lambda c: [c.set_many(MANY), c.delete_pattern("k1*"), c.delete_pattern("none*")],
+    "get_many": lambda c: [c.set_many({"a": 1, "b": None}), c.get_many(["a", "b", "c"]), c.get_many([])],
+    "incr_version": lambda c: [c.set("a", 1), c.incr_version("a"), c.get("a"), c.get("a", version=2)],
+    "iter_keys": lambda c: [c.set_many(MANY), sorted(c.iter_keys("k*"))],
+    "keys": lambda c: [c.set_many(MANY), sorted(c.keys("k*"))],
+    "lock": locked,
+    "set_many": lambda c: [c.set_many({}), c.set_many({"a": 1, "b": 2}, timeout=9), c.get("b"), c.ttl("a") <= 9],
+    "sunion": lambda c: [c.sadd("{s}1", 1), c.sadd("{s}2", 2), c.sunion("{s}1", "{s}2")],
+}  # fmt: skip
+"""Those on several keys, and those of more than one command."""
+
+
+@pytest.fixture
+def single(started: Any, settings: Any, cluster: Cluster) -> Any:
+    """A plain server of the cluster's version, beside it."""
+    server = started(cluster.program)
+    settings.CACHES = {**settings.CACHES, "single": server_caches(server)["default"]}
+    caches["single"].clear()
+    return caches["single"]
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_it_answers_as_on_one_server(name: str, single: Any, cluster: Cluster) -> None:
+    assert ACTS[name](cache) == ACTS[name](single)
+
+
+def test_sets_in_several_slots_are_a_clear_error(cluster: Cluster) -> None:
+    for number in range(3):
+        cache.sadd(f"s{number}", number)  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match="slot"):
+        cache.sunion("s0", "s1", "s2")  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=[True, False], ids=["known before", "never reached"])
+def gone(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
+    """The whole Cluster is gone: known before, or never reached."""
+    with running_cluster(cluster_program()) as own:
+        settings.CACHES = cluster_caches(own, socket_timeout=0.2, socket_connect_timeout=0.2)
+        if request.param:
+            cache.set("a", 1)
+        for server in own.servers:
+            server.kill()
+        yield
+
+
+@pytest.mark.thorough("topology")
+def test_without_any_server_an_error_is_one_that_django_redis_knows(gone: None) -> None:
+    for name in ("clear", "delete_many", "delete_pattern", "incr_version", "keys", "set_many"):
+        with pytest.raises((RedisConnectionError, ConnectionInterrupted, RedisClusterException)) as caught:
+            ACTS[name](cache)
+        assert not isinstance(caught.value, RedisClusterException), name
+    site: Any = caches["default"]
+    site._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
+    assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
+    assert (site.set_many({"a": 1}), site.delete_pattern("*"), site.incr("a"), site.clear()) == (None,) * 4

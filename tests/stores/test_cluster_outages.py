@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -39,10 +38,7 @@ def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
 
 
 def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
-    """Ask for one subject after the other until it is told that all is back, and no longer.
-
-    A busy machine may take a server away once more.
-    """
+    """Ask for one subject after the other until it is told that all is back; a busy machine may lose one once more."""
 
     def is_told() -> bool:
         for subject in SUBJECTS:
@@ -65,14 +61,9 @@ def until_well(kind: str, clock: Clock) -> None:
     wait_until(is_well)
 
 
-def stop(*servers: Server) -> None:
+def send(number: signal.Signals, *servers: Server) -> None:
     for server in servers:
-        server.process.send_signal(signal.SIGSTOP)
-
-
-def go_on(*servers: Server) -> None:
-    for server in servers:
-        server.process.send_signal(signal.SIGCONT)
+        server.process.send_signal(number)
 
 
 @pytest.fixture
@@ -84,7 +75,7 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
             server.client.config_set("cluster-require-full-coverage", "no")
         settings.CACHES = cluster_caches(cluster, **SHORT)
         yield cluster
-        go_on(*cluster.servers)
+        send(signal.SIGCONT, *cluster.servers)
 
 
 @pytest.fixture
@@ -118,7 +109,7 @@ def test_one_server_of_three_that_hangs_is_reported_once_costs_a_few_tries_and_c
     until_well(kind, clock)  # a busy machine may take long
     with heard() as reported:
         gone = own.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
-        stop(gone)
+        send(signal.SIGSTOP, gone)
         for _ in range(5):
             found = ask(kind, SUBJECTS)
             clock.now += 1
@@ -130,7 +121,7 @@ def test_one_server_of_three_that_hangs_is_reported_once_costs_a_few_tries_and_c
         shut = [name for name, breaker in current_store()._breakers.items() if breaker.is_refusing()]
         assert shut == [f"127.0.0.1:{gone.port}"]
         assert [what for what, _ in reported] == ["lost"]
-        go_on(gone)
+        send(signal.SIGCONT, gone)
         until_back(kind, clock, reported)
     assert [what for what, _ in reported] == ["lost", "back"]
     assert caplog.text.count("Rules decide by on_unavailable") == 1
@@ -161,10 +152,10 @@ def test_with_all_servers_gone_nobody_is_asked(
 def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
     kind: str, own: Cluster, clock: Clock
 ) -> None:
-    stop(*own.servers)
+    send(signal.SIGSTOP, *own.servers)
     with heard() as reported:
         assert all(decision.degraded for decision in ask(kind, SUBJECTS[:5]))
-        go_on(*own.servers)
+        send(signal.SIGCONT, *own.servers)
         until_back(kind, clock, reported)
     assert [what for what, _ in reported] == ["lost", "back"]
     until_well(kind, clock)
@@ -208,9 +199,8 @@ def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(kind: str, own
         each.client.execute_command("CLUSTER DELSLOTS", slot)
 
     async def is_degraded(subject: str) -> bool:
-        if kind == "async":
-            return (await acheck("900/m", subject)).degraded
-        return (await asyncio.to_thread(check, "900/m", subject)).degraded
+        asked = acheck("900/m", subject) if kind == "async" else asyncio.to_thread(check, "900/m", subject)
+        return bool((await asked).degraded)
 
     async def found() -> list[bool]:
         before = [await is_degraded(subject) for subject in SUBJECTS[:2]]
@@ -236,14 +226,11 @@ def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
 
     monkeypatch.setattr(RedisTimeoutError, "__init__", noted)
 
-    def ask_eight() -> list[Any]:
-        with ThreadPoolExecutor(8) as threads:
-            return list(threads.map(lambda _: check("900/m", SUBJECTS[0]), range(8)))
+    async def ask_eight() -> list[Any]:
+        asked = [acheck if kind == "async" else partial(asyncio.to_thread, check)] * 8
+        return await asyncio.gather(*(each("900/m", SUBJECTS[0]) for each in asked))
 
-    async def aask_eight() -> list[Any]:
-        return await asyncio.gather(*(acheck("900/m", SUBJECTS[0]) for _ in range(8)))
-
-    stop(*own.servers)
-    found = ask_eight() if kind == "sync" else asyncio.run(aask_eight())  # the event loop knows no server yet
+    send(signal.SIGSTOP, *own.servers)
+    found = asyncio.run(ask_eight())  # the event loop knows no server yet
     assert all(decision.degraded for decision in found)
     assert 0 < len(timeouts) <= (8 if kind == "sync" else 0) + len(own.servers)

@@ -18,8 +18,13 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection, connections, transaction
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek
+from django_quota.core.algorithms.fixed_window import WindowCount
+from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.errors import StoreDataError, StoreOutOfMemory, StorePermissionDenied, StoreRefusesWrites
 from django_quota.core.keys import status_key
 from django_quota.engine.counter_operations import Get, Set
@@ -31,8 +36,10 @@ from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
 from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
+from django_quota.stores.database.values import dumps, loads
 from tests.support.commands import wait_until
 from tests.support.databases import default_database, running_pgbouncer
+from tests.support.inputs import inputs
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.stores import current_store, empty_database
 
@@ -225,16 +232,13 @@ def pgbouncer(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -
     if program is None:
         pytest.skip("No pgbouncer on PATH: apt-get install pgbouncer")
     with ExitStack() as stack:
-        pooler = stack.enter_context(running_pgbouncer(program, postgres, SESSIONS))
+        pooler = stack.enter_context(running_pgbouncer(program, postgres, 2))
         stack.enter_context(django_db_blocker.unblock())
         stack.enter_context(default_database(pooler))
         settings.QUOTA = {"STORE": "database"}
         empty_database(current_store())
         yield pooler
         current_store().close()
-
-
-SESSIONS = 2
 
 
 def test_behind_a_pgbouncer_each_hit_counts_once_and_nothing_stays_in_a_session(pgbouncer: dict[str, Any]) -> None:
@@ -246,9 +250,9 @@ def test_behind_a_pgbouncer_each_hit_counts_once_and_nothing_stays_in_a_session(
     left = "SELECT name FROM pg_settings WHERE source = 'session' UNION ALL SELECT name FROM pg_prepared_statements"
     where = {"host": pgbouncer["HOST"], "port": pgbouncer["PORT"], "user": "quota", "dbname": "postgres"}
     with ExitStack() as sessions:  # an open transaction keeps its session, so these have them all
-        others = [sessions.enter_context(psycopg.connect(**where)) for _ in range(SESSIONS)]
+        others = [sessions.enter_context(psycopg.connect(**where)) for _ in range(2)]
         found = [each.execute(left).fetchall() for each in others]
-        assert len({each.execute("SELECT pg_backend_pid()").fetchone() for each in others}) == SESSIONS
+        assert len({each.execute("SELECT pg_backend_pid()").fetchone() for each in others}) == 2
         held = others[0].execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
     assert {name for rows in found for (name,) in rows} <= OF_PGBOUNCER
     assert held == (0,)
@@ -450,3 +454,53 @@ assert {"redis", "django_redis"} & set(sys.modules) == set(), sorted(m for m in 
 """
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[2])
+
+
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+VALUES = st.one_of(
+    WHOLE,
+    st.builds(WindowCount, WHOLE, WHOLE),
+    st.builds(Bucket, WHOLE, WHOLE),
+    st.lists(st.builds(Entry, WHOLE, WHOLE, WHOLE)).map(tuple),
+    st.dictionaries(st.text(), WHOLE),
+    st.dictionaries(st.text(), st.text()),
+    st.frozensets(st.text()),
+)
+
+
+@inputs(500)
+@given(VALUES)
+def test_each_value_comes_back_as_it_was(value: Any) -> None:
+    written = dumps(value)
+    found = loads(written)
+    assert (found, type(found)) == (value, type(value))
+    assert written.isascii()
+    assert "\0" not in written
+
+
+def test_entries_come_back_as_entries_and_a_mapping_in_its_order() -> None:
+    (entry,) = loads(dumps((Entry(3, 2, 1),)))
+    assert type(entry) is Entry
+    assert list(loads(dumps({"b": 1, "a": 2}))) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1.5, "text", b"a", [1], (1,), ((1, 2, 3),), {1: 2}, {"a": None}, {"a": True}, {1}, frozenset({1})],
+)
+def test_what_no_specification_keeps_is_not_written(value: object) -> None:
+    with pytest.raises(TypeError):
+        dumps(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "null", "true", "1.0", "1e3", "NaN", '"text"', "[]", "[1]", '["other"]', '["window",1]', '["bucket",1,2,3]',
+        '["entries",1,2]', '["entries",1,2,"3"]', '["set",1]', '["window",true,2]', '{"a":null}', '{"a":[1]}',
+        '{"a":1.5}', '{"a":true}', "[[1,2,3]]", "1 2",
+    ],
+)  # fmt: skip
+def test_what_is_not_ours_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        loads(text)

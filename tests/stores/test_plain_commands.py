@@ -49,11 +49,6 @@ def test_each_server_of_a_cluster_has_timeouts(cluster: Cluster, settings: Any) 
     djangos["default"].set("a", 1)
 
 
-def test_an_error_of_the_caller_in_a_cluster_stays_as_it_is(cluster: Cluster) -> None:
-    with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:
-        int(f"abc{client.time()}")
-
-
 def test_an_error_of_the_caller_stays_as_it_is_and_counts_as_no_failure(redis_cache: RedisServer) -> None:
     for _ in range(FAILURES):
         with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 import redis
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis._parsers import _RESP2Parser
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse
 from redis.retry import Retry
 
 from django_quota import Decision, acheck, aonce, check, check_all, once, reserve
@@ -106,8 +104,6 @@ def test_every_hash_of_a_day_has_a_ttl(raw: redis.Redis) -> None:
         assert 0 < raw.pttl(key) <= 9 * 86_400_000
         raw.delete(key)
 
-    assert check("1/m", SUBJECT, name="checked", daily=True)
-    forgotten()
     hold = reserve("10/h", SUBJECT, 5, name="settled", daily=True)
     forgotten()
     hold.settle(2)
@@ -124,9 +120,7 @@ def test_every_key_has_a_ttl_close_to_its_content(raw: redis.Redis) -> None:
     algorithms: list[Any] = ["sliding_window", "fixed_window", "token_bucket", "leaky_bucket"]
     for algorithm in algorithms:
         check("1/m", SUBJECT, name=algorithm, algorithm=algorithm)
-    ttls = [raw.pttl(key) for key in raw.scan_iter()]
-    assert len(ttls) == 4
-    assert all(50_000 < ttl <= 60_001 for ttl in ttls)
+    assert [50_000 < raw.pttl(key) <= 60_001 for key in raw.scan_iter()] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -161,7 +155,14 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 
     for _ in range(3):
         asyncio.run(many())
-    assert len(redis_store().server.async_pools._by_loop) == 0
+    of_loops: Any = redis_store().server.async_pools
+    assert len(of_loops._by_loop) == 0
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(ahit())
+    loop.run_until_complete(of_loops._by_loop[loop][0].aclose())  # so that no socket is left to the collector
+    loop.close()  # without its generators
+    asyncio.run(ahit())
+    assert len(of_loops._by_loop) == 0
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
@@ -183,25 +184,6 @@ def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
     finally:
         raw.replicaof("NO", "ONE")
     assert not hit().degraded
-
-
-def test_an_idle_connection_with_stray_bytes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    hit()
-    (kept,) = redis_store().server.pool._idle
-    monkeypatch.setattr(kept, "can_read", Mock(side_effect=InvalidResponse("garbage")))
-    assert not hit().degraded
-    assert kept not in redis_store().server.pool._idle
-    assert kept._sock is None
-
-    async def play() -> None:
-        await ahit()
-        (kept,) = (await redis_store().server.async_pools.get())._idle
-        for name in ("can_read", "can_read_destructive"):  # which of them depends on the version of redis-py
-            monkeypatch.setattr(kept, name, AsyncMock(side_effect=InvalidResponse("garbage")), raising=False)
-        assert not (await ahit()).degraded
-        assert not kept.is_connected
-
-    asyncio.run(play())
 
 
 @pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
@@ -278,16 +260,3 @@ def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: re
         return len(raw.client_list()) - before
 
     assert asyncio.run(race()) <= 6
-
-
-def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
-    of_loops: Any = redis_store().server.async_pools
-    for _ in range(3):
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(ahit())
-        held = of_loops._by_loop.get(loop)
-        assert held is not None
-        loop.run_until_complete(held[0].aclose())  # so that no socket is left to the collector
-        loop.close()
-    asyncio.run(ahit())
-    assert len(of_loops._by_loop) == 0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -18,10 +16,10 @@ from django_redis.pool import ConnectionFactory
 
 from django_quota import acheck, aonce, check, once
 from django_quota.exceptions import StoreUnavailable
-from django_quota.testing import RedisServer
+from django_quota.testing import RedisServer, running_redis
 from tests.support.commands import wait_until
 from tests.support.ports import free_port
-from tests.support.sentinels import answers_ping, behind, times_called
+from tests.support.sentinels import behind, times_called
 from tests.support.stores import PATIENT, current_store, redis_store
 
 
@@ -71,7 +69,8 @@ GUARD = "geheim<redis. - &'"
     ("given", "why"),
     [
         ({}, "the last by AuthenticationError"), ({"password": f"x{GUARD}"}, "the last by AuthenticationError"),
-        ({"password": GUARD, "ssl": True}, "the last by TimeoutError"), ({"password": GUARD}, "that is up"),
+        ({"password": GUARD, "ssl": True, "socket_timeout": 0.5}, "the last by TimeoutError"),
+        ({"password": GUARD}, "that is up"),
     ],
     ids=["no password", "wrong password", "no TLS", "unknown name"],
 )  # fmt: skip
@@ -119,15 +118,15 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
 
         tries: list[bool] = []  # a busy machine may need some more
 
+        async def asked() -> bool:
+            return bool(await acheck("5/m", "ip:192.0.2.1", on_unavailable="deny"))
+
         def is_decided() -> bool:
             tries.append(bool(check("5/m", "ip:192.0.2.1", on_unavailable="deny")))
             return tries[-1]
 
-        async def task() -> bool:
-            return bool(await acheck("5/m", "ip:192.0.2.1", on_unavailable="deny"))
-
         def is_decided_in_a_task() -> bool:
-            tries.append(asyncio.run(task()))
+            tries.append(asyncio.run(asked()))
             return tries[-1]
 
         wait_until(is_decided)
@@ -135,22 +134,8 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
         assert 0 < times_called(mute) <= len(tries)
         store: Any = current_store()
         pool = store.server.pool._source.sentinels
-        asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-        assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [(0.25, 0.25)] * 2
-
-
-@pytest.fixture
-def other_primary(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
-    """Another Redis, which the sentinel may name instead; yields its port."""
-    port = free_port()
-    words = [str(redis_server.program), "--port", str(port), "--save", "", "--dir", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: answers_ping(port))
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
+        kwargs = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in kwargs] == [(0.25, 0.25)] * 2
 
 
 def name_primary(sentinel_port: int, primary: int) -> None:
@@ -162,8 +147,14 @@ def name_primary(sentinel_port: int, primary: int) -> None:
 
 
 def test_an_idle_connection_does_not_lead_to_the_old_primary(
-    sentinel_port: int, other_primary: int, settings: Any
+    sentinel_port: int, redis_server: RedisServer, settings: Any
 ) -> None:
+    port = free_port()
+    with running_redis(redis_server.program, "--port", str(port)):
+        leads_to_the_new_primary(sentinel_port, port, settings)
+
+
+def leads_to_the_new_primary(sentinel_port: int, other_primary: int, settings: Any) -> None:
     settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
     with redis.Redis(port=sentinel_port) as sentinel:
         old_primary = int(sentinel.sentinel_get_master_addr_by_name("quotas")[1])
