@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from django_quota import Rule, check
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer, running_redis
 from tests.faults.sockets import SocketServer
 from tests.support.calls import both
@@ -34,54 +35,40 @@ from tests.support.steps import Clock
 from tests.support.stores import PATIENT, caches, current_store
 
 
-class NothingBehind:
-    """Takes connections and closes them at once, or after the first words; counts them."""
+@pytest.fixture(params=[False, True], ids=["at once", "after the first words"])
+def met(request: pytest.FixtureRequest, settings: Any) -> Iterator[list[int]]:
+    """A proxy that closes connections at once, or after the first words; notes each of them."""
+    found: list[int] = []
 
-    def __init__(self, *, hears: bool) -> None:
-        self.met = 0
-        self._hears = hears
-
-    def serve(self, connection: socket.socket) -> None:
-        self.met += 1
-        if self._hears:
+    def serve(connection: socket.socket) -> None:
+        found.append(1)
+        if request.param:
             connection.recv(1)
 
-
-@pytest.fixture(params=[False, True], ids=["at once", "after the first words"])
-def nothing_behind(request: pytest.FixtureRequest, settings: Any) -> Iterator[NothingBehind]:
-    proxy = NothingBehind(hears=request.param)
-    listener = SocketServer(proxy.serve)
+    listener = SocketServer(serve)
     settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{listener.port}/0", 0, Path()))
-    yield proxy
+    yield found
     listener.close()
 
 
 @both
-def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behind: NothingBehind, clock: Clock) -> None:
+def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, met: list[int], clock: Clock) -> None:
     store = with_clock(clock)
     assert all(decision.degraded for decision in ask(kind, 30))
     assert store.server.breaker.is_open
-    met = nothing_behind.met
+    before = len(met)
     clock.now += 1
     assert all(decision.degraded for decision in ask(kind, 10))
     assert store.server.breaker.is_open  # the one that asked has not closed it
-    assert nothing_behind.met <= met + 2
+    assert len(met) <= before + 2
 
 
 def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:
-    options = settings.CACHES["default"]["OPTIONS"]
-    pool = {**options.get("CONNECTION_POOL_KWARGS", {}), "max_connections": 1}
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "OPTIONS": {**options, "CONNECTION_POOL_KWARGS": pool}}
-    }
+    server = RedisServer(mute.url, 0, Path())
+    settings.CACHES = caches(server, socket_timeout=ANSWER_TIMEOUT, max_connections=1)
     fail(new_breaker(Clock()), FAILURES - 1)
-    found: list[bool] = []
-    threads = [threading.Thread(target=lambda: found.append(check("9/m", "user:1").degraded)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda _: check("9/m", "user:1").degraded, range(8)))
     assert mute.met == 1
 
 

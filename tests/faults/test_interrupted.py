@@ -38,12 +38,7 @@ TO_THE_END = {"reserve", "slot", "waiting slot", "@concurrency deny"}
 @pytest.mark.parametrize("connection", ["kept", "new"])
 @pytest.mark.parametrize("call", ASYNC, ids=lambda call: call.name)
 def test_a_task_cancelled_at_any_await_leaves_no_reply(
-    call: Any,
-    connection: str,
-    redis_server: RedisServer,
-    raw: redis.Redis,
-    settings: Any,
-    caplog: pytest.LogCaptureFixture,
+    call: Any, connection: str, redis_server: RedisServer, raw: redis.Redis, settings: Any, caplog: Any
 ) -> None:
     settings.CACHES = caches(redis_server, max_connections=2)
     use_site_rules(settings)
