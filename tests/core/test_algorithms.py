@@ -17,9 +17,8 @@ from django_quota.core.algorithms.calendar import edges
 from django_quota.engine.codec import ALLOWED, Mode
 from django_quota.engine.plans import Plan
 from tests.support.selection import thorough
-from tests.support.steps import ALGORITHMS, SECOND, START, Spec, driven
+from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec, driven
 
-MINUTE = 60 * SECOND
 BUCKET = {"algorithm": "token_bucket"}
 
 
@@ -49,6 +48,13 @@ def test_a_refund_of_more_than_was_used_mints_nothing(algorithm: str) -> None:
     assert [limit.run().allowed for _ in range(4)] == [True, True, True, False]
 
 
+def test_a_refund_gives_no_promised_place_in_a_leaky_bucket_away() -> None:
+    limit = Spec("6/m", "leaky_bucket")
+    assert [limit.run().retry_after for _ in range(2)] == [0, 10 * SECOND]
+    assert limit.run("refund").remaining == 4
+    assert limit.run().retry_after == 20 * SECOND
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(count=st.integers(1, 300), hits=st.lists(st.integers(0, 90 * SECOND), min_size=1, max_size=30))
 def test_after_the_reset_nothing_is_used(algorithm: str, count: int, hits: list[int]) -> None:
@@ -71,9 +77,6 @@ def test_counted_refusals_keep_out_who_goes_on_trying(algorithm: str) -> None:
     assert admitted == patient.get(algorithm, 2)
 
 
-# --- sliding window ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [100, 101, 5_000, 10**12])
 def test_a_sliding_window_keeps_at_most_one_entry_more_than_its_precision(count: int) -> None:
     limit = Spec(f"{count}/m")
@@ -82,9 +85,6 @@ def test_a_sliding_window_keeps_at_most_one_entry_more_than_its_precision(count:
         limit.run(cost=max(1, count // 500))
     ((state, _),) = limit.states.kept.values()
     assert len(state) <= 101
-
-
-# --- buckets ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("burst", "admitted"), [(2, 2), (None, 6), (20, 20)])
@@ -96,29 +96,17 @@ def test_a_token_bucket_takes_a_burst_and_then_refills_evenly(burst: int | None,
     assert [limit.run().allowed for _ in range(2)] == [True, False]
 
 
-def test_a_refund_gives_no_promised_place_in_a_leaky_bucket_away() -> None:
-    limit = Spec("6/m", "leaky_bucket")
-    assert [limit.run().retry_after for _ in range(2)] == [0, 10 * SECOND]
-    assert limit.run("refund").remaining == 4
-    assert limit.run().retry_after == 20 * SECOND
-
-
 @given(arrivals=st.lists(st.integers(0, 30 * SECOND), max_size=40), count=st.integers(1, 50))
 def test_hits_that_wait_the_delay_of_a_leaky_bucket_are_spaced_evenly(arrivals: list[int], count: int) -> None:
-    limit = Spec(f"{count}/m", "leaky_bucket")
-    starts = []
+    limit, starts = Spec(f"{count}/m", "leaky_bucket"), []
     for later in arrivals:
         limit.now += later
-        answer = limit.run()
-        if answer.allowed:
+        if (answer := limit.run()).allowed:
             starts.append(limit.now + answer.retry_after)
     assert all(later - earlier >= MINUTE // count for earlier, later in itertools.pairwise(starts))
 
 
-BUCKETS = ("token_bucket", "leaky_bucket")
-
-
-@pytest.mark.parametrize("algorithm", BUCKETS)
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
 @given(
     spent=st.lists(st.tuples(st.integers(0, 20 * SECOND), st.integers(1, 10)), min_size=1, max_size=20),
     step=st.one_of(st.integers(1, 3 * MINUTE), st.sampled_from([3_600 * SECOND, 86_400 * SECOND])),
@@ -142,16 +130,13 @@ def test_a_clock_that_steps_back_blocks_a_bucket_no_longer_than_one_refill(
 
 # --- calendar ---------------------------------------------------------------------------------------------------------
 
-CALENDAR_UNITS = [("second", 1), ("second", 15), ("minute", 1), ("minute", 20), ("hour", 1), ("hour", 6)]
-CALENDAR_UNITS += [("day", 1), ("week", 1), ("month", 1), ("month", 3), ("year", 1)]
+UNITS = [("second", 1), ("second", 15), ("minute", 1), ("minute", 20), ("hour", 1), ("hour", 6)]
+UNITS += [("day", 1), ("week", 1), ("month", 1), ("month", 3), ("year", 1)]
 ZONES = sorted(available_timezones() - {"localtime"})
+BERLIN, CHATHAM, LORD_HOWE, TOKYO = "Europe/Berlin", "Pacific/Chatham", "Australia/Lord_Howe", "Asia/Tokyo"
 
 
-@given(
-    unit=st.sampled_from(CALENDAR_UNITS),
-    zone=st.sampled_from(ZONES),
-    now=st.integers(0, 4_000_000_000 * SECOND),
-)
+@given(st.sampled_from(UNITS), st.sampled_from(ZONES), st.integers(0, 4_000_000_000 * SECOND))
 def test_periods_hold_the_moment_and_follow_on_each_other(unit: tuple[str, int], zone: str, now: int) -> None:
     start, end, following = edges(*unit, zone, now)
     assert start <= now < end < following
@@ -160,46 +145,40 @@ def test_periods_hold_the_moment_and_follow_on_each_other(unit: tuple[str, int],
 
 def jumps(zone: str) -> list[int]:
     """Return when the clock of a zone is put on or back, from 2015 to 2035, to the second."""
-    tz, found = ZoneInfo(zone), []
-    day, end = 1_420_070_400, 2_051_222_400
-    while day < end:
+
+    def offset(at: int) -> timedelta | None:
+        return datetime.fromtimestamp(at, ZoneInfo(zone)).utcoffset()
+
+    found = []
+    for day in range(1_420_070_400, 2_051_222_400, 86_400):
         low, high = day, day + 86_400
-        if datetime.fromtimestamp(low, tz).utcoffset() != datetime.fromtimestamp(high, tz).utcoffset():
+        if offset(low) != offset(high):
             while high - low > 1:
                 middle = (low + high) // 2
-                same = datetime.fromtimestamp(middle, tz).utcoffset() == datetime.fromtimestamp(low, tz).utcoffset()
-                low, high = (middle, high) if same else (low, middle)
+                low, high = (middle, high) if offset(middle) == offset(low) else (low, middle)
             found.append(high)
-        day += 86_400
     return found
 
 
 @pytest.mark.parametrize(
     "zone",
     [
-        "Antarctica/Troll",
-        "Africa/Cairo",
-        *(
-            thorough("variants", zone)
-            for zone in ("Pacific/Chatham", "Australia/Lord_Howe", "Europe/Berlin", "America/Havana")
-        ),
+        *("Antarctica/Troll", "Africa/Cairo"),
+        *(thorough("variants", zone) for zone in (CHATHAM, LORD_HOWE, BERLIN, "America/Havana")),
     ],
 )
 def test_periods_hold_the_moment_around_every_jump_of_the_clock(zone: str) -> None:
     """Troll jumps by two hours, Chatham at 2:45, Lord Howe by half an hour, Cairo and Havana at midnight."""
     found = jumps(zone)
     assert len(found) >= 6
-    for jump in found:
-        for minutes in range(-240, 241, 15):
-            now = (jump + minutes * 60) * SECOND
-            for unit in [*CALENDAR_UNITS, ("hour", 2), ("hour", 3), ("hour", 12)]:
-                start, end, following = edges(*unit, zone, now)
-                assert start <= now < end <= following, (unit, jump, minutes)
-                # Callers whose clocks differ by a moment get the same periods.
-                assert edges(*unit, zone, start) == (start, end, following), (unit, jump, minutes)
-                assert edges(*unit, zone, end - 1) == (start, end, following), (unit, jump, minutes)
-                if end < following:
-                    assert edges(*unit, zone, end)[:2] == (end, following), (unit, jump, minutes)
+    moments = [(jump + minutes * 60) * SECOND for jump in found for minutes in range(-240, 241, 15)]
+    for now, unit in itertools.product(moments, [*UNITS, ("hour", 2), ("hour", 3), ("hour", 12)]):
+        start, end, following = edges(*unit, zone, now)
+        assert start <= now < end <= following, (unit, now)
+        # Callers whose clocks differ by a moment get the same periods.
+        assert {edges(*unit, zone, at) for at in (start, end - 1)} == {(start, end, following)}, (unit, now)
+        if end < following:
+            assert edges(*unit, zone, end)[:2] == (end, following), (unit, now)
 
 
 def moment(text: str) -> int:
@@ -207,19 +186,14 @@ def moment(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp()) * SECOND
 
 
-BERLIN, CHATHAM, LORD_HOWE, TOKYO = "Europe/Berlin", "Pacific/Chatham", "Australia/Lord_Howe", "Asia/Tokyo"
-
-
 @pytest.mark.parametrize(
     ("unit", "multiple", "zone", "now", "edges_then"),
     [
-        # A day lasts from midnight to midnight where people live: 23, 25 and 24 hours.
+        # A day lasts from midnight to midnight where people live: 23 and 25 hours.
         ("day", 1, BERLIN, "2026-03-29T12:00+02:00", ["2026-03-29T00:00+01:00", "2026-03-30T00:00+02:00"]),
         ("day", 1, BERLIN, "2026-10-25T12:00+01:00", ["2026-10-25T00:00+02:00", "2026-10-26T00:00+01:00"]),
-        ("day", 1, BERLIN, "2026-06-01T12:00+02:00", ["2026-06-01T00:00+02:00", "2026-06-02T00:00+02:00"]),
         # A midnight that the clock skips is the moment of the jump: in Cairo 00:00 becomes 01:00.
         ("day", 1, "Africa/Cairo", "2026-04-23T22:00+00:00", ["2026-04-23T22:00+00:00", "2026-04-24T21:00+00:00"]),
-        ("day", 1, "Africa/Cairo", "2026-04-23T21:59:59+00:00", ["2026-04-22T22:00+00:00", "2026-04-23T22:00+00:00"]),
         # Weeks begin on Monday, months, quarters and years on their first.
         ("week", 1, TOKYO, "2026-11-21T13:00+09:00", ["2026-11-16T00:00+09:00", "2026-11-23T00:00+09:00"]),
         ("month", 1, TOKYO, "2026-11-21T13:00+09:00", ["2026-11-01T00:00+09:00", "2026-12-01T00:00+09:00"]),
@@ -227,23 +201,17 @@ BERLIN, CHATHAM, LORD_HOWE, TOKYO = "Europe/Berlin", "Pacific/Chatham", "Austral
         ("year", 1, TOKYO, "2026-11-21T13:00+09:00", ["2026-01-01T00:00+09:00", "2027-01-01T00:00+09:00"]),
         # An hour that the clock repeats is two periods.
         ("hour", 1, BERLIN, "2026-10-25T00:30+00:00", ["2026-10-25T00:00+00:00", "2026-10-25T01:00+00:00"]),
-        ("hour", 1, BERLIN, "2026-10-25T01:30+00:00", ["2026-10-25T01:00+00:00", "2026-10-25T02:00+00:00"]),
         # A period ends where the clock jumps by half an hour: 02:00 becomes 02:30, and 02:00 becomes 01:30.
         ("hour", 1, LORD_HOWE, "2026-10-03T15:28+00:00",
          ["2026-10-03T14:30+00:00", "2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00"]),
-        ("hour", 1, LORD_HOWE, "2026-10-03T15:30+00:00",
-         ["2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00", "2026-10-03T17:00+00:00"]),
         ("hour", 1, LORD_HOWE, "2026-04-04T14:58+00:00",
          ["2026-04-04T14:00+00:00", "2026-04-04T15:00+00:00", "2026-04-04T15:30+00:00"]),
-        ("hour", 1, LORD_HOWE, "2026-04-04T15:00+00:00",
-         ["2026-04-04T15:00+00:00", "2026-04-04T15:30+00:00", "2026-04-04T16:30+00:00"]),
         # Where it jumps within an hour, at 02:45, that hour ends there.
         ("hour", 1, CHATHAM, "2026-09-26T13:50+00:00",
          ["2026-09-26T13:15+00:00", "2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00"]),
         # A period above an hour runs through a change of the clock: 02:00 becomes 03:00, and 03:00 becomes 02:00.
         ("hour", 6, BERLIN, "2026-03-29T01:00+00:00", ["2026-03-28T23:00+00:00", "2026-03-29T04:00+00:00"]),
         ("hour", 6, BERLIN, "2026-10-25T01:00+00:00", ["2026-10-24T22:00+00:00", "2026-10-25T05:00+00:00"]),
-        ("hour", 2, BERLIN, "2026-10-25T01:00+00:00", ["2026-10-25T00:00+00:00", "2026-10-25T03:00+00:00"]),
         # 02:45 becomes 03:45, so 03:00 is skipped; 03:45 becomes 02:45, so the first 03:00 counts.
         ("hour", 3, CHATHAM, "2026-09-26T14:00+00:00", ["2026-09-26T11:15+00:00", "2026-09-26T14:15+00:00"]),
         ("hour", 3, CHATHAM, "2026-04-04T14:00+00:00", ["2026-04-04T13:15+00:00", "2026-04-04T17:15+00:00"]),
@@ -260,10 +228,8 @@ def test_an_hour_with_a_clock_change_admits_the_limit_though_a_server_clock_lags
     jump = moment("2026-10-03T15:30+00:00")  # the clock goes from 02:00 to 02:30
 
     def is_admitted(minute: int, behind: int) -> bool:
-        now = jump + minute * 60 * SECOND
-        plan = Plan("quota")
-        plan.add(limit.rule, "ip:203.0.113.9", 1)
-        reply = driven(lambda asked, at: asked.run(limit.states, at), plan, "check", now, now - behind * 60 * SECOND)
+        now, plan = jump + minute * MINUTE, Plan("quota", asked=[(limit.rule, "ip:203.0.113.9", 1, "")])
+        reply = driven(lambda asked, at: asked.run(limit.states, at), plan, "check", now, now - behind * MINUTE)
         return bool(reply[1] == ALLOWED)
 
     assert is_admitted(0, behind=2)
@@ -275,7 +241,7 @@ def test_a_calendar_limit_starts_anew_with_each_period() -> None:
     limit = Spec("2/month", "calendar", tz=BERLIN)
     limit.now = moment("2026-02-28T23:00+01:00")
     assert [limit.run().allowed for _ in range(3)] == [True, True, False]
-    assert limit.run().retry_after == timedelta(hours=1) // timedelta(microseconds=1)
+    assert limit.run().retry_after == 3_600 * SECOND
     limit.now += 3_600 * SECOND
     assert limit.run().allowed
 
