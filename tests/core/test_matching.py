@@ -98,18 +98,6 @@ def test_what_fits_is_found_by_one_of_the_index_keys(text: str, path: str, view:
 
 
 @pytest.mark.parametrize(
-    ("match", "index_keys"),
-    [
-        ("/api/v1/x", {("path", "api")}), ("/files/*.zip", {("path", "files")}), ("/fi*", None), ("host:a.b", None),
-        ("api:*", {("view", "api:")}), (["/api/", "/"], None), ({"path": "/x/", "view": "api:*"}, {("view", "api:")}),
-        ({"path": ["/x/", "/"], "host": "a.b"}, None),
-    ],
-)  # fmt: skip
-def test_the_index_keys_are_the_narrowest(match: object, index_keys: set[object] | None) -> None:
-    assert read(match).index_keys == index_keys
-
-
-@pytest.mark.parametrize(
     ("match", "says"),
     [
         ("", "is not a path, a view or a host"), ("*", "Use '/' (all paths)"), ("api/search", "is not a path"),

@@ -131,32 +131,6 @@ def _agree(table: OverrideTable, rows: dict[int, Override], now: int) -> None:
         assert sorted(table.of_subject(subject)) == sorted(concerned)
 
 
-class CountingDict(dict[Any, Any]):
-    """A dict that counts how often it is asked."""
-
-    probes = 0
-
-    def get(self, *asked: Any) -> Any:
-        CountingDict.probes += 1
-        return super().get(*asked)
-
-
-def test_a_look_up_asks_once_for_each_size_of_network() -> None:
-    """However many networks there are. Their sizes are 8 to 32, and 16 to 64."""
-    table = OverrideTable()
-    for n in range(100):
-        four = ip_network((n << 8, 8 + n % 25), strict=False)
-        six = ip_network(((0x2001 << 112) + (n << 64), 16 + n % 49), strict=False)
-        table.put(Override(n, f"ip:{four}", "*", "blocked"))
-        table.put(Override(200 + n, f"ip:{six}", "*", "blocked"))
-    table._by_subject = CountingDict(table._by_subject)
-    table._by_network = {size: CountingDict(of_size) for size, of_size in table._by_network.items()}
-    for subject, sizes in (("ip:203.0.113.9", 25), ("ip:2001:db8::/64", 49), ("user:1", 0)):
-        CountingDict.probes = 0
-        table.find(subject, "a", 0)
-        assert CountingDict.probes <= sizes + 3
-
-
 def test_who_looks_up_during_a_change_finds_a_block() -> None:
     """One thread changes rows back and forth, while this one looks."""
     table, ended = OverrideTable([Override(1, "ip:192.0.2.0/24", "*", "blocked")]), threading.Event()

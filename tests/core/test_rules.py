@@ -19,15 +19,11 @@ TIERS: Any = {"anonymous": "1/m", "authenticated": "3/m"}
 BAN = {"after": "20/m", "for": "1h"}
 
 
-def test_a_rule_has_one_limit_for_each_rate_in_order() -> None:
+@pytest.mark.parametrize("second", ["5/m", "5/60s"])
+def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str) -> None:
     rule = Rule.make("r", "10/s", "500/h; 5000/day")
     assert [str(limit.rate) for limit in rule.limits] == ["10/s", "500/h", "5000/d"]
-    assert {limit.rule for limit in rule.limits} == {"r"}
     assert Rule.make("r", None).limits == Rule.make("r").limits == ()
-
-
-@pytest.mark.parametrize("second", ["5/m", "10/m", "5/60s", "0/m"])
-def test_two_rates_with_one_window_are_refused(second: str) -> None:
     with pytest.raises(RateError, match="same window"):
         Rule.make("r", "10/m", second)
 
@@ -36,18 +32,13 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
     ("options", "says"),
     [
         ({"algoritm": "fixed_window"}, "'algoritm' is not an option of a rule. Did you mean 'algorithm'"),
-        ({"zzz": 1}, "'zzz' is not an option of a rule. Known: "),
         ({"on_fail": 1}, "'on_fail' is not an option of a rule. Here it is called 'on_unavailable'"),
         ({"period": 60}, "'period' is not an option of a rule. The first argument is the rate"),
         ({"match": "/"}, "'match' is only for configured rules"),
         ({"algorithm": "token_buket"}, "algorithm='token_buket' is not an algorithm. Did you mean 'token_bucket'"),
-        ({"algorithm": []}, "is not an algorithm"),
         ({"burst": 5}, "burst= is not an option of 'sliding_window'. It is one of token_bucket and leaky_bucket"),
-        ({"tz": "UTC"}, "tz= is not an option of 'sliding_window'. It is one of calendar"),
         ({"precision": "9"}, "precision='9' is not a whole number"),
-        ({"precision": True}, "precision=True is not a whole number"),
         ({"precision": 0}, "precision=0 is not from 1 to 1000"),
-        ({"burst": 0, "algorithm": "token_bucket"}, "burst=0 is not from 1 to"),
         ({"burst": 10**12, "algorithm": "token_bucket"}, "takes over ten years to refill. Use at most"),
         ({"rate": "2000000/s", "algorithm": "token_bucket"}, "Use algorithm='sliding_window'"),
         ({"tz": "../passwd", "algorithm": "calendar"}, "tz='../passwd' is not a known time zone"),
@@ -55,12 +46,9 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
         ({"skip": True}, "skip=True is not a function of the request"),
         ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
         ({"cost": "1"}, "cost='1' of rule 'r' is not a whole number"),
-        ({"cost": True}, "cost=True of rule 'r' is not a whole number"),
-        ({"cost": -1}, "cost=-1 of rule 'r' is not a whole number"),
         ({"cost": 0}, "cost=0 takes nothing. Use 1, or a function of the request that returns 0"),
         ({"cost": MAX_COUNT + 1}, "is not a whole number from 0 to"),
         ({"methods": []}, "are not HTTP methods"),
-        ({"methods": ["GET", None]}, "are not HTTP methods"),
         ({"methods": ["GET, POST"]}, "are not HTTP methods"),
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
@@ -68,7 +56,6 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
         ({"exempt": []}, "exempt=[] names nobody. Use, for example"),
         ({"exempt": [["staff"]]}, "exempt=[['staff']]: it is list, not a text. Use, for example"),
         ({"ban": "20/m"}, "ban='20/m' is not a dict of 'after' and 'for'. Use, for example, {'after': '20/m'"),
-        ({"ban": {"after": "20/m"}}, "is not a dict of 'after' and 'for'"),
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
         ({"ban": {"after": "0/m", "for": "1h"}}, "after no refusals"),
         ({"ban": {"after": "20/m", "for": []}}, "does not list 1 to 16"),
@@ -76,12 +63,10 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
         ({"share": {}}, "does not name tiers"),
         ({"share": 0.5, "ban": BAN}, "share= does not go with ban="),
-        ({"share": 0.5, "count_refused": True}, "share= does not go with count_refused="),
         ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= does not go with distinct="),
         ({"distinct": True, "cost": 2}, "cost= does not go with distinct=: it counts different values"),
         ({"distinct": True, "rate": "10001/d"}, "at most 10000"),
         ({"rate": {}}, "{} is not a rate: it names no tier"),
-        ({"rate": {"": "1/m"}}, "it names no tier"),
         ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
         ({"rate": {**TIERS, "pro": "9/m"}}, "No tier= says who is in tier 'pro'"),
         ({"rate": {**TIERS, "pro": "9/m"}, "tier": "pro"}, "tier='pro' is neither a function"),
@@ -89,7 +74,6 @@ def test_two_rates_with_one_window_are_refused(second: str) -> None:
         ({"rate": {**TIERS, "anonymous": {"x": "1/m"}}}, "it is dict, not a text, for tier 'anonymous'"),
         ({"rate": {**TIERS, "authenticated": "1/month"}}, "'sliding_window' does not count in months"),
         ({"name": ""}, "is not a rule's name"),
-        ({"name": "half \ud800"}, "is not a rule's name"),
     ],
     ids=str,
 )
@@ -103,27 +87,17 @@ def test_the_error_for_a_wrong_option_names_its_value_and_what_to_write(options:
 @pytest.mark.parametrize(
     ("option", "function", "given"),
     [
-        ("cost", lambda: 1, "request"),
-        ("cost", lambda request, response: 1, "request"),
-        ("exempt", lambda: True, "request"),
-        ("key", ["ip", lambda: "a"], "request"),
-        ("distinct", lambda: "a", "request"),
-        ("settle", lambda response: 1, "request, response"),
+        ("cost", lambda: 1, "request"), ("cost", lambda request, response: 1, "request"),
+        ("exempt", lambda: True, "request"), ("key", ["ip", lambda: "a"], "request"),
+        ("distinct", lambda: "a", "request"), ("settle", lambda response: 1, "request, response"),
         ("count_when", lambda request, response: True, "response"),
     ],
-)
-def test_a_function_that_takes_other_arguments_is_refused_when_the_rule_is_made(
-    option: str, function: Any, given: str
-) -> None:
+)  # fmt: skip
+def test_a_function_that_takes_other_arguments_is_refused(option: str, function: Any, given: str) -> None:
     with pytest.raises(RuleError, match=rf"^{option}=.* cannot be called with \({given}\)\. Use, for example, "):
         Rule.make("r", "10/m", **{option: function})
-
-
-@pytest.mark.parametrize(
-    "function", [lambda request, units=1: 1, lambda *args: 1, partial(lambda units, request: 1, 1), len, str, Mock()]
-)
-def test_a_function_that_takes_the_request_makes_a_rule(function: Any) -> None:
-    assert Rule.make("r", "10/m", cost=function).cost is function
+    for fits in (lambda request, units=1: 1, lambda *args: 1, partial(lambda units, request: 1, 1), len, str, Mock()):
+        assert Rule.make("r", "10/m", cost=fits).cost is fits
 
 
 @given(
@@ -145,31 +119,11 @@ def test_any_value_of_any_option_makes_a_rule_or_raises_rule_error(option: str, 
     [("post", {"POST"}), (("get", "PUT"), {"GET", "HEAD", "PUT"}), (iter(["get"]), {"GET", "HEAD"})],
 )
 def test_methods_are_one_text_or_several_and_case_does_not_matter(given: Any, methods: set[str]) -> None:
-    assert set(Rule.make("r", "1/s", methods=given).methods or ()) == methods
-
-
-@pytest.mark.parametrize(
-    ("options", "is_plain"),
-    [
-        ({"key": "user", "cost": 2, "shadow": True}, True), ({"methods": ["POST"]}, False),
-        ({"skip": lambda request: False}, False), ({"exempt": "staff"}, False), ({"cost": lambda request: 1}, False),
-        ({"distinct": "header:X-Device"}, False),
-    ],
-)  # fmt: skip
-def test_a_rule_that_needs_only_the_key_of_a_request_is_plain(options: dict[str, Any], is_plain: bool) -> None:
-    assert Rule.make("r", "1/s", **options).is_plain == is_plain
-    assert not Rule.make("r", lambda request: "1/s", **options).is_plain
-    assert Rule.make("r", TIERS, **options).with_rates("2/s").renamed("other").is_plain == is_plain
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"methods": ["post"]}, {"methods": frozenset({"post"})}, {"key": ["ip", "path"]}]
-)
-def test_rule_and_rule_make_mean_the_same(options: dict[str, Any]) -> None:
-    """`Rule` is public: a lower-case method must not make a rule that never applies."""
     rates: Any = ("10/m",)
-    assert Rule("r", rates, **options) == Rule.make("r", "10/m", **options)
-    hash(Rule("r", rates, **options))
+    rule = Rule.make("r", "10/m", methods=given)
+    assert set(rule.methods or ()) == methods
+    # `Rule` is public: a lower-case method must not make a rule that never applies.
+    assert Rule("r", rates, methods=frozenset(map(str.lower, methods))) == rule
 
 
 class TestFromSettings:
@@ -198,33 +152,14 @@ class TestFromSettings:
             Rule.from_setting("search", value)
         assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
 
-    def test_the_dict_of_the_settings_is_not_changed(self) -> None:
-        value = {"rate": "5/m", "methods": ["GET"]}
-        Rule.from_setting("r", value)
-        assert value == {"rate": "5/m", "methods": ["GET"]}
 
-
-class Unhashable:
-    """A key function that no cache can look up."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __call__(self, request: object) -> str:
-        return "x"
-
-
-@pytest.mark.parametrize("key", ["user", Unhashable()])
-def test_a_function_as_rate_has_no_limits_until_it_is_asked(key: Any) -> None:
-    dynamic = Rule.make("r", lambda request: None, key=key, block=False)
+def test_a_function_as_rate_has_no_limits_until_it_is_asked() -> None:
+    dynamic = Rule.make("r", lambda request: None, key="user", block=False)
     assert (dynamic.dynamic, dynamic.limits) == (True, ())
     real = dynamic.with_rates("10/m; 5/s", None)
     assert real.rates == (Rate(10, "minute"), Rate(5, "second"))
-    assert (real.key, real.block, real.dynamic) == (key, False, False)
+    assert (real.key, real.block, real.dynamic) == ("user", False, False)
     assert (dynamic.with_rates(None).limits, dynamic.with_rates(None).dynamic) == ((), False)
-    assert (dynamic.with_rates("10/m") is dynamic.with_rates("10/m")) == (key == "user")
     with pytest.raises(RateError):
         dynamic.with_rates(10)
 

@@ -41,13 +41,6 @@ def visit(view: Any) -> Any:
 
 
 class TestOverrides:
-    def test_its_rates_may_have_other_windows_and_be_several(self) -> None:
-        override("r 0 0 3/h; 20/d")
-        with freeze(START):
-            assert [bool(check("10/m", SUBJECT)) for _ in range(4)] == [True, True, True, False]
-        with freeze(START + 2 * MINUTE):
-            assert not check("10/m", SUBJECT)
-
     def test_what_an_exempt_subject_did_not_spend_is_not_refunded(self) -> None:
         with freeze(START):
             check("2/m", SUBJECT)
@@ -72,11 +65,6 @@ class TestOverrides:
         with freeze(START + HOUR):
             assert check("10/m", SUBJECT).allowed == bool(ends)
 
-    def test_a_block_of_one_rule_refuses_the_plan_and_the_others_spend_nothing(self) -> None:
-        override("b 0 0 ", "blocked")
-        assert visit(quota("2/m", key="ip", name="blocked")(view_of("9/h", name="hourly"))).status_code == 429
-        assert peek("9/h", SUBJECT, name="hourly").remaining == 9
-
     def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(self, caplog: Any, request: Any) -> None:
         name = request.node.name  # no other test has logged it
         override("r 0 0 5/month", name)
@@ -85,12 +73,16 @@ class TestOverrides:
         (record,) = caplog.records
         assert f"The override '5/month' does not fit rule {name!r} and is ignored: " in record.message
 
-    def test_under_a_calendar_rule_the_new_rate_counts_calendar_periods(self) -> None:
-        override("r 0 0 2/month", "5/d")
+    @pytest.mark.parametrize(
+        ("rate", "its_rates", "algorithm", "later"),
+        [("10/m", "3/h; 20/d", "sliding_window", 2 * MINUTE), ("5/d", "3/month", "calendar", DAY)],
+    )
+    def test_its_rates_may_have_other_windows(self, rate: str, its_rates: str, algorithm: Any, later: int) -> None:
+        override(f"r 0 0 {its_rates}", rate)
         with freeze(START):
-            assert [bool(check("5/d", SUBJECT, algorithm="calendar")) for _ in range(3)] == [True, True, False]
-        with freeze(START + DAY):
-            assert not check("5/d", SUBJECT, algorithm="calendar")
+            assert [bool(check(rate, SUBJECT, algorithm=algorithm)) for _ in range(4)] == [True, True, True, False]
+        with freeze(START + later):
+            assert not check(rate, SUBJECT, algorithm=algorithm)
 
     @pytest.mark.parametrize(
         ("rates", "overridden", "then"),
@@ -142,13 +134,6 @@ class TestBans:
             decision = check(rule, SUBJECT, ban=ban)
         return decision
 
-    def test_the_refusal_says_until_when(self) -> None:
-        with freeze(START):
-            self.refuse(4)
-        with freeze(START + MINUTE):
-            decision = self.refuse(1)
-        assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 9 minutes."
-
     @pytest.mark.parametrize(
         ("rate", "steps"),
         [
@@ -167,6 +152,7 @@ class TestBans:
             ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY, 4, "banned", 600)]),
             # Refused requests do not make a ban longer.
             ("1/m", [(0, 4, "banned", 600), (9 * MINUTE, 50, "banned", 60), (10 * MINUTE, 1, "", 0)]),
+
         ],
         ids=["enough", "still", "thinner", "clock minute", "longer", "remembered", "anew", "not longer"],
     )  # fmt: skip
@@ -178,20 +164,16 @@ class TestBans:
             assert decision.outcomes[0].why == why
             assert decision.retry_after == pytest.approx(wait, abs=1e-4)
 
-    def test_a_peek_says_so_and_neither_counts_nor_bans(self) -> None:
+    def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it(self) -> None:
         with freeze(START):
             self.refuse(1)
             assert {peek("1/m", SUBJECT, ban=BAN).outcomes[0].why for _ in range(9)} == {""}
             self.refuse(3)
-            assert peek("1/m", SUBJECT, ban=BAN).outcomes[0].why == "banned"
-
-    def test_reset_lifts_it_and_the_next_one_is_the_first_again(self) -> None:
-        with freeze(START):
-            self.refuse(4)
+            decision = peek("1/m", SUBJECT, ban=BAN)
+            assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
             assert reset("1/m", SUBJECT, ban=BAN)
-            assert self.refuse(4).retry_after == 600.0
-            assert reset("1/m", SUBJECT, ban=BAN)
-            assert not reset("1/m", SUBJECT, ban=BAN)
+            assert self.refuse(4).retry_after == 600.0  # the next one is the first again
+            assert [reset("1/m", SUBJECT, ban=BAN) for _ in range(2)] == [True, False]
 
     def test_a_refusal_counts_once_though_the_rule_has_several_limits(self) -> None:
         ban = {"after": "4/m", "for": "2h"}
@@ -209,8 +191,8 @@ class TestBans:
             assert self.refuse(9)
 
     def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one(self) -> None:
-        ban = {"after": "3/h", "for": "1m"}
-        with freeze(START):
-            assert self.refuse(4, "1/d", ban).outcomes[0].why == "banned"
-        with freeze(START + 120 * SECOND):
-            assert self.refuse(1, "1/d", ban).outcomes[0].why == ""
+        ban, found = {"after": "3/h", "for": "1m"}, []
+        for times, moment in ((4, START), (1, START + 2 * MINUTE)):
+            with freeze(moment):
+                found.append(self.refuse(times, "1/d", ban).outcomes[0].why)
+        assert found == ["banned", ""]
