@@ -152,7 +152,6 @@ class TestBans:
             ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY, 4, "banned", 600)]),
             # Refused requests do not make a ban longer.
             ("1/m", [(0, 4, "banned", 600), (9 * MINUTE, 50, "banned", 60), (10 * MINUTE, 1, "", 0)]),
-
         ],
         ids=["enough", "still", "thinner", "clock minute", "longer", "remembered", "anew", "not longer"],
     )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 
 from django_quota import (
     Rule,
@@ -62,32 +61,27 @@ def counts(view: Any, request: Any) -> list[int]:
 
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("is_async", [False, True])
-class TestViews:
-    def test_a_visitor_has_the_anonymous_rate_by_ip_and_a_user_their_own(self, is_async: bool) -> None:
-        view = quota(TWO, key="user")(made(is_async))
-        assert [run(view, asked_by()).status_code for _ in range(2)] == [200, 429]
-        assert [run(view, asked_by(USER)).status_code for _ in range(4)] == [200, 200, 200, 429]
-        assert run(view, get()).status_code == 429, "a request without a user is anonymous"
+def test_a_view_has_the_rates_of_the_users_tier_or_of_that_which_a_function_returns(is_async: bool) -> None:
+    view = quota(TWO, key="user")(made(is_async))
+    statuses = [run(view, request).status_code for request in [*[asked_by()] * 2, *[asked_by(USER)] * 4, get()]]
+    assert statuses == [200, 429, 200, 200, 200, 429, 429], "a request without a user is anonymous"
+    view = quota(THREE, key="ip", tier=by_header_async if is_async else by_header)(made(is_async))
+    requests = (asked_by(tier="pro"), asked_by(USER), asked_by(tier="staff"))
+    assert [counts(view, request) for request in requests] == [[5, 100], [3], []]
+    assert run(view, asked_by()).status_code == 429, "a change of tier keeps the count"
 
-    def test_a_function_returns_the_tier_or_none_for_the_default_one(self, is_async: bool) -> None:
-        view = quota(THREE, key="ip", tier=by_header_async if is_async else by_header)(made(is_async))
-        assert counts(view, asked_by(tier="pro")) == [5, 100]
-        assert counts(view, asked_by(USER)) == [3]
-        assert counts(view, asked_by(tier="staff")) == []
-        assert run(view, asked_by()).status_code == 429, "a change of tier keeps the count"
 
-    def test_an_unknown_tier_gets_the_default_rate_and_is_logged_once(self, is_async: bool, caplog: Any) -> None:
-        view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
-        found = [counts(view, asked_by(somebody, tier="prp")) for somebody in (None, USER, USER)]
-        assert found == [[1], [3], [3]]
-        assert caplog.text.count("has no tier 'prp'. Did you mean 'pro'? It is treated as") == 2
-        for tier in (["pro"], 5, b"pro"):  # no text
-            assert counts(quota(THREE, key="ip", tier=always(tier))(made(is_async)), asked_by()) == [1]
-
-    def test_an_unknown_tier_without_a_default_is_an_error_with_the_nearest_name(self, is_async: bool) -> None:
-        view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
-        with pytest.raises(RuleError, match=r"has no tier 'prp'. Did you mean 'pro'"):
-            run(view, asked_by(tier="prp"))
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_unknown_tier_is_the_default_one_and_logged_once_or_an_error(is_async: bool, caplog: Any) -> None:
+    view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
+    assert [counts(view, asked_by(somebody, tier="prp")) for somebody in (None, USER, USER)] == [[1], [3], [3]]
+    assert caplog.text.count("has no tier 'prp'. It is treated as") == 2
+    for tier in (["pro"], 5, b"pro"):  # no text
+        assert counts(quota(THREE, key="ip", tier=always(tier))(made(is_async)), asked_by()) == [1]
+    view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
+    with pytest.raises(RuleError, match=r"has no tier 'prp'\. Known: 'free', 'pro'"):
+        run(view, asked_by(tier="prp"))
 
 
 def test_an_async_tier_is_refused_at_import_on_a_sync_view() -> None:
@@ -99,11 +93,8 @@ def test_an_async_tier_is_refused_at_import_on_a_sync_view() -> None:
 class TestCalls:
     RULE = Rule.make("api", {"free": "2/m", "team": "5/m; 9/h", "staff": None}, tier=by_header)
 
-    @pytest.mark.parametrize(("subject", "limit"), [("user:7", 3), (USER, 3), ("ip:192.0.2.1", 1)])
-    def test_the_subject_tells_the_default_tier(self, subject: Any, limit: int) -> None:
-        assert peek(TWO, subject, name="api").limit == limit
-
-    def test_a_tier_function_needs_the_request(self, settings: Any) -> None:
+    def test_the_subject_tells_the_default_tier_and_a_function_needs_the_request(self, settings: Any) -> None:
+        assert [peek(TWO, subject, name="api").limit for subject in ("user:7", USER, "ip:192.0.2.1")] == [3, 3, 1]
         rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
         settings.QUOTA = {"STORE": "memory", "RULES": rules}
         assert check("sync", asked_by(tier="pro")).limit == 5
@@ -122,9 +113,7 @@ class TestCalls:
         assert peek(self.RULE, "org:7", tier="staff").limit is None
         assert reset(self.RULE, "org:7", tier="free")
         assert asyncio.run(apeek(self.RULE, "org:7", tier="team")).remaining == 5
-
-    def test_it_takes_precedence_over_the_tier_of_a_request(self) -> None:
-        request = RequestFactory().get("/", headers={"X-Tier": "free"})
+        request = asked_by(tier="free")  # it takes precedence over the tier of a request
         assert [check(self.RULE, request, tier="team").limit, check(self.RULE, request).limit] == [5, 2]
 
     def test_an_entry_names_it_after_the_cost(self) -> None:
