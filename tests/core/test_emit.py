@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
@@ -121,12 +121,6 @@ class TestEmittedSignals:
         finally:
             near_limit.disconnect(hear)
 
-    def test_a_ban_is_emitted_once_and_not_as_a_refusal(self, emitted: list[Any]) -> None:
-        with freeze(START):
-            for _ in range(2):
-                check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
-        assert emitted == [("banned", "1/h", SUBJECT)]
-
     def test_an_async_check_calls_async_receivers_too(self, emitted: list[Any]) -> None:
         heard = []
 
@@ -155,14 +149,18 @@ class TestEmittedSignals:
         said = "receivers of a signal were called" if in_a_loop else "a receiver of somebody's"
         assert said in caplog.text
 
-    def test_events_0_emits_nothing(self, emitted: list[Any], settings: Any) -> None:
+    def test_a_ban_is_emitted_once_and_not_as_a_refusal_and_events_0_emits_nothing(
+        self, emitted: list[Any], settings: Any
+    ) -> None:
+        def refuse(subject: str, times: int) -> str:
+            with freeze(START):
+                decisions = [check("1/h", subject, ban={"after": "1/m", "for": "1h"}) for _ in range(times)]
+            return decisions[-1].outcomes[0].why
+
+        refuse(SUBJECT, 2)
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
-        with freeze(START):
-            check("0/m", SUBJECT)
-            for _ in range(3):
-                decision = check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
-        assert decision.outcomes[0].why == "banned"
-        assert emitted == []
+        assert refuse("ip:192.0.2.1", 3) == "banned"
+        assert emitted == [("banned", "1/h", SUBJECT)]
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -193,43 +191,38 @@ class TestDays:
         assert self.counts(raw, subject=SUBJECT) == {"2/m:a": 1}
         assert self.counts(raw) == {}
 
-    def test_the_zone_of_the_settings_parts_the_days(self, raw: redis.Redis, settings: Any) -> None:
+    def test_the_stores_clock_and_the_zone_of_the_settings_part_the_days(
+        self, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("django_quota.core.clock.time.time_ns", lambda: START * 1_000)
+            check("2/m", "user:7")
+        today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
+        assert self.counts(raw, "user:7", str(today)) == {"2/m:a": 1}
         settings.QUOTA = {"TIME_ZONE": "Pacific/Auckland"}
         with freeze(START + 7 * HOUR):  # 11:40 UTC, after midnight there
             check("2/m", "user:42")
         assert self.counts(raw, day="2025-11-22") == {"2/m:a": 1}
 
-    def test_the_stores_clock_decides_the_day(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: START * 1_000)
-        check("2/m", "user:42")
-        today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
-        assert self.counts(raw, day=str(today)) == {"2/m:a": 1}
-
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_stream_and_the_index_of_bans_have_it(raw: redis.Redis) -> None:
+def test_the_stream_and_the_index_of_bans_have_it_and_the_index_forgets_ended_ones(raw: Any) -> None:
     with freeze(START):
         check("5/m", SUBJECT, cost=4, ban=BAN)
         for _ in range(4):
             check("5/m", SUBJECT, cost=3, ban=BAN)
-    entries: Any = raw.xrange("quota:1:{!}:events")
-    kinds = [(fields[b"kind"], fields[b"until"], fields[b"level"], fields[b"remaining"]) for _, fields in entries]
-    assert kinds == [
-        (b"near", b"0", b"0", b"1"),
-        (b"refused", str(START + MINUTE).encode(), b"0", b"1"),
-        (b"banned", str(START + 10 * MINUTE).encode(), b"1", b"1"),
+    entries = [fields for _, fields in raw.xrange("quota:1:{!}:events")]
+    assert [(each[b"kind"], int(each[b"until"]), each[b"level"], each[b"remaining"]) for each in entries] == [
+        (b"near", 0, b"0", b"1"),
+        (b"refused", START + MINUTE, b"0", b"1"),
+        (b"banned", START + 10 * MINUTE, b"1", b"1"),
     ]
-    assert {(fields[b"rule"], fields[b"subject"]) for _, fields in entries} == {(b"5/m", SUBJECT.encode())}
-    assert raw.zrange("quota:1:{!}:bans", 0, -1, withscores=True) == [
-        (f"{SUBJECT} 5/m".encode(), float(START + 10 * MINUTE))
-    ]
+    assert {(fields[b"rule"], fields[b"subject"]) for fields in entries} == {(b"5/m", SUBJECT.encode())}
+    index = "quota:1:{!}:bans"
+    assert raw.zrange(index, 0, -1, withscores=True) == [(f"{SUBJECT} 5/m".encode(), float(START + 10 * MINUTE))]
     reset("5/m", SUBJECT, ban=BAN)
-    assert raw.zcard("quota:1:{!}:bans") == 0
-
-
-@pytest.mark.usefixtures("redis_cache")
-def test_the_index_of_bans_does_not_outgrow_them(raw: redis.Redis) -> None:
+    assert raw.zcard(index) == 0
     for number in range(60):
         with freeze(START + number * SECOND):
             check("0/m", f"ip:192.0.2.{number}", ban={"after": "1/m", "for": "1s"})
-    assert 1 <= int(cast("Any", raw).zcard("quota:1:{!}:bans")) <= 2
+    assert 1 <= raw.zcard(index) <= 2

@@ -1,8 +1,4 @@
-"""The properties of leases: Lua and specification never differ, and never do more hold a slot than may.
-
-A state machine holds the three to the same replies and states; real processes, which are killed while they hold a slot
-or wait for one, hold Redis to the limit.
-"""
+"""The properties of leases: Lua and specification never differ, and never do more hold a slot than may."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +54,6 @@ class LeaseMachine(Machine):
         self.spans: list[int] = []
         """How long those held it who gave it back."""
 
-    # --- the three, and the model -------------------------------------------------------------------------------------
-
     def done(self, operation: Operation) -> Any:
         """Do an operation in all three places, and return the reply."""
         reply = self.places.run(operation, self.now)
@@ -82,8 +75,6 @@ class LeaseMachine(Machine):
     def holders(self) -> set[str]:
         return {token for token, stop in self.ends.items() if stop > self.now}
 
-    # --- time ---------------------------------------------------------------------------------------------------------
-
     @rule(gap=GAPS)
     def time_passes(self, gap: int) -> None:
         self.now += gap
@@ -91,8 +82,6 @@ class LeaseMachine(Machine):
     @rule()
     def the_first_lease_ends(self) -> None:
         self.now = max(self.now, min((self.ends[token] for token in self.holders()), default=self.now))
-
-    # --- leases -------------------------------------------------------------------------------------------------------
 
     @rule(token=TOKENS, limit=LIMITS, span=SPANS)
     def a_slot_is_asked_for(self, token: str, limit: int, span: int) -> None:
@@ -151,8 +140,6 @@ class LeaseMachine(Machine):
         }
         assert self.stored() == before
 
-    # --- what was seen ------------------------------------------------------------------------------------------------
-
     @rule(value=st.integers(0, 4), span=SPANS)
     def a_value_is_seen(self, value: int, span: int) -> None:
         key = f"quota:1:{{once:{value}}}:once:total"
@@ -178,36 +165,11 @@ TOKEN_SIZE = 64
 def one_of(folder: Path) -> Iterator[None]:
     """Lock one of as many files as there are slots, as the kernel does: one who is killed leaves it at once."""
     for number in range(LIMIT):
-        with (folder / f"{number}").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        with (folder / f"{number}").open("w") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
             return
     raise AssertionError("more hold a slot than may")
-
-
-def hold_for_ever(folder: Path, tell: int, never: int) -> None:
-    """Hold a slot, and have it renewed, until the process is killed."""
-    with slot("killed", LIMIT, lease=60, wait=30, renew=True) as lease, one_of(folder):
-        os.write(tell, lease.token.ljust(TOKEN_SIZE).encode())
-        os.read(never, 1)
-
-
-def work(folder: Path) -> None:
-    """Take a slot again and again, and wait for it."""
-    for _ in range(25):
-        with slot("killed", LIMIT, lease=20, wait=30), one_of(folder):
-            pass
-
-
-def hurry(folder: Path) -> None:
-    """Ask all the time, and never wait: that must not keep a lease alive."""
-    taken = 0
-    while taken < 5:
-        with suppress(QuotaExceeded), slot("killed", LIMIT, lease=20), one_of(folder):
-            taken += 1
 
 
 @pytest.mark.thorough("processes")
@@ -217,12 +179,29 @@ def hurry(folder: Path) -> None:
 def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(tmp_path: Path) -> None:
     reader, tell = os.pipe()
     never, ever = os.pipe()
+
+    def hold_for_ever() -> None:
+        with slot("killed", LIMIT, lease=60, wait=30, renew=True) as lease, one_of(tmp_path):
+            os.write(tell, lease.token.ljust(TOKEN_SIZE).encode())
+            os.read(never, 1)
+
+    def work() -> None:
+        for _ in range(25):
+            with slot("killed", LIMIT, lease=20, wait=30), one_of(tmp_path):
+                pass
+
+    def hurry() -> None:
+        """Ask all the time, and never wait: that must not keep a lease alive."""
+        taken = 0
+        while taken < 5:
+            with suppress(QuotaExceeded), slot("killed", LIMIT, lease=20), one_of(tmp_path):
+                taken += 1
+
     with processes() as victims, processes() as children:
-        victims.extend(started(partial(hold_for_ever, tmp_path, tell, never)) for _ in range(LIMIT))
+        victims.extend(started(hold_for_ever) for _ in range(LIMIT))
         tokens = [heard(reader, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
-        victims.append(started(partial(work, tmp_path)))  # it waits for a slot
-        children.extend(started(partial(work, tmp_path)) for _ in range(6))
-        children.extend(started(partial(hurry, tmp_path)) for _ in range(2))
+        victims.append(started(work))  # it waits for a slot
+        children.extend(started(each) for each in [work] * 6 + [hurry] * 2)
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
         assert ended(victims) == [-signal.SIGKILL] * (LIMIT + 1)

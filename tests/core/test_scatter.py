@@ -77,7 +77,7 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value}
 
 
-def states_of_limits(kept: dict[str, Any]) -> dict[str, Any]:
+def of_limits(kept: dict[str, Any]) -> dict[str, Any]:
     """Return the states of limits that no refused hit changes."""
     return {key: value for key, value in kept.items() if "}:r:" in key and "counted" not in key}
 
@@ -106,7 +106,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
             if not taken:
                 continue
             asked, found = taken.pop()  # noqa: PLW2901
-        plans, replies, before = list[Plan](), list[Any](), states_of_limits(apart.live(now))
+        plans, replies, before = list[Plan](), list[Any](), of_limits(apart.live(now))
         for run in (lambda operation, at: operation.run(together, at), apart.run):
             plan = plan_of(asked, with_events=with_events)
             if is_adjusted:
@@ -119,7 +119,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
         if kind == "check" and replies[0][1] == REFUSED and is_apart:
             # The slots behind the one that refuses are looked at, and count no refusal.
             assert replies[1][1] == REFUSED
-            assert_as_before(states_of_limits(apart.live(now)), before, now)
+            assert_as_before(of_limits(apart.live(now)), before, now)
             together.kept = {key: kept for place in apart.places.values() for key, kept in place.kept.items()}
             continue
         assert in_order(replies[1], asked) == in_order(replies[0], asked)
@@ -137,29 +137,24 @@ def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
     return driven(places.run, plan, "check", START)
 
 
-DAILY, SHUT_DAILY = Rule.make("daily", "9/m", daily=True), Rule.make("shut-daily", "0/m", daily=True)
-
-
-def counted(places: Apart) -> dict[str, int]:
-    """Return what is counted for the day so far, by subject and field."""
-    kept = {key: value for place in places.places.values() for key, (value, _) in place.kept.items() if ":day:" in key}
-    return {f"{home(key)[1:]} {name}": count for key, day in kept.items() for name, count in day.items()}
-
-
 def test_the_day_counts_no_hit_of_a_plan_that_a_later_slot_refuses() -> None:
-    places = Apart()
-    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"), (SHUT_DAILY, "user:2"))[1] == REFUSED
-    assert {place: count for place, count in counted(places).items() if count} == {"user:2 shut-daily:r": 1}
-    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
-    assert counted(places) == {"user:2 shut-daily:r": 1, "user:1 daily:a": 1, "user:3 daily:a": 1}
+    daily, shut, places = Rule.make("daily", "9/m", daily=True), Rule.make("shut", "0/m", daily=True), Apart()
+
+    def counted() -> dict[str, Any]:
+        kept = {home(key)[1:]: day for key, day in places.live(START).items() if ":day:" in key}
+        return {subject: day for subject, day in kept.items() if day}
+
+    assert check_over(places, (daily, "user:1"), (daily, "user:3"), (shut, "user:2"))[1] == REFUSED
+    assert counted() == {"user:2": {"shut:r": 1}}
+    assert check_over(places, (daily, "user:1"), (daily, "user:3"))[1] == ALLOWED
+    assert counted() == {"user:2": {"shut:r": 1}, "user:1": {"daily:a": 1}, "user:3": {"daily:a": 1}}
 
 
 def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any) -> None:
     places = Apart()
     places.fails = lambda operation: isinstance(operation, Decide) and operation.mode != "check"
     reply = check_over(places, (WIDE, "ip:1"), (SHUT, "ip:2"), (WIDE, "ip:3"))
-    assert reply[1:3] == [REFUSED, 1]
-    assert reply[2 + PER_LIMIT] == 0  # the one that refuses
+    assert (reply[1:3], reply[2 + PER_LIMIT]) == ([REFUSED, 1], 0)  # the second one refuses
     assert reply[2 + 2 * PER_LIMIT :] == [1, 0, 0, 0, NEVER]  # of which nothing is known: it promises nothing
     assert "keeps what it took" in caplog.text
     assert "how its limits are" in caplog.text
