@@ -129,15 +129,10 @@ class Row:
     arriving: dict[str, float] = field(default_factory=dict)
     batches: list[Figures] = field(default_factory=list)
 
-    @property
-    def figures(self) -> Figures:
-        """The lower quartiles of all batches."""
-        return typical(self.batches)
-
     def as_json(self) -> dict[str, Any]:
         """Return what was measured."""
         told = {"id": self.id, "package": self.package, "label": self.label, "bytes": self.bytes}
-        return told | self.figures._asdict()
+        return told | typical(self.batches)._asdict()
 
 
 class Server:

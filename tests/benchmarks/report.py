@@ -111,71 +111,43 @@ class Sheet:
         table = Table(title=self.title, title_justify="left", title_style="bold")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number < self.texts else "right", overflow="fold")
-        before = None
         for row in self.rows:
-            if self.texts > 1 and before not in {None, row[0]}:
-                table.add_section()
-            table.add_row("" if self.texts > 1 and row[0] == before else row[0], *map(_coloured, row[1:]))
-            before = row[0]
+            table.add_row(*row)
         console.print(table)
         console.print(self.note, style="dim")
 
     def markdown(self) -> str:
         """Return it as the docs have it."""
-        lines = [
-            "| " + " | ".join(self.columns) + " |",
-            "|" + "---|" * self.texts + "---:|" * (len(self.columns) - self.texts),
-            *("| " + " | ".join(row) + " |" for row in self.rows),
-        ]
-        return "\n".join(lines)
-
-
-def _coloured(cell: str) -> str:
-    colour = {"yes": "green", "no": "red"}.get(cell.rpartition(" ")[2])
-    return f"[{colour}]{cell}[/{colour}]" if colour else cell
+        rule = "|" + "---|" * self.texts + "---:|" * (len(self.columns) - self.texts)
+        lines = ["| " + " | ".join(row) + " |" for row in (self.columns, *self.rows)]
+        return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def sheets(found: Found) -> Iterator[Sheet]:
     """Return all tables of what was measured."""
     runs = [Run(run, found) for run in found["runs"]]
-    yield _goals(runs)
-    for run in runs:
-        yield _checks(run)
-
-
-def _goals(runs: Sequence[Run]) -> Sheet:
-    goals = [goal for goal in GOALS if not goal.needs or runs[0].found.get(goal.needs)]
+    goals = [goal for goal in GOALS if not goal.needs or found.get(goal.needs)]
     rows = [[goal.words, f"{goal.most:g}", *(reached(goal, run) for run in runs)] for goal in goals]
     note = "Ratios of lower quartiles of one run. What needs no Redis is measured once."
-    return Sheet("Goals", ["ratio", "at most", *(run.name for run in runs)], rows, note)
+    yield Sheet("Goals", ["ratio", "at most", *(run.name for run in runs)], rows, note)
+    columns = ["", "", "client CPU µs", "÷ limits", "wall µs", "÷ limits", "in Redis µs", "÷ limits", "trips", "bytes"]
+    note = "÷ limits: over limits' moving window. Bytes: what one more subject takes once 1000/m is full."
+    for run in runs:
+        yield Sheet(f"A check: {run.name}", columns, [_check(run, row) for row in run.rows], note, texts=2)
 
 
-def _checks(run: Run) -> Sheet:
-    rows, base = [], run["limits"]
-    for row in run.rows:
-        took = run[row["id"]]
-        cells = [row["package"], row["label"]]
-        for one, of_base in zip(took[:3], base[:3], strict=True):
-            cells += [f"{one:.1f}", f"{one / of_base:.2f}"]
-        rows.append([*cells, f"{took.trips:.2f}".rstrip("0").rstrip("."), _bytes(row)])
-    return Sheet(
-        f"A check: {run.name}",
-        ["", "", "client CPU µs", "÷ limits", "wall µs", "÷ limits", "in Redis µs", "÷ limits", "trips", "bytes"],
-        rows,
-        "÷ limits: over limits' moving window. Bytes: what one more subject takes once 1000/m is full.",
-        texts=2,
-    )
+def _check(run: Run, row: Found) -> list[str]:
+    took, cells = run[row["id"]], [row["package"], row["label"]]
+    for one, of_base in zip(took[:3], run["limits"][:3], strict=True):
+        cells += [f"{one:.1f}", f"{one / of_base:.2f}"]
+    return [*cells, f"{took.trips:.2f}".rstrip("0").rstrip("."), _shown(row["bytes"])]
 
 
-def _bytes(row: Found) -> str:
-    return NONE if row["bytes"] is None else f"{row['bytes']:,}"
+def _shown(number: int | None) -> str:
+    return NONE if number is None else f"{number:,}"
 
 
 RIGHT = (f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m")
-
-
-def _right(fact: Found) -> list[str]:
-    return [str(fact["race"]), NONE if fact["worst"] is None else str(fact["worst"])]
 
 
 # --- into the docs ----------------------------------------------------------------------------------------------------
@@ -195,15 +167,9 @@ COMPARED = (
 def write_docs(found: Found, page: Path = PAGE) -> None:
     """Write one row for each limiter into docs/comparison.md; the other tables are printed only."""
     shown = _compared(found)
-    _write_between_markers(page, f"### {shown.title}\n\n{shown.markdown()}\n\n{shown.note}")
-
-
-def _write_between_markers(page: Path, text: str) -> None:
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{page.name} lacks the markers {BEGIN} and {END}.")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    text = f"### {shown.title}\n\n{shown.markdown()}\n\n{shown.note}"
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def _compared(found: Found) -> Sheet:
@@ -213,7 +179,8 @@ def _compared(found: Found) -> Sheet:
     for (one, three, view), fact in zip(COMPARED, found["facts"], strict=True):
         cells = [f"{value:.0f}" for value in run[one][:3]]
         cells += [f"{run[three][figure]:.0f}" if three else NONE for figure in (0, 1, 3)]
-        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), _bytes(sizes[one])]
+        cells += [f"{run[view].cpu:.0f}" if view else NONE, str(fact["race"]), _shown(fact["worst"])]
+        cells.append(_shown(sizes[one]["bytes"]))
         rows.append([fact["package"], *cells])
     bare = run["bare"]
     return Sheet(
