@@ -6,8 +6,8 @@ fails while others are under way. Each slot has its own clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, target
@@ -23,7 +23,7 @@ from django_quota.exceptions import StoreUnavailable
 from tests.support.bounds import CASES, GAPS, MINUTE, most_in_a_window
 from tests.support.inputs import inputs
 from tests.support.random_plans import home
-from tests.support.steps import SECOND, START, Spec
+from tests.support.steps import SECOND, START
 
 SEARCHED = "ip:1"
 OTHERS = ["ip:2", "ip:3"]
@@ -40,7 +40,7 @@ class Flight:
         """When the searched limit was last consumed, by the clock of its slot."""
         self.delay = 0
         self.reply: Any = None
-
+        self.value = ""
         self._begin(now)
 
     def _begin(self, guess: int) -> None:
@@ -99,7 +99,8 @@ class Places:
         return self.kept.setdefault(place, DictStates())
 
 
-class Step(NamedTuple):
+@dataclass
+class Step:
     """What happens next: a plan begins, or the n-th of those under way makes its next trip, or fails in it."""
 
     gap: int
@@ -122,23 +123,31 @@ OFF = st.dictionaries(
 )
 
 
-def plan_over(searched: Rule, step: Step) -> Plan:
-    asked = [(searched, SEARCHED, *((1, f"value-{step.cost}") if searched.distinct else (step.cost, "")))]
-    others = zip((WIDE if kind == "wide" else SHUT for kind in step.others), OTHERS, strict=False)
-    asked += [(rule, subject, step.cost, "") for rule, subject in others]
-    return Plan("quota", asked=asked if step.is_first else asked[::-1])
+def plan_over(searched: Rule, step: Step, value: str = "") -> Plan:
+    asked = [
+        (searched, SEARCHED),
+        *((WIDE if kind == "wide" else SHUT, OTHERS[n]) for n, kind in enumerate(step.others)),
+    ]
+    plan = Plan("quota")
+    for rule, subject in asked if step.is_first else asked[::-1]:
+        plan.add(rule, subject, step.cost, value if rule is searched else "")
+    return plan
 
 
 def fly(searched: Rule, phase: int, off: dict[str, int], steps: list[Step]) -> list[Flight]:
     """Let it happen, and return the plans that were admitted."""
     places = Places(START + phase, off)
+    is_leaky = searched.algorithm == "leaky_bucket"
     under_way: list[Flight] = []
     over: list[Flight] = []
     for step in steps:
-        # No two places in a queue are taken at the same microsecond.
-        places.time += max(step.gap, searched.algorithm == "leaky_bucket")
+        places.time += max(step.gap, is_leaky)  # no two places in a queue are taken at the same microsecond
         if step.kind == "begin":
-            under_way.append(Flight(plan_over(searched, step), places.time))
+            value = f"value-{step.cost}" if searched.distinct else ""
+            asked = replace(step, cost=1) if searched.distinct else step
+            flight = Flight(plan_over(searched, asked, value), places.time)
+            flight.value = value
+            under_way.append(flight)
         elif under_way:
             flight = under_way[step.number % len(under_way)]
             if step.kind == "trip":
@@ -153,8 +162,9 @@ def fly(searched: Rule, phase: int, off: dict[str, int], steps: list[Step]) -> l
     return [flight for flight in [*over, *under_way] if flight.reply[1] == ALLOWED]
 
 
-def searched_hit(flight: Flight) -> Any:
-    return next(hit for hit in flight.plan.hits if hit.subject == SEARCHED)
+def admitted(flights: list[Flight], *, wait: bool) -> list[tuple[int, int]]:
+    hits = [(flight, next(hit for hit in flight.plan.hits if hit.subject == SEARCHED)) for flight in flights]
+    return [(flight.taken_at + (flight.delay if wait else 0), hit.cost) for flight, hit in hits]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -163,10 +173,11 @@ def searched_hit(flight: Flight) -> Any:
 def test_no_plans_under_way_at_once_get_more_than_the_bound(
     case: str, phase: int, off: dict[str, int], steps: list[Step]
 ) -> None:
-    (options, bound), delays = CASES[case], case == "leaky-bucket"
-    flights = fly(Spec(**options).rule, phase, off, steps)
-    found = [(each.taken_at + delays * each.delay, searched_hit(each).cost) for each in flights]
-    if delays:  # a hit leaves whole
+    options, bound = CASES[case]
+    options = dict(options)
+    searched = Rule.make("searched", options.pop("rate"), **options)
+    found = admitted(fly(searched, phase, off, steps), wait=case == "leaky-bucket")
+    if case == "leaky-bucket":
         bound += max((cost for _, cost in found), default=1) - 1
     most = most_in_a_window(found)
     target(float(most), label="admitted in a window")
@@ -186,5 +197,5 @@ def test_no_plans_under_way_at_once_bring_more_values_than_the_limit(
 ) -> None:
     kept = fly(Rule.make("searched", "2/m", distinct=lambda request: ""), phase, off, steps)
     for first in kept:
-        together = {searched_hit(each).value for each in kept if 0 <= each.taken_at - first.taken_at < MINUTE}
+        together = {flight.value for flight in kept if 0 <= flight.taken_at - first.taken_at < MINUTE}
         assert len(together) <= 2
