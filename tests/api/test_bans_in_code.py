@@ -216,17 +216,6 @@ def test_without_events_it_bans_and_tells_nobody(settings: Any, raw: Any, signal
     assert signalled == []
 
 
-@on_redis
-def test_the_index_of_bans_is_kept(raw: Any) -> None:
-    ban(SUBJECT, "search", 600)
-    ban(SUBJECT, "login", 600)
-    assert raw.zcard("quota:1:{!}:bans") == 2
-    unban(SUBJECT, "login")
-    assert raw.zrange("quota:1:{!}:bans", 0, -1) == [f"{SUBJECT} search".encode()]
-    unban(SUBJECT)
-    assert not raw.exists("quota:1:{!}:bans")
-
-
 @pytest.mark.usefixtures("rules")
 def test_without_a_store_they_raise(kind: str) -> None:
     # The Redis of the tests' settings does not answer.

@@ -140,14 +140,6 @@ def test_events_of_the_decision_script_are_read(settings: Any) -> None:
     assert tuple(line["until"] for line in lines) == ends
 
 
-@pytest.mark.parametrize(
-    ("subject", "value"),
-    [("ip:2001:db8::/64", "2001:db8::/64"), ("global", "global"), ("a:", "a:"), ("s" * 300, None)],
-)
-def test_the_value_is_the_subject_without_its_kind(subject: str, value: str) -> None:
-    assert Event.read("1-0", stored(subject)).value == value
-
-
 def test_the_last_are_found_over_many_pages_the_oldest_first(
     stream: EventStream, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,20 +253,6 @@ def test_an_event_is_acknowledged_only_when_its_line_is_written(raw: redis.Redis
     raw.xclaim(STREAM, "g", "quota_events", 0, left, idle=LEFT_AFTER)
     assert subjects() == ["ip:1", "ip:2", "ip:3"]
     assert pending(raw) == 0
-
-
-def test_a_line_is_flushed_before_it_is_acknowledged(raw: redis.Redis) -> None:
-    class Noting(io.StringIO):
-        open_events: tuple[int, ...] = ()
-
-        def flush(self) -> None:
-            self.open_events += (pending(raw),)
-
-    begin(raw)
-    tell(raw, "ip:1")
-    out = Noting()
-    assert subjects(out=out) == ["ip:1"]
-    assert out.open_events[0] == 1
 
 
 def test_events_left_too_long_come_first_and_those_in_work_do_not_come(raw: redis.Redis) -> None:

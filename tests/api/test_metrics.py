@@ -272,14 +272,6 @@ class TestTheEndOfAProcess:
         assert self.run(redis_server, tmp_path) == 0
         assert sent(raw) == {"a:a": 7}
 
-    @pytest.mark.thorough("processes")
-    @forks
-    def test_a_killed_process_loses_only_unsent_counts(
-        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
-    ) -> None:
-        assert self.run(redis_server, tmp_path, "killed") == -9
-        assert sent(raw) == {"a:a": 7}
-
     def test_a_store_that_hangs_does_not_delay_the_end(
         self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
     ) -> None:

@@ -1,37 +1,75 @@
-"""Reserving and settling under every algorithm.
+"""Reserving and settling, here or from a text in another process.
 
-What each algorithm gives back, and for how long, is in tests/core/test_adjust.py.
+What each algorithm gives back, and that settling never mints, is in tests/core/test_adjust.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+from datetime import date
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 
-from django_quota import areserve, check, peek, refund, reserve, reset
+from django_quota import (
+    Decision,
+    areserve,
+    check,
+    counter,
+    peek,
+    refund,
+    reserve,
+    reserve_all,
+    usage,
+)
 from django_quota.exceptions import QuotaExceeded, RuleError
-from django_quota.signals import near_limit
 from django_quota.testing import freeze
+from django_quota.types import Hold
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
-from tests.support.inputs import inputs
 from tests.support.overridden import override
-from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START
+from tests.support.steps import ALGORITHMS, MINUTE, START
 
-SUBJECT = "user:42"
+USER, ORG = "user:42", "org:7"
 DAY = 1_440 * MINUTE
-TOKENS: dict[str, Any] = {"algorithm": "token_bucket"}
+BUCKET = {"algorithm": "token_bucket"}
+RULES: dict[str, Any] = {
+    "tokens": {"rate": "1000/h", "daily": True},
+    "tiered": {"rate": {"free": "100/h", "pro": "1000/h"}, "tier": lambda _: "free"},
+    "shared": {"rate": "1000/h", "share": {"anonymous": 0.5, "authenticated": 1.0}},
+    "dynamic": {"rate": lambda _: "50/h"},
+    "bucket": {"rate": "1000/h", **BUCKET},
+}
 
-both_stores = pytest.mark.usefixtures("either_store")
-in_memory = pytest.mark.usefixtures("memory_store")
+both_stores = pytest.mark.usefixtures("either_store", "rules")
+in_memory = pytest.mark.usefixtures("memory_store", "rules")
+
+
+def configure(settings: Any, **rules: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, **rules}}
+
+
+@pytest.fixture
+def rules(settings: Any) -> None:
+    configure(settings)
+
+
+def by_org(request: Any) -> str:
+    return ORG
 
 
 def left(rate: str = "1000/h", **options: Any) -> int | None:
-    return peek(rate, SUBJECT, **options).remaining
+    return peek(rate, USER, **options).remaining
+
+
+def later(hold: Hold) -> Hold:
+    """Return the reservation as another process reads it."""
+    return Hold.loads(hold.dumps())
+
+
+def shown(decision: Decision) -> list[Any]:
+    return [(each.allowed, each.remaining, each.used, each.over, each.reset_after) for each in decision.outcomes]
 
 
 @both_stores
@@ -39,197 +77,87 @@ def left(rate: str = "1000/h", **options: Any) -> int | None:
 class TestEveryAlgorithm:
     def test_settling_gives_the_rest_back_once_and_cancelling_all_of_it(self, algorithm: Any) -> None:
         with freeze(START):
-            with reserve("1000/h", SUBJECT, 600, algorithm=algorithm) as hold:
+            with reserve("1000/h", USER, 600, algorithm=algorithm) as hold:
                 assert left(algorithm=algorithm) == 400
                 hold.settle(150)
             hold.settle(0)  # a second time it changes nothing
             hold.cancel()
-            assert left(algorithm=algorithm) == 850
-            reserve("1000/h", SUBJECT, 600, algorithm=algorithm).cancel()
+            reserve("1000/h", USER, 600, algorithm=algorithm).cancel()
             assert left(algorithm=algorithm) == 850
 
     def test_more_than_the_estimate_is_taken_and_past_the_limit_it_is_owed_in_full(self, algorithm: Any) -> None:
         with freeze(START):
-            check("1000/h", SUBJECT, 300, algorithm=algorithm)
-            assert reserve("1000/h", SUBJECT, 600, algorithm=algorithm).settle(1_500).remaining == 0
-            decision = check("1000/h", SUBJECT, algorithm=algorithm)
+            check("1000/h", USER, 300, algorithm=algorithm)
+            assert reserve("1000/h", USER, 600, algorithm=algorithm).settle(1_500).remaining == 0
+            decision = check("1000/h", USER, algorithm=algorithm)
             assert (decision.allowed, bool(decision.retry_after)) == (False, True)
             if algorithm == "leaky_bucket":  # of which a refund takes nothing
-                assert peek("1000/h", SUBJECT, algorithm=algorithm).reset_after == 1_800 * 3.6
+                assert peek("1000/h", USER, algorithm=algorithm).reset_after == 1_800 * 3.6
                 return
-            assert refund("1000/h", SUBJECT, 300, algorithm=algorithm).remaining == 0
-            assert refund("1000/h", SUBJECT, 600, algorithm=algorithm).remaining == 100
-
-    def test_what_has_left_the_window_is_not_given_back_once_more(self, algorithm: Any) -> None:
-        with freeze(START):
-            hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
-        with freeze(START + 2 * 60 * MINUTE):
-            check("1000/h", SUBJECT, 700, algorithm=algorithm)
-            hold.cancel()
-            assert left(algorithm=algorithm) == 300
-
-
-@in_memory
-class TestWhatIsGivenBack:
-    @pytest.mark.parametrize("is_refunded", [False, True])
-    def test_a_bucket_gives_back_what_has_not_refilled_since(self, is_refunded: bool) -> None:
-        with freeze(START):
-            first, second = (reserve("60/m", SUBJECT, 20, **TOKENS) for _ in range(2))
-            if is_refunded:
-                refund("60/m", SUBJECT, 20, **TOKENS)
-            else:
-                first.cancel()
-        with freeze(START + 25 * SECOND):
-            assert check("60/m", SUBJECT, 30, **TOKENS)
-        with freeze(START + 30 * SECOND):
-            assert second.cancel().remaining == 35
-
-    def test_many_at_a_time_give_back_what_was_too_much_whichever_is_settled_first(self) -> None:
-        with freeze(START):
-            holds = [reserve("100000/m", SUBJECT, 2_000, **TOKENS) for _ in range(10)]
-        with freeze(START + SECOND // 10):  # 166 have flowed back
-            for hold in reversed(holds):
-                hold.settle(500)
-            assert left("100000/m", **TOKENS) == 100_000 - 5_000 + 166
-
-    def test_of_a_leaky_bucket_only_the_last_gives_its_place_back(self) -> None:
-        leaky: dict[str, Any] = {"algorithm": "leaky_bucket"}
-        holds = []
-        for number in range(3):
-            with freeze(START + number * SECOND):
-                holds.append(reserve("60/m", SUBJECT, 10, **leaky))
-        assert [hold.decision.delay for hold in holds] == [0, 9, 18]
-        with freeze(START + 2 * SECOND):
-            holds[1].settle(4)
-            holds[2].settle(4)
-            assert check("60/m", SUBJECT, **leaky).delay == 22
-
-    def test_a_sliding_window_gives_back_the_units_of_the_hold_and_no_others(self) -> None:
-        with freeze(START):
-            hold = reserve("100/h", SUBJECT, 5)
-            check("100/h", SUBJECT, 45)
-        with freeze(START + 59 * MINUTE):
-            reserve("100/h", SUBJECT, 50).cancel()
-            assert left("100/h") == 50
-            hold.settle(15)
-            assert left("100/h") == 40
-        for minutes, remaining in ((60, 90), (119, 100)):
-            with freeze(START + minutes * MINUTE):
-                assert left("100/h") == remaining
-
-    def test_all_limits_of_a_rule_are_settled(self) -> None:
-        with freeze(START):
-            reserve("1000/h; 5000/d", SUBJECT, 600).settle(100)
-            assert [outcome.remaining for outcome in peek("1000/h; 5000/d", SUBJECT).outcomes] == [900, 4_900]
-
-
-# A fixed window begins with the hit that comes first: two limiters with other hits are not to be compared.
-@in_memory
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 40 * 60), st.integers(1, 400), st.integers(0, 500), st.integers(0, 90 * 60)),
-        min_size=1,
-        max_size=8,
-    )
-)
-@inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_settling_never_mints(algorithm: Any, work: list[tuple[int, int, int, int]]) -> None:
-    """What is left is never more than a limiter that had known the real costs beforehand would leave."""
-    moments = []
-    now = START
-    for gap, estimate, actual, after in work:
-        now += gap * SECOND
-        moments += [(now, "reserve", estimate, actual), (now + after * SECOND, "settle", estimate, actual)]
-    with freeze(START):
-        reset("1000/h", SUBJECT, algorithm=algorithm)
-        reset("1000/h", SUBJECT, algorithm=algorithm, name="known")
-    holds: dict[tuple[int, int], Any] = {}
-    for moment, what, estimate, actual in sorted(moments):
-        with freeze(moment):
-            if what == "reserve":
-                try:
-                    holds[estimate, actual] = reserve("1000/h", SUBJECT, estimate, algorithm=algorithm)
-                except QuotaExceeded:
-                    continue
-                if actual:
-                    check("1000/h", SUBJECT, min(estimate, actual), algorithm=algorithm, name="known")
-            elif (estimate, actual) in holds:
-                holds.pop((estimate, actual)).settle(actual)
-    with freeze(max(moments)[0]):
-        for hold in holds.values():
-            hold.settle(0)
-        known, remaining = left(algorithm=algorithm, name="known"), left(algorithm=algorithm)
-        assert known is not None
-        assert remaining is not None
-        assert remaining <= known
+            assert refund("1000/h", USER, 300, algorithm=algorithm).remaining == 0
+            assert refund("1000/h", USER, 600, algorithm=algorithm).remaining == 100
 
 
 @in_memory
 class TestReserving:
-    def test_an_estimate_without_room_raises_and_takes_nothing(self) -> None:
+    def test_sync_it_raises_without_room_an_error_cancels_and_else_the_estimate_stays(self) -> None:
         with freeze(START):
-            check("1000/h", SUBJECT, 700)
-            with pytest.raises(QuotaExceeded) as caught:
-                reserve("1000/h", SUBJECT, 400)
-            assert caught.value.decision.remaining == left() == 300
-
-    def test_an_error_inside_cancels_and_a_block_that_ends_unsettled_keeps_the_estimate(self) -> None:
-        with freeze(START):
-            with pytest.raises(ZeroDivisionError), reserve("100/h", SUBJECT, 40):
+            with pytest.raises(ZeroDivisionError), reserve("100/h", USER, 40):
                 1 / 0  # noqa: B018
             assert left("100/h") == 100
-            with reserve("100/h", SUBJECT, 40):
+            with reserve("100/h", USER, 70):
                 pass
-        for moment, remaining in ((START, 60), (START + 60 * MINUTE - 1, 60), (START + 60 * MINUTE, 100)):
+            with pytest.raises(QuotaExceeded) as caught:
+                reserve("100/h", USER, 40)
+            assert caught.value.decision.remaining == 30
+        for moment, remaining in ((START + 60 * MINUTE - 1, 30), (START + 60 * MINUTE, 100)):
             with freeze(moment):
                 assert left("100/h") == remaining
 
     def test_async_it_is_entered_or_awaited(self) -> None:
         async def work() -> None:
-            async with areserve("1000/h", SUBJECT, 600) as hold:
+            async with areserve("1000/h", USER, 600) as hold:
                 await hold.asettle(100)
-            hold = await areserve("1000/h", SUBJECT, 600)
+            hold = await areserve("1000/h", USER, 600)
             await hold.acancel()
             with pytest.raises(ZeroDivisionError):
-                async with areserve("1000/h", SUBJECT, 600):
+                async with areserve("1000/h", USER, 600):
                     1 / 0  # noqa: B018
             with pytest.raises(QuotaExceeded):
-                await areserve("1000/h", SUBJECT, 901)
+                await areserve("1000/h", USER, 901)
 
         with freeze(START):
             asyncio.run(work())
             assert left() == 900
 
-    def test_reserving_and_settling_is_one_call_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reserving_and_settling_all_limits_of_a_rule_is_one_call_each(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         calls = calls_of(monkeypatch)
         with freeze(START):
-            hold = reserve("1000/h", SUBJECT, 600)
+            hold = reserve("1000/h; 5000/d", USER, 600)
             assert (len(calls), hold.decided_at) == (1, START)
-            hold.settle(100)
+            assert [outcome.remaining for outcome in hold.settle(100).outcomes] == [900, 4_900]
             assert len(calls) == 2
-            check("1000/h", SUBJECT, 50)
+            check("1000/h; 5000/d", USER, 50)
             assert hold.settle(700).remaining == 850  # a second time it only says how the limit stands
-
-    def test_settling_says_how_the_limits_stand_now(self) -> None:
-        with freeze(START):
-            check("100/m", SUBJECT, 10)
-            for estimate, actual, allowed, remaining in ((80, 40, True, 50), (50, 60, False, 0)):
-                decision = reserve("100/m", SUBJECT, estimate).settle(actual)
-                assert (decision.allowed, decision.remaining) == (allowed, remaining)
+            assert not reserve("1000/h; 5000/d", USER, 800).settle(900)
 
     def test_if_limiting_is_off_or_a_shadow_would_refuse_nothing_is_reserved(self, settings: Any) -> None:
         with freeze(START):
-            assert not reserve("1000/h", SUBJECT, 1_001, shadow=True, name="shadow").is_open
-            assert reserve("1000/h", SUBJECT, 1_000, shadow=True, name="shadow").is_open
+            assert not reserve("1000/h", USER, 1_001, shadow=True, name="shadow").is_open
+            assert reserve("1000/h", USER, 1_000, shadow=True, name="shadow").is_open
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        assert not any(reserve("1/m", SUBJECT, 1).is_open for _ in range(3))
-        assert not reset("1/m", SUBJECT)
+        holds = [reserve("1/m", USER, 1) for _ in range(3)]
+        assert not any(hold.is_open for hold in holds)
+        text = holds[0].dumps()
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": True}
+        assert Hold.loads(text).settle(0).remaining == 1, "nothing is given back"
 
     @pytest.mark.parametrize("actual", [-1, 1.5, "3", True, 10**12 + 1])
     def test_settling_for_what_is_no_cost_is_an_error_and_leaves_the_hold_open(self, actual: Any) -> None:
         with freeze(START):
-            hold = reserve("1000/h", SUBJECT, 600)
+            hold = reserve("1000/h", USER, 600)
             with pytest.raises(RuleError, match="not a whole number"):
                 hold.settle(actual)
             hold.cancel()
@@ -237,82 +165,153 @@ class TestReserving:
 
     def test_different_values_are_not_reserved(self) -> None:
         with pytest.raises(RuleError, match="counts different values"):
-            reserve("3/d", SUBJECT, distinct=True)
+            reserve("3/d", USER, distinct=True)
 
-    def test_near_is_told_on_what_was_really_used(self) -> None:
-        heard: list[str] = []
+    def test_an_override_with_another_window_is_charged_and_gives_nothing_back(self) -> None:
+        with freeze(START):
+            hold, less = reserve("1000/h", USER, 10), reserve("1000/h", USER, 100)
+            override("r 0 0 500/m", "1000/h", USER)
+            assert less.settle(0).remaining == 500
+            assert not hold.settle(5_000)
+            assert not check("1000/h", USER, 500)
+            override("", "1000/h", USER)
+            assert left() == 890
 
-        def hear(rule: Any, **_: Any) -> None:
-            heard.append(rule.name)
-
-        near_limit.connect(hear)
-        try:
-            with freeze(START):
-                reserve("100/m", SUBJECT, 90).settle(40)
-                assert not heard
-                reserve("100/m", SUBJECT, 60).settle(45)
-                assert heard == ["100/m"]
-        finally:
-            near_limit.disconnect(hear)
-
-
-@both_stores
-@pytest.mark.parametrize("is_exempt", [False, True])
-def test_the_day_of_the_hit_counts_the_units_that_were_settled(is_exempt: bool) -> None:
-    with freeze(START):
-        if is_exempt:
-            override("x 0 0 ", "9000/h", SUBJECT)
-        more, less, _open, cancelled = [reserve("9000/h", SUBJECT, 100) for _ in range(4)]
-        check("9000/h", SUBJECT)
-        more.settle(900)
-        assert count_what_waits()
-        assert (checks_of(SUBJECT), units_of(SUBJECT)) == ({"9000/h": (5, 0)}, {"9000/h": 1_201})
-    with freeze(START + DAY):
-        less.settle(7)
-        cancelled.cancel()
-        cancelled.cancel()
-        assert count_what_waits()
-        assert (checks_of(SUBJECT), units_of(SUBJECT)) == ({"9000/h": (4, 0)}, {"9000/h": 1_008})
+    @pytest.mark.parametrize(("mode", "said"), [("b", (False, "blocked")), ("x", (True, "exempt"))])
+    @pytest.mark.parametrize("actual", [100, 900])
+    def test_a_subject_that_was_blocked_or_exempted_since_can_still_be_settled(
+        self, mode: str, said: Any, actual: int
+    ) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", USER, 600)
+            override(f"{mode} 0 0 ", "1000/h", USER)
+            assert [(outcome.allowed, outcome.why) for outcome in hold.settle(actual).outcomes] == [said]
+            override("", "1000/h", USER)
+            assert left() == 1000 - actual
 
 
 @in_memory
-class TestOverrides:
-    def test_one_with_another_window_is_charged_and_gives_nothing_back(self) -> None:
-        with freeze(START):
-            hold, less = reserve("1000/h", SUBJECT, 10), reserve("1000/h", SUBJECT, 100)
-            override("r 0 0 500/m", "1000/h", SUBJECT)
-            assert less.settle(0).remaining == 500
-            assert not hold.settle(5_000)
-            assert not check("1000/h", SUBJECT, 500)
-            override("", "1000/h", SUBJECT)
-            assert left() == 890
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("actual", [0, 150, 1_500])
+def test_a_text_is_settled_as_the_reservation_itself(algorithm: Any, actual: int) -> None:
+    options: list[Any] = [{"name": name, "algorithm": algorithm} for name in ("here", "there")]
+    with freeze(START):
+        here, there = [reserve("1000/h; 5000/d", USER, 600, **option) for option in options]
+        text = there.dumps()
+    with freeze(START + 10 * MINUTE):
+        for option in options:
+            reserve("1000/h; 5000/d", USER, 100, **option)
+        assert shown(here.settle(actual)) == shown(Hold.loads(text).settle(actual))
+    for minutes in (11, 61, 1_441):
+        with freeze(START + minutes * MINUTE):
+            first, second = [shown(peek("1000/h; 5000/d", USER, **option)) for option in options]
+            assert first == second
 
-    @pytest.mark.parametrize(("rate", "remaining"), [("50/h", 1_960), ("5000/h", 1_966)])
-    def test_one_of_the_same_window_gives_back_where_it_was_counted(self, rate: str, remaining: int) -> None:
-        with freeze(START):
-            check("2000/h", SUBJECT, 30)
-            hold = reserve("2000/h", SUBJECT, 10)
-            override(f"r 0 0 {rate}", "2000/h", SUBJECT)
-            hold.settle(4)
-            override("", "2000/h", SUBJECT)
-            assert left("2000/h") == remaining  # with 50/h: exact now, a slice then, not to be told apart
 
-    @pytest.mark.parametrize("mode", ["b", "x"])
-    @pytest.mark.parametrize("actual", [100, 900])
-    def test_a_subject_that_was_blocked_or_exempted_since_can_still_be_settled(self, mode: str, actual: int) -> None:
-        with freeze(START):
-            hold = reserve("1000/h", SUBJECT, 600)
-            override(f"{mode} 0 0 ", "1000/h", SUBJECT)
-            found = [(outcome.allowed, outcome.why) for outcome in hold.settle(actual).outcomes]
-            assert found == [(False, "blocked") if mode == "b" else (True, "exempt")]
-            override("", "1000/h", SUBJECT)
-            assert left() == 1000 - actual
+@both_stores
+@pytest.mark.parametrize("group", [None, "shop"])
+@pytest.mark.parametrize("actual", [0, 1_040])
+def test_a_text_settles_counters_and_limits_together_and_once(group: str | None, actual: int) -> None:
+    credit = counter("credits", group=group)
+    credit.set(ORG, 1_000)
+    with freeze(START):
+        text = reserve_all([("9/m", USER), ("tokens", ORG, 900), (credit, ORG, 900)]).dumps()
+    with freeze(START + 30 * MINUTE):
+        hold = Hold.loads(text)
+        assert (hold.costs, hold.is_open, hold.decided_at) == ((1, 900, 900), True, START)
+        hold.settle({"tokens": actual, "credits": actual})
+        hold.cancel()  # a second time it changes nothing
+        assert not later(hold).is_open
+        assert later(hold).settle(0).outcomes
+        assert (credit.get(ORG), peek("tokens", ORG).remaining) == (1_000 - actual, max(0, 1_000 - actual))
 
-    def test_an_exempt_subject_reserves_nothing_and_settles_nothing(self) -> None:
+
+@both_stores
+@pytest.mark.django_db
+@pytest.mark.parametrize("is_exempt", [False, True])
+def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exempt: bool) -> None:
+    with freeze(START):
+        if is_exempt:
+            override("x 0 0 ", "tokens", ORG)
+        more, less, cancelled, _open = [reserve("tokens", ORG, 100).dumps() for _ in range(4)]
+    with freeze(START + DAY):
+        Hold.loads(more).settle(900)
+        Hold.loads(less).settle(7)
+        Hold.loads(cancelled).cancel()
+        assert count_what_waits()
+        assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (3, 0)}, {"tokens": 1_007})
+        (bill,) = usage(ORG, date(2025, 11, 1), date(2025, 12, 1)).values()
+    assert bill["tokens"] == (3, 0, 1_007)
+
+
+@in_memory
+class TestTexts:
+    def test_a_tier_and_a_share_are_settled_by_their_own_rates(self) -> None:
         with freeze(START):
-            override("x 0 0 ", "1000/h", SUBJECT)
-            hold, again = reserve("1000/h", SUBJECT, 10**6), reserve("1000/h", SUBJECT, 10**6)
-            hold.settle(10**6)
-            override("", "1000/h", SUBJECT)
-            again.settle(10**6)
-            assert left() == 1_000
+            hold = reserve_all([("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")])
+            decision = later(hold).settle([150, 600, 450])
+            assert [outcome.remaining for outcome in decision.outcomes] == [850, 400, 50]
+            assert [outcome.limit for outcome in decision.outcomes] == [1_000, 1_000, 500]
+
+    def test_options_of_a_rate_hold(self) -> None:
+        options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
+        with freeze(START):
+            hold = reserve("60/m", ORG, 20, name="paid", block=False, **options)
+            assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
+            assert units_of(ORG) == {"paid": 5}
+
+    def test_rates_of_overrides_and_of_functions_are_settled_where_they_were_counted(self, rf: Any) -> None:
+        with freeze(START):
+            override("r 0 0 500/h", "bucket", USER)
+            assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
+            assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
+
+    def test_functions_of_requests_are_left_out_and_an_entry_stays_short(self, rf: Any) -> None:
+        options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
+        hold = reserve("10/s; 1000/h; 5000/d", rf.get("/"), 3, name="n" * 40, **options)
+        text = hold.dumps()
+        assert (len(text) < 1_000, json.loads(text)["decided_at"]) == (True, hold.decided_at)
+        assert [outcome.used for outcome in Hold.loads(text).settle(5).outcomes] == [5, 5, 5]
+
+    @pytest.mark.parametrize("wrong", ["", "{", "[]", "null", "7", '{"quota_hold": 1}', "cut", "cost"])
+    def test_another_text_says_what_to_pass(self, wrong: str) -> None:
+        text = reserve("9/m", ORG, 3).dumps()
+        made = {"cut": text[:-9], "cost": text.replace(", 3, ", ', "3", ')}
+        says = "is not a whole number" if wrong == "cost" else r"is not the text of a reservation. Use what hold\.dumps"
+        with pytest.raises(RuleError, match=says):
+            Hold.loads(made.get(wrong, wrong))
+
+
+@pytest.mark.usefixtures("redis_cache", "rules")
+class TestOtherSettings:
+    """The settings may be others by the time a text is settled."""
+
+    @pytest.mark.parametrize(
+        ("rule", "options", "estimate", "changed", "actual", "remaining"),
+        [
+            ("tokens", {}, 900, {"tokens": "2000/h"}, 640, 1_360),
+            ("tokens", {}, 900, {"tokens": "2000/h"}, 940, 1_060),
+            ("tokens", {}, 100, {"tokens": {"rate": "1000/m", "algorithm": "fixed_window"}}, 150, 950),
+            ("tokens", {}, 100, {"tokens": {"rate": "1000/m", "algorithm": "fixed_window"}}, 0, 1_000),
+            ("bucket", {}, 350, {}, 100, 900),
+            ("bucket", {}, 350, {"bucket": {"rate": "2000/h", **BUCKET}}, 100, 1_300),  # nothing is given back
+            ("tokens", {}, 90, {"tokens": {"rate": {"anonymous": "10/h", "authenticated": "500/h"}}}, 40, 460),
+            ("tiered", {"tier": "pro"}, 90, {"tiered": "300/h"}, 40, 260),
+        ],
+    )
+    def test_a_rule_is_settled_as_it_is_now(
+        self, rule: str, options: Any, estimate: int, changed: Any, actual: int, remaining: int, settings: Any
+    ) -> None:
+        with freeze(START):
+            text = reserve(rule, USER, estimate, **options).dumps()
+            configure(settings, **changed)
+            assert Hold.loads(text).settle(actual).remaining == remaining
+
+    def test_what_no_longer_exists_is_named(self, settings: Any) -> None:
+        plain, tiered = reserve("tokens", USER, 90).dumps(), reserve("tiered", USER, 90, tier="pro").dumps()
+        left = {"token": "1/m", "tiered": {**RULES["tiered"], "rate": {"x": "1/m"}}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": left}
+        with pytest.raises(RuleError, match=r"There is no rule 'tokens' in QUOTA.* Did you mean 'token'\?"):
+            Hold.loads(plain)
+        with pytest.raises(RuleError, match=r"Rule 'tiered' has no tier 'pro'. Known: 'x'"):
+            Hold.loads(tiered)

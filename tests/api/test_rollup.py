@@ -383,14 +383,6 @@ NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
-    count(raw, "user:1", {"search": (3, 1, 2_000)}, TODAY)
-    out = StringIO()
-    call_command("quota_rollup", stdout=out)
-    assert out.getvalue() == "Moved 1 day of subjects: 3 allowed and 1 refused checks, 2,003 units, to 1 row.\n"
-
-
-@pytest.mark.usefixtures("redis_cache", "database")
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
@@ -450,25 +442,6 @@ def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: 
     go_on(machine, 20)
     machine.roll_up()
     assert rolled() == {}
-
-
-@pytest.mark.thorough("processes")
-@only_one_redis
-def test_totals_are_exact_if_a_roll_up_is_killed_at_each_step_in_turn(manage: Manage, raw: redis.Redis) -> None:
-    machine, codes = Machine(raw), list[int]()
-    while not codes or codes[-1]:
-        assert len(codes) < 100
-        go_on(machine, 30)
-        words = [sys.executable, "-m", "tests.support.dying", str(len(codes))]
-        codes.append(subprocess.run(words, env=manage.environment, cwd=ROOT, check=False).returncode)
-        of_user = [counts for (subject, _, _), counts in machine.expected.items() if subject == "user:1"]
-        bill = bill_of("user:1", TODAY - timedelta(days=1), TODAY + timedelta(days=1))
-        assert total(count for rules in bill.values() for count in rules.values()) == tuple(
-            map(sum, zip((0, 0, 0), *of_user, strict=True))
-        )
-    assert set(codes[:-1]) == {-signal.SIGKILL}
-    assert len(codes) > 10
-    machine.roll_up()
 
 
 @pytest.mark.thorough("processes")
@@ -535,15 +508,6 @@ def test_a_day_is_kept_eight_days_for_the_roll_up(raw: redis.Redis) -> None:
     check("1/h", "user:1")
     (key,) = keys(raw)
     assert 8 * 86_400 - 60 < int(raw.ttl(key)) <= 8 * 86_400
-
-
-@pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("name", ["~", "~tilde", "~" + "x" * 64, "~" + "0" * 63, "~~tilde"])
-def test_a_name_that_begins_with_a_tilde_is_taken_as_it_is(name: str) -> None:
-    check("1/h", name, daily=True)
-    assert checks_of(name) == {"1/h": (1, 0)}
-    if name[1:]:
-        assert days_of(name[1:]) == {}
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
