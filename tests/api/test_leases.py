@@ -1,4 +1,4 @@
-"""Slots and locks: who gets in, who waits, and what becomes of a lease that is lost.
+"""Slots and locks: who gets in, who waits, and what becomes of a lost lease; and `acquire`, a hit that waits.
 
 What the store does with a lease is a property in tests/core/test_lease_properties.py; cancelled tasks are in
 test_cancelled_callers.py.
@@ -10,9 +10,10 @@ import asyncio
 import pickle
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ from django.contrib.auth.models import User
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import lock, slot
+from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.features.slot_queues import pause_before
-from django_quota.testing import RedisServer, freeze
+from django_quota.testing import QuotaKit, RedisServer, freeze
 from django_quota.types import Lease, Slot
 from tests.support.commands import wait_until
 from tests.support.outages import no_answer
@@ -51,8 +52,6 @@ both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "asy
 
 
 def within(held: Slot, work: Callable[[], object], is_async: bool) -> None:
-    """Do something in a block that holds a slot."""
-
     async def hold() -> None:
         async with held:
             work()
@@ -147,28 +146,22 @@ def test_a_block_may_end_in_another_thread_or_task() -> None:
 
 @in_memory
 class TestDecisions:
-    def test_the_lease_shows_what_is_left(self) -> None:
-        with freeze(START):
-            export = slot("export", 3, subject="user:7")
-            export.acquire()
-            decision = export.acquire().decision
-        assert (decision.limit, decision.remaining, decision.retry_after, decision.reset_after) == (3, 1, 0.0, 30.0)
-        assert decision.outcomes[0].retry_after == 0.0
-        assert decision.explain() == "Allowed by rule 'export' for user:7; 1 of 3 are left."
-
-    def test_a_refusal_says_when_the_next_lease_ends(self) -> None:
-        export = slot("export", 2)
-        for seconds in (0, 5):
+    def test_it_shows_what_is_left_and_a_refusal_says_when_the_next_lease_ends(self) -> None:
+        export = slot("export", 2, subject="user:7")
+        for seconds, remaining in ((0, 1), (5, 0)):
             with freeze(START + seconds * SECOND):
-                export.acquire()
+                decision = export.acquire().decision
+                assert (decision.limit, decision.remaining, decision.retry_after) == (2, remaining, 0.0)
+                assert (decision.reset_after, decision.outcomes[0].retry_after) == (30.0, 0.0)
+        assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
         with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
             export.acquire()
         decision = refused.value.decision
         assert (decision.allowed, decision.remaining, decision.retry_after) == (False, 0, 23.0)
-        assert str(refused.value) == "All 2 slots 'export' are held; try again in 23 seconds."
+        assert str(refused.value) == "All 2 slots 'export' of user:7 are held; try again in 23 seconds."
         assert pickle.loads(pickle.dumps(refused.value)).decision == decision
-        with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded, match=r"^Lock 'export' is held; .* 28 seconds"):
-            lock("export").acquire()  # under its lower limit both leases have to end
+        with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded, match=r"^Lock 'export' of .* 28 seconds"):
+            lock("export", subject="user:7").acquire()  # under its lower limit both leases have to end
 
     def test_a_refusal_estimates_by_how_long_slots_were_held_lately(self) -> None:
         def retry_after(at: int) -> float | None:
@@ -190,15 +183,6 @@ class TestDecisions:
             second.release()  # after 20 seconds: an eighth of 20, and seven of 4
             export.acquire()
         assert retry_after(25) == 3.0
-
-    def test_holders_are_listed_with_their_ends(self) -> None:
-        with freeze(START):
-            long = slot("export", 3).acquire()
-        with freeze(START + SECOND):
-            short = slot("export", 3, lease=2).acquire()
-            assert slot("export", 3).holders() == [(short.token, 2.0), (long.token, 29.0)]
-        with freeze(START + 3 * SECOND):
-            assert asyncio.run(slot("export", 3).aholders()) == [(long.token, 27.0)]
 
 
 @in_memory
@@ -233,15 +217,18 @@ class TestLeases:
         with pytest.raises(ZeroDivisionError):
             within(lock("export"), lose, is_async)
 
-    def test_a_renewed_lease_lasts_from_then_on(self) -> None:
+    def test_a_renewed_lease_lasts_from_then_on_and_holders_are_listed_by_their_ends(self) -> None:
+        export = slot("export", 3)
         with freeze(START):
-            lease = lock("export").acquire()
+            long = export.acquire()
         with freeze(START + 20 * SECOND):
+            short = slot("export", 3, lease=2).acquire()
             for seconds in (None, 50):
-                lease.renew(seconds)
-                assert lock("export").holders() == [(lease.token, seconds or 30.0)]
-            asyncio.run(lease.arenew(10))
-            assert lock("export").holders() == [(lease.token, 10.0)]
+                long.renew(seconds)
+                assert export.holders() == [(short.token, 2.0), (long.token, seconds or 30.0)]
+            asyncio.run(long.arenew(10))
+        with freeze(START + 22 * SECOND):
+            assert asyncio.run(export.aholders()) == [(long.token, 8.0)]
 
     @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
     def test_a_release_that_was_not_answered_may_be_tried_again(self, is_done: bool) -> None:
@@ -250,12 +237,6 @@ class TestLeases:
             lease.release()
         lease.release()
         assert lock("line").holders() == []
-
-
-def seconds_left(name: str) -> float:
-    """Return how long the lease of the one who holds a slot lasts."""
-    ((_, seconds),) = lock(name).holders()
-    return seconds
 
 
 def nobody_renews() -> bool:
@@ -272,7 +253,7 @@ class TestRenewingInTheBackground:
             for _ in range(3):
                 (lease,) = held._held
                 lease.renew(20)
-                wait_until(lambda: seconds_left("export") > 30)
+                wait_until(lambda: lock("export").holders()[0][1] > 30)
             forget("export")
             wait_until(lambda: tokens(lock("export")) == [lease.token])
 
@@ -284,12 +265,8 @@ class TestRenewingInTheBackground:
 
     @pytest.mark.usefixtures("renewed_often")
     def test_nobody_is_let_in_until_those_above_the_limit_have_left(self) -> None:
-        def is_taken_by_another() -> bool:
-            forget("export")
-            return asked_elsewhere("export")
-
         lease = lock("export", renew=True).acquire()
-        wait_until(is_taken_by_another)
+        wait_until(lambda: forget("export") or asked_elsewhere("export"))  # type: ignore[func-returns-value]
         wait_until(lambda: len(lock("export").holders()) == 2)
         released_elsewhere("export")
         with pytest.raises(QuotaExceeded):
@@ -324,7 +301,7 @@ class TestRenewingInTheBackground:
 
 @contextmanager
 def callers(is_async: bool) -> Iterator[Callable[[Slot], Future[Lease]]]:
-    """Have threads take slots, or tasks of one event loop; yields what sends one."""
+    """Have threads or tasks of one event loop take slots; yields what sends one."""
     if not is_async:
         with ThreadPoolExecutor(8) as threads:
             yield lambda line: threads.submit(line.acquire)
@@ -365,14 +342,13 @@ def let_in_as_they_came(held: list[Lease], futures: list[Future[Lease]]) -> None
         assert waiting("line") == len(futures)
 
 
-@pytest.fixture
-def nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks a second time unless it is woken, or its time is up."""
+@pytest.fixture(name="unpolled")
+def nobody_asks_a_second_time_unless_woken_or_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHORTEST_PAUSE", "LONGEST_PAUSE"):
         monkeypatch.setattr(f"django_quota.features.slot_queues.{name}", 600.0)
 
 
-unpolled = pytest.mark.usefixtures("nobody_polls")
+unpolled = pytest.mark.usefixtures("unpolled")
 
 
 class TestWaiting:
@@ -556,24 +532,21 @@ class TestWaiting:
 
 @pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
-    def test_the_keys_of_a_slot_expire_with_its_leases(self, raw: redis.Redis) -> None:
+    def test_a_slot_is_a_command_each_way_and_its_keys_expire_with_its_leases(self, raw: redis.Redis) -> None:
         key, lately = "quota:1:{user:7}:l:export", "quota:1:{user:7}:lately:export"
-        export = slot("export", 2, lease=20, subject="user:7")
-        with export as lease:
+        export = slot("export", 2, lease=20, wait=60, subject="user:7")
+        export.acquire().release()  # loads the scripts
+        raw.flushdb()
+        raw.config_resetstat()
+        with export:
             assert raw.keys() == [key.encode()]
             with export:  # now it is full
                 assert 0 < int(raw.pttl(key)) <= 20_001
-            lease.renew(300)
-            assert int(raw.pttl(key)) > 290_000
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 4
         assert raw.keys() == [lately.encode()]
         assert 0 < int(raw.pttl(lately)) <= 20_001
-
-    def test_a_slot_is_taken_and_given_back_in_a_command_each(self, raw: redis.Redis) -> None:
-        lock("export", wait=60).acquire().release()  # loads the scripts
-        raw.config_resetstat()
-        with lock("export", wait=60):
-            pass
-        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
+        export.acquire().renew(300)
+        assert int(raw.pttl(key)) > 290_000
 
     @both_ways
     def test_more_callers_wait_than_there_are_connections(
@@ -599,11 +572,6 @@ class TestOnRedis:
             futures[0].result(60)
 
 
-def renew_for(seconds: Any) -> None:
-    with suppress(LeaseLost), lock("export") as lease:
-        lease.renew(seconds)
-
-
 NO_SECONDS = ["5", True, float("nan"), float("inf")]
 
 
@@ -614,7 +582,11 @@ NO_SECONDS = ["5", True, float("nan"), float("inf")]
         ("name of a slot", ["", "  ", None, 7], lambda name: slot(name, 1)),
         ("limit=", [0, -1, 1.5, True, "10", None, 1_000_001], lambda limit: slot("export", limit)),
         ("lease=", [0, -1, None, *NO_SECONDS, 366 * 86_400 + 1], lambda seconds: slot("export", 1, lease=seconds)),
-        ("lease=", [0, -1, *NO_SECONDS, 1e12], renew_for),
+        (
+            "lease=",
+            [0, -1, *NO_SECONDS, 1e12],
+            lambda seconds: lock("export", subject=f"user:{seconds}").acquire().renew(seconds),
+        ),
         ("wait=", [-1, *NO_SECONDS], lambda seconds: lock("export", wait=seconds)),
         ("timeout=", [-1, *NO_SECONDS], lambda seconds: lock("export").acquire(seconds)),
         ("renew=", [1], lambda renew: lock("export", renew=renew)),
@@ -626,3 +598,64 @@ def test_a_wrong_argument_is_named(argument: str, values: list[Any], use: Callab
     for value in values:
         with pytest.raises(RuleError, match=argument):
             use(value)
+
+
+@pytest.fixture
+def slept(the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return what was slept; sleeping moves the clock instead."""
+    found: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        found.append(round(seconds, 2))
+        the_clock_stands.advance(seconds)
+
+    async def asleep(seconds: float) -> None:
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
+    return found
+
+
+@both_ways
+@both_stores
+def test_a_hit_waits_for_room_or_for_its_place_and_refuses_at_once_where_that_takes_too_long(
+    is_async: bool, slept: list[float]
+) -> None:
+    def take(rate: Any, cost: int = 1, **options: Any) -> Any:
+        call: Any = aacquire if is_async else acquire
+        found = call(rate, "user:42", cost, **options)
+        return asyncio.run(found) if is_async else found
+
+    decision = take("2/m", timeout=5)  # with room it is a check
+    assert (decision.allowed, decision.remaining, slept) == (True, 1, [])
+    check("2/m", "user:42")
+    for timeout in (0, 5, 59.9):
+        decision = take("2/m", timeout=timeout)
+        assert (decision.allowed, decision.retry_after) == (False, 60.0)
+    assert not take("2/m", 3, timeout=60)  # a cost that it never admits
+    banning = Rule.make("banning", "2/m", ban={"after": "9/m", "for": "1h"})
+    ban("user:42", banning, 600)
+    assert take(banning, timeout=60).outcomes[0].why == "banned"
+    assert (slept, peek("2/m", "user:42").remaining) == ([], 0)
+    assert take("2/m", timeout=60)
+    assert slept == [60]
+    assert all(take("6/m", timeout=60, algorithm="leaky_bucket") for _ in range(3))
+    assert slept == [60, 10, 10]
+
+
+@in_memory
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_hit_that_finds_the_room_taken_waits_again_and_no_longer_than_the_timeout(
+    slept: list[float], stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = time.sleep
+
+    def beaten(seconds: float) -> None:
+        sleep(0 if stands else seconds)  # a frozen clock does not make it wait for ever
+        check("1/10s", "user:42")  # another caller is faster each time
+
+    monkeypatch.setattr(time, "sleep", beaten)
+    check("1/10s", "user:42")
+    assert not acquire("1/10s", "user:42", timeout=35)
+    assert stands or slept == [10] * 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +31,7 @@ from django_quota.features.usage import recent_days, recent_usage, total, waitin
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
-from tests.support.commands import ROOT, Manage, managing, wait_until
+from tests.support.commands import Manage, managing, wait_until
 from tests.support.counts import checks_of, days_of
 from tests.support.days import before_rows_are_saved, count
 from tests.support.dying import Died, dying
