@@ -408,36 +408,36 @@ def manage(
         yield started
 
 
-def go_on(machine: Machine, checks: int) -> None:
-    """Count random checks, and take some earlier ones back."""
-    for _ in range(checks):
-        place = random.choice([f"user:{number}" for number in range(40)]), random.choice(["search", "r:\u2603"])
-        day = random.choice([TODAY, TODAY - timedelta(days=1)])
-        machine.count(place, 1, 2, 4, day)
-        if random.random() < 0.2:
-            subject, day, rule = random.choice([place for place, total in machine.expected.items() if total[0] > 0])
-            machine.count((subject, rule), -1, -2, -4, day)
-
-
 @pytest.mark.thorough("processes")
 @only_one_redis
 def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: redis.Redis) -> None:
     """Three at once, over and over; each is killed in the middle of its work while checks are counted."""
+
+    def go_on(checks: int) -> None:
+        """Count random checks, and take some earlier ones back."""
+        for _ in range(checks):
+            place = random.choice([f"user:{number}" for number in range(40)]), random.choice(["search", "r:\u2603"])
+            day = random.choice([TODAY, TODAY - timedelta(days=1)])
+            machine.count(place, 1, 2, 4, day)
+            if random.random() < 0.2:
+                subject, day, rule = random.choice([place for place, total in machine.expected.items() if total[0] > 0])
+                machine.count((subject, rule), -1, -2, -4, day)
+
     machine = Machine(raw)
-    go_on(machine, 200)
+    go_on(200)
     words = ("quota_rollup", "--json", "--batch", "5", "--every", "0.001")
     running = [manage.start(*words) for _ in range(3)]
     for killed in range(9):
         victim = running.pop(0)
         assert victim.stdout is not None
         assert victim.stdout.readline()  # it is at work
-        go_on(machine, random.randrange(60))
+        go_on(random.randrange(60))
         victim.kill()
         victim.wait()
         if killed < 6:
             running.append(manage.start(*words))
     assert not running
-    go_on(machine, 20)
+    go_on(20)
     machine.roll_up()
     assert rolled() == {}
 
@@ -501,15 +501,8 @@ def test_the_usage_of_a_subject_is_what_was_decided() -> None:
             assert days_of("user:2") == {}
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_day_is_kept_eight_days_for_the_roll_up(raw: redis.Redis) -> None:
-    check("1/h", "user:1")
-    (key,) = keys(raw)
-    assert 8 * 86_400 - 60 < int(raw.ttl(key)) <= 8 * 86_400
-
-
 @pytest.mark.usefixtures("redis_cache", "database")
-def test_a_long_name_and_a_name_that_looks_like_its_digest_are_two() -> None:
+def test_a_long_name_and_one_like_its_digest_are_two_whose_days_are_kept_for_the_roll_up(raw: redis.Redis) -> None:
     long = "x" * 300  # its keys hold a digest alone: a tilde and 64 hexadecimal digits
     digest = escape(long)
     check("9/h", long, daily=True)
@@ -517,6 +510,7 @@ def test_a_long_name_and_a_name_that_looks_like_its_digest_are_two() -> None:
     for _ in range(2):
         check("9/h", digest, daily=True)
     assert checks_of(digest) == checks_of(long) == {"9/h": (1, 0)}, "rows and events call the long name so"
+    assert all(8 * 86_400 - 60 < int(raw.ttl(key)) <= 8 * 86_400 for key in keys(raw))
     rolled()
     found = dict(DailyCounter.objects.values_list("subject", "allowed"))
     assert found.pop(digest) == 1
