@@ -178,7 +178,7 @@ class Turns:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, subjects: list[str]) -> None:
         self.keys = [key_of(subject) for subject in subjects]
         self.cluster = cluster
-        for name in ("try_all", "of_each"):
+        for name in ("try_all", "commands"):
             monkeypatch.setattr(ClusterStore, name, self._before(getattr(ClusterStore, name)))
 
     def _before(self, act: Any) -> Any:
