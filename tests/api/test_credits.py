@@ -114,17 +114,6 @@ class TestCheckAll:
         assert CREDITS.get(ORG) == 3 - 2**63
 
 
-@in_memory
-def test_each_subject_and_counter_has_its_own() -> None:
-    other = counter("other")
-    CREDITS.set(USER, 5)
-    other.set(ORG, 9)
-    asked: list[Any] = [(CREDITS, ORG, 100), (CREDITS, USER, 3), (other, ORG, 4)]
-    assert [outcome.remaining for outcome in check_all(asked).outcomes] == [900, 2, 5]
-    assert not check_all(asked)
-    assert [CREDITS.get(ORG), CREDITS.get(USER), other.get(ORG)] == [900, 2, 5]
-
-
 @both_stores
 def test_a_top_up_holds_at_once_although_refusals_are_cached(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60}
@@ -168,9 +157,7 @@ class TestReserving:
         assert CREDITS.incr(ORG, 20) == 5
         assert check_all([(CREDITS, ORG, 5)])
 
-    def test_an_error_inside_gives_back_and_a_refusal_takes_nothing(self) -> None:
-        with pytest.raises(ZeroDivisionError), reserve_all(entries()):
-            raise ZeroDivisionError
+    def test_a_refusal_takes_nothing(self) -> None:
         with pytest.raises(QuotaExceeded, match="needs 1,001 of counter 'credits'"):
             reserve_all(entries(1_001))
         assert CREDITS.get(ORG) == 1_000

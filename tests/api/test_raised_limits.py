@@ -152,15 +152,6 @@ def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
     assert row("ip:127.0.0.1", "tiers").rate == "+5"
 
 
-def test_a_purchase_without_a_request_names_the_tier() -> None:
-    plans = Rule.make("plans", {"free": "5/h", "pro": "50/h"}, tier=lambda request: "free")
-    with pytest.raises(RuleError, match="or tier="):
-        raise_limit("org:7", plans, 1)
-    raise_limit("org:7", plans, 1, tier="pro")
-    assert row(rule="plans").rate == "+1"
-    assert check(plans, "org:7", tier="pro").limit == 51
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -199,6 +190,8 @@ def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(overr
 
 def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
+    with pytest.raises(RuleError, match="or tier="):
+        raise_limit("org:7", plans, 50)
     raise_limit("org:7", plans, 50, tier="free")
     limits = {
         tier: [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] for tier in ("free", "pro", "all")
