@@ -23,8 +23,8 @@ class ConfigurationError(QuotaError):
     """A setting, an option or the deployment is wrong. `problem` says what, `hint` what to write instead."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
-        self.problem = problem
-        self.hint = hint.strip()
+        self.problem: str = problem
+        self.hint: str = hint.strip()
 
     def __str__(self) -> str:
         return f"{self.problem} {self.hint}".strip()

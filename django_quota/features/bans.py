@@ -135,7 +135,7 @@ def known_rule(given: RuleOrRate) -> Rule:
         found = known.get(given) if isinstance(given, str) else None
         if isinstance(found, Rule):  # the name of a rule on a view
             return found
-        if error.position is not None or not isinstance(given, str):  # it is almost a rate
+        if error.position or not isinstance(given, str):  # it is almost a rate
             raise
         raise RuleError(
             f"{given!r} is no rate, and no rule of the settings or the views.{did_you_mean(given, known)} For a rule "

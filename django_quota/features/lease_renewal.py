@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ from django_quota.core.forks import register_fork_aware
 
 if TYPE_CHECKING:
     from django_quota.features.leases import Lease
+
+
+logger = logging.getLogger("django_quota")
 
 
 class Renewer:
@@ -57,8 +60,12 @@ class Renewer:
                     self._changed.wait(wait)
                     continue
                 self._due[lease] = (elapsed() + interval, interval, context)
-            with suppress(StoreUnavailable):  # the next round tries again
+            try:
                 context.run(run_sync, lease.keeping())
+            except StoreUnavailable:  # the next round tries again
+                pass
+            except Exception:  # the thread renews the other leases, too
+                logger.exception("A lease could not be renewed; the next round tries again.")
             del lease
 
 

@@ -186,9 +186,9 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     return found
 
 
-def _is_postgresql(alias: str) -> bool:
+def _is_postgresql(alias: str | None) -> bool:
     with suppress(ConfigurationError):  # `_check_store` reports it
-        return vendor_of(alias) == "postgresql"
+        return alias is not None and vendor_of(alias) == "postgresql"
     return False
 
 
