@@ -132,6 +132,10 @@ class TestTheStoreIsAskedForEach:
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("subject", [SUBJECT, "x" * 300, "é" * 150, f"{SUBJECT}+path:/{'x' * 300}"])
 def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, asked: list[int]) -> None:
+    def reset_and_clear() -> None:
+        reset("1/m", subject)
+        clear()
+
     acts: list[tuple[str, Callable[[], object]]] = [
         ("1/m", lambda: reset("1/m", subject)),
         ("1/m", lambda: asyncio.run(areset("1/m", subject))),
@@ -139,7 +143,7 @@ def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, aske
         ("1/m", lambda: asyncio.run(arefund("1/m", subject))),
         ("1/m", lambda: reset_subject(subject, ["1/m"])),
         ("1/m", lambda: reset_subject(check("1/m", subject, cache_refusals=60).subject, ["1/m"])),
-        ("1/m", lambda: (reset("1/m", subject), clear())),
+        ("1/m", reset_and_clear),
         ("held", lambda: held.settle(0)),
     ]
     with freeze(NOON):

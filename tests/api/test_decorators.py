@@ -86,7 +86,8 @@ class TestKindsOfViews:
         async def acost(request: HttpRequest) -> int:
             return 1
 
-        for cost in [1, acost] if cls is Async and way != "as_view" else [1]:
+        costs: list[Any] = [1, acost] if cls is Async and way != "as_view" else [1]
+        for cost in costs:
             view = WAYS[way](cls, quota("2/m", cost=cost, name=f"{way}-{cost}"))
             assert statuses(view) == [200, 200, 429]
             assert "RateLimit" in run(view).headers

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.usefixtures("memory_store")
 
 def force(rule: str | Rule, cost: int = 1, kind: str = "sync", **options: Any) -> Decision:
     found: Any = (check if kind == "sync" else acheck)(rule, SUBJECT, cost, force=True, **options)
-    return found if kind == "sync" else asyncio.run(found)
+    decision: Decision = found if kind == "sync" else asyncio.run(found)
+    return decision
 
 
 def counted(rule: str) -> Count | None:

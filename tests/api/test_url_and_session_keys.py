@@ -133,7 +133,8 @@ class TestSessions:
         unknown = [db.SessionStore(key) for key in ("short", UNKNOWN, over.session_key)]
         cookies = signed_cookies.SessionStore(saved(signed_cookies))
         Session.objects.exclude(pk=over.session_key).delete()
-        for session in (flushed, db.SessionStore(), *unknown, cookies, {}, None):
+        sessions: list[Any] = [flushed, db.SessionStore(), *unknown, cookies, {}, None]
+        for session in sessions:
             assert subject_of("session", with_session(session)) == IP
             assert session is flushed or not getattr(session, "modified", False)
         assert subject_of("session", request()) == IP

@@ -112,8 +112,8 @@ def attempt(password: str = "guess", name: str = "ann", address: str = HOME, log
 
 @pytest.fixture(params=["sync", "async"])
 def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
-    def log_in(*args: str, **given: str) -> str:
-        return attempt(*args, **given, log_in=async_to_sync(aauthenticate))
+    def log_in(*args: str, **given: Any) -> str:
+        return attempt(*args, **{**given, "log_in": async_to_sync(aauthenticate)})
 
     return attempt if request.param == "sync" else log_in
 

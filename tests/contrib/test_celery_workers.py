@@ -30,7 +30,12 @@ SECOND = 1_000_000
 @pytest.fixture
 def no_app_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app of a test is not that of the next one, nor does it get the tasks of that."""
-    fresh = {"default_app": None, "_tls.current_app": None, "_on_app_finalizers": set(), "_apps": WeakSet[Any]()}
+    fresh: dict[str, Any] = {
+        "default_app": None,
+        "_tls.current_app": None,
+        "_on_app_finalizers": set(),
+        "_apps": WeakSet[Any](),
+    }
     for name, value in fresh.items():
         monkeypatch.setattr(f"celery._state.{name}", value)
 

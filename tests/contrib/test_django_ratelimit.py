@@ -225,7 +225,7 @@ def test_without_the_store_limits_close_unless_the_site_says_otherwise_or_turns_
     limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "5/m"}
     with no_answer():
         assert limited_of(soft(), 1) == [True]
-        unknown = {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
+        unknown: Any = {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
         assert get_usage(get(), **limit, increment=True) == unknown
         assert get_usage(get(), **limit) == {**unknown, "limit": 5, "should_limit": False}
         settings.RATELIMIT_FAIL_OPEN = True

@@ -665,7 +665,9 @@ class TestBodiesAndCosts:
         assert [post("own", {"phone": "1"}).status_code for _ in range(2)] == [403, 403]
 
     def test_a_view_and_an_action_take_their_cost_once_of_the_rules_that_they_name(self, settings: Any) -> None:
-        costly = type("Costly", (Things,), {"quota_rules": ("budget",), "quota_cost": 5, "throttle_scope": "scope"})
+        costly: Any = type(
+            "Costly", (Things,), {"quota_rules": ("budget",), "quota_cost": 5, "throttle_scope": "scope"}
+        )
         rules = {name: {"rate": f"{rate}/m", "key": "user"} for name, rate in (("budget", 100), ("scope", 70))}
         with_rules(settings, **rules)
         called(costly.as_view({"get": "list"}))

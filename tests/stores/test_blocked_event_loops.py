@@ -80,10 +80,14 @@ def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Red
 
     async def read() -> list[Any]:
         pool, taken = await connected_pool(redis_server, 0.02, 3)
+
+        def is_under_way(wanted: Any) -> bool:
+            return wanted in pool._busy if wanted else not pool._is_watching
+
         calls = []
         for connection in (*reversed(taken[1:]), None):
             calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
-            await until(lambda wanted=connection: wanted in pool._busy if wanted else not pool._is_watching)
+            await until(lambda wanted=connection: is_under_way(wanted))  # type: ignore[misc]
         calls[2:] = [asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60)))]
         found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
         assert not any(connection.is_connected for connection in taken)

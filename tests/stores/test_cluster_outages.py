@@ -227,8 +227,10 @@ def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
     monkeypatch.setattr(RedisTimeoutError, "__init__", noted)
 
     async def ask_eight() -> list[Any]:
-        asked = [acheck if kind == "async" else partial(asyncio.to_thread, check)] * 8
-        return await asyncio.gather(*(each("900/m", SUBJECTS[0]) for each in asked))
+        def ask() -> Any:
+            return acheck("900/m", SUBJECTS[0]) if kind == "async" else asyncio.to_thread(check, "900/m", SUBJECTS[0])
+
+        return await asyncio.gather(*(ask() for _ in range(8)))
 
     send(signal.SIGSTOP, *own.servers)
     found = asyncio.run(ask_eight())  # the event loop knows no server yet

@@ -277,8 +277,8 @@ def _command(name: str) -> str:
         if option not in SHARED or not text.startswith(SHARED[option]):
             actions.setdefault((option, text), []).append(words.strip())
     rows = []
-    for (option, text), words in actions.items():
-        taken_by = ", ".join(f"`{action}`" for action in words if action)
+    for (option, text), taking in actions.items():
+        taken_by = ", ".join(f"`{action}`" for action in taking if action)
         rows.append(" ".join(filter(None, ["*", taken_by, f"`{option}`:", re.sub(r"(--[a-z-]+)", r"`\1`", text)])))
     return "\n".join(rows)
 
