@@ -59,7 +59,12 @@ def broken_promises(mode: str, states: list[Any], clock: Clock, calls: list[Call
 
 def failed_calls(mode: str, calls: list[Call] = CALLS) -> dict[str, str]:
     """Make every call; return what is wrong."""
-    found = {call.name: call_problem(call, do(call, mode, call.before())) for call in calls}
+    found: dict[str, str] = {}
+    for call in calls:
+        try:
+            found[call.name] = call_problem(call, do(call, mode, call.before()))
+        except StoreUnavailable as error:  # of what is done before the call
+            found[call.name] = repr(error)
     return {name: wrong for name, wrong in found.items() if wrong}
 
 

@@ -63,13 +63,14 @@ def refused(*sentinel_ports: int, **options: Any) -> list[str]:
 
 
 GUARD = "geheim<redis. - &'"
+SOON = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
         ({}, "the last by AuthenticationError"), ({"password": f"x{GUARD}"}, "the last by AuthenticationError"),
-        ({"password": GUARD, "ssl": True, "socket_timeout": 0.5}, "the last by TimeoutError"),
+        ({"password": GUARD, "ssl": True, **SOON}, "the last by TimeoutError"),
         ({"password": GUARD}, "that is up"),
     ],
     ids=["no password", "wrong password", "no TLS", "unknown name"],
