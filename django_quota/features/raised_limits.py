@@ -100,17 +100,13 @@ def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, 
             f"The override of {held.subject} says {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
             "Clear that override first.",
         )
-    if not rule.limits:
+    holding = rule if held is None else rule_under(rule, held)
+    if not holding.limits:
         raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
-    rates = f"+{by}"
-    if held is not None:
-        before = parse_override_rates(held.rates)
-        rates = f"+{before + by}" if isinstance(before, int) else _text_of(rule_under(rule, held).under(rates))
-    longest = max(rule.under(rates).limits, key=lambda limit: limit.rate.period)
+    raised = holding.under(f"+{by}")
+    before = 0 if held is None else parse_override_rates(held.rates)
+    rates = f"+{before + by}" if isinstance(before, int) else "; ".join(map(str, raised.rates))
+    longest = max(raised.limits, key=lambda limit: limit.rate.period)
     if longest.algorithm.timeless:
         return rates, now + longest.rate.period
     return rates, longest.parameters(now).b
-
-
-def _text_of(rule: Rule) -> str:
-    return "; ".join(map(str, rule.rates))

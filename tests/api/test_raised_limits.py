@@ -203,3 +203,9 @@ def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
 def test_units_of_an_override_are_a_whole_number(rate: str) -> None:
     with pytest.raises(RateError, match="it adds no whole number of units from 1 to 1,000,000,000,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
+
+
+def test_the_rate_that_an_override_gives_a_rule_without_one_is_raised() -> None:
+    QuotaOverride.objects.create(subject="org:7", rule="free", rate="100/day")
+    raise_limit("org:7", "free", 50)
+    assert (row(rule="free").rate, left(rule="free")) == ("150/d", 150)
