@@ -61,9 +61,8 @@ class Setting(Generic[T]):
             shown = f"a wrong {type(value).__name__}" if is_secret else repr(value)
             raise ConfigurationError(f'QUOTA["{name}"] is {shown}.', hint)
         del value  # error pages show local names
-        found = ours.__dict__[self._name] = read(
-            ours, ours.given.get(name, default)
-        )  # Python finds it there from now on
+        found = read(ours, ours.given.get(name, default))
+        ours.__dict__[self._name] = found  # Python looks there first from now on
         return cast("T", found)
 
 

@@ -10,12 +10,11 @@ from django.utils.translation import gettext as _
 
 from django_quota.admin.wording import state_of
 from django_quota.core import clock
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import RuleError
 from django_quota.core.overrides import Override
 from django_quota.core.rates import MAX_COUNT, Rate
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import rule_under
-from django_quota.features.usage import last_tiers
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -57,34 +56,29 @@ class Times(NamedTuple):
         return f"{self.factor} {self.tier}".strip()
 
 
-def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule]) -> list[str]:
-    """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several."""
+def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule], last: Mapping[str, str]) -> list[str]:
+    """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several.
+
+    `last`: the tiers that the subject had last, by rule.
+    """
     (given, *others) = rules.values() or [None]
-    tiers = (
-        list(possible_tiers(given, subject, _last_tiers(subject, rules)))
-        if isinstance(given, Rule) and not others
-        else []
-    )
+    tiers = list(possible_tiers(given, subject, last)) if isinstance(given, Rule) and not others else []
     return tiers if len(tiers) > 1 else []
 
 
-def _last_tiers(subject: str, rules: Mapping[str, NamedRule]) -> dict[str, str]:
-    """Return the tiers that a subject had last; none if no rule has a `tier` function, or the store does not answer."""
-    asks_tier = any(isinstance(given, Rule) and given.tier is not None for given in rules.values())
-    try:
-        return last_tiers(subject) if asks_tier else {}
-    except StoreUnavailable:
-        return {}
-
-
-def raisings(subject: str, rules: Mapping[str, NamedRule], times: Times, expires: datetime | None) -> list[Raising]:
-    """Return what each rule would be raised to.
+def raisings(
+    subject: str,
+    rules: Mapping[str, NamedRule],
+    last: Mapping[str, str],
+    times: Times,
+    expires: datetime | None,
+) -> list[Raising]:
+    """Return what each rule would be raised to; `last`: the tiers that the subject had last, by rule.
 
     A rule is not raised if that could lower a limit, or lose an override that the subject has.
     """
     overrides.refresh()
     rows = {row.rule: row for row in QuotaOverride.objects.using(write_database()).filter(subject=subject)}
-    last = _last_tiers(subject, rules)
     found = []
     for rule_name, given in rules.items():
         rates = problem = ""

@@ -23,6 +23,7 @@ from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans import lift_bans
 from django_quota.features.logins import with_addresses
+from django_quota.features.usage import last_tiers
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import NamedRule
@@ -185,7 +186,11 @@ class Raise(OverrideAction):
     def form_for(self, data: Any = None) -> forms.Form:
         form = super().form_for(data)
         factor: Any = form.fields["factor"]
-        times = [Times(number, tier) for tier in [*tiers_to_raise(self.subject, self.rules), ""] for number in FACTORS]
+        times = [
+            Times(number, tier)
+            for tier in [*tiers_to_raise(self.subject, self.rules, self.last), ""]
+            for number in FACTORS
+        ]
         factor.choices = [
             (str(each), f"{each.factor}x {each.tier}".strip() + f": {_raised(self.raised(each))}") for each in times
         ]
@@ -196,9 +201,14 @@ class Raise(OverrideAction):
         """The rules that may limit the subject."""
         return rules_of(self.subject, self.rule)
 
+    @cached_property
+    def last(self) -> dict[str, str]:
+        """The tiers that the subject had last, by rule."""
+        return last_tiers(self.subject, self.rules.values())
+
     def raised(self, times: Times) -> list[Raising]:
         """Return what each rule is raised to for a day."""
-        return raisings(self.subject, self.rules, times, timezone.now() + SPANS["1d"])
+        return raisings(self.subject, self.rules, self.last, times, timezone.now() + SPANS["1d"])
 
     def warning(self, whose: str) -> str:
         return f"{super().warning(whose)} {_not_raised(self.raised(Times(FACTORS[0])))}".strip()
@@ -206,7 +216,7 @@ class Raise(OverrideAction):
     def do(self, given: Mapping[str, Any], user: Any) -> str:
         """Save a row for each rule that can be raised, and return which were and which were not."""
         expires = _ends(given)
-        found = raisings(self.subject, self.rules, given["factor"], expires)
+        found = raisings(self.subject, self.rules, self.last, given["factor"], expires)
         rates = {each.rule: each.rates for each in found if each.rates}
         if not rates:
             raise ValidationError(_not_raised(found) or _("No rule can be raised."))

@@ -19,8 +19,9 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.clock import DAY, frozen_now
 from django_quota.core.days import day_of
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read
+from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import TOKEN_FIELD, ReadDays
@@ -228,18 +229,25 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     return _summed(_counted(moved(days)), found)
 
 
-def last_tiers(subject: Any) -> dict[str, str]:
+def last_tiers(subject: Any, rules: Iterable[object]) -> dict[str, str]:
     """Return, by rule, the tier that a subject had at its last check of a rule with a `tier` function.
 
-    Only subjects whose checks are counted by day have any. Raises `RuleError` for a wrong subject, and
-    `StoreUnavailable`. Without a database, it returns what the store knows.
+    Only subjects whose checks are counted by day have any. Nothing is asked if none of these rules has such a function.
+    While the store does not answer, it returns none; without a database, what the store knows. Raises `RuleError` for
+    a wrong subject.
     """
+    if not any(isinstance(rule, Rule) and rule.tier is not None for rule in rules):
+        return {}
     from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
 
     days = recent_days(subject)
+    try:
+        counted = waiting(days)  # before the rows: a roll-up may move it to them meanwhile
+    except StoreUnavailable:
+        return {}
     rows = DailyCounter.objects.filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
     found = [(RowKey.of(row), row.tier) for row in _readable(rows)]
-    found += [each for day in waiting(days) for each in day.tiers.items()]
+    found += [each for day in counted for each in day.tiers.items()]
     found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays behind the row
     return {place.rule: tier for place, tier in found}
 

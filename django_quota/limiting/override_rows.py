@@ -35,18 +35,11 @@ def write_database() -> str:
     return router.db_for_write(QuotaOverride)
 
 
-def set_override(subject: str, rule: str, values: Mapping[str, Any], *, may_replace: bool = True) -> QuotaOverride:
-    """Save the override of a subject and a rule; it replaces an earlier one.
-
-    `may_replace`: if False, an earlier override stays, and `IntegrityError` is raised. Raises
-    `ValidationError` for a wrong value.
-    """
+def set_override(subject: str, rule: str, values: Mapping[str, Any]) -> QuotaOverride:
+    """Save the override of a subject and a rule; it replaces an earlier one. Raises `ValidationError`."""
     database = write_database()
     row = QuotaOverride(subject=subject, rule=rule, **values)
     row.full_clean(validate_unique=False, validate_constraints=False)  # `clean` checks the values
-    if not may_replace:
-        row.save(using=database, force_insert=True)
-        return row
     rows = QuotaOverride.objects.using(database)
     with transaction.atomic(using=database):
         next_change(database)  # first: SQLite refuses a transaction that reads, and writes after others have written

@@ -383,15 +383,14 @@ _Question = tuple[str, str, Rule | list[Rule]]
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
     """Add the limits of these rules, or why they cannot be read."""
-    asks_tier = any(isinstance(given, Rule) and given.tier is not None for given in rules.values())
-    snapshot.tiers = last = last_tiers(snapshot.subject) if asks_tier else {}
+    snapshot.tiers = last_tiers(snapshot.subject, rules.values())
     plain: list[_Question] = []
     by_tier: list[list[_Question]] = []
     for name, given in rules.items():
         if isinstance(given, str):
             snapshot.unread[name] = given
         elif isinstance(given, Rule) and given.tiers:
-            tiers = possible_tiers(given, snapshot.subject, last).items()
+            tiers = possible_tiers(given, snapshot.subject, snapshot.tiers).items()
             by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])
         elif isinstance(given, list) or _is_readable(snapshot, given):
             plain.append((name, "", given))

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.urls import path
 
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.plans import Asked
@@ -54,9 +54,10 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
     if request is None:
         subject = subject_of(request_or_subject, "limits_of()")
         rules = _rules_for(subject, tier)
-        tiers = {rule.name: tier for rule in rules if tier is not None}
-        if tier is None and any(rule.tier and rule.tiers for rule in rules):
-            tiers = yield IOCall(_last_tiers, sync_to_async(_last_tiers), subject)
+        if tier is None:
+            tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), subject, rules)
+        else:
+            tiers = {rule.name: tier for rule in rules}
         return (yield from _peek_flow(_asked_of(rules, subject, tiers)))
     return (yield from request_limits_flow(rules_of_request(request), request))
 
@@ -81,14 +82,6 @@ def _rules_for(subject: str, tier: str | None) -> list[Rule]:
     if tier is not None and not any(tier in rule.tiers for rule in known):
         raise RuleError(f"No rule has a tier {tier!r}.", "Name one of the tiers of a rule, or leave out tier=.")
     return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
-
-
-def _last_tiers(subject: str) -> dict[str, str]:
-    """Return the tiers that a subject had last, by rule; none while the store does not answer."""
-    try:
-        return last_tiers(subject)
-    except StoreUnavailable:  # then no limit can be read either
-        return {}
 
 
 def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> list[Asked]:

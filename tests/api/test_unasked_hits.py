@@ -200,4 +200,4 @@ def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
     reserve(PLANS, "user:3", 100, tier="all").cancel()
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
-    assert last_tiers("user:3") == {"plans": "all"}
+    assert last_tiers("user:3", [PLANS]) == {"plans": "all"}

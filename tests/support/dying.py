@@ -1,16 +1,9 @@
-"""Lets a roll-up die at a step: before or after a statement of the database, or a trip to Redis.
-
-`python -m tests.support.dying 7` rolls up in a process that kills itself at the eighth step.
-"""
+"""Lets a roll-up die at a step: before or after a statement of the database, or a trip to Redis."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
@@ -51,12 +44,3 @@ def dying(step: int, die: Callable[[], object] = raise_died) -> Iterator[None]:
 
     with patch.object(RedisStore, "try_all", around(RedisStore.try_all)), connection.execute_wrapper(execute):
         yield
-
-
-if __name__ == "__main__":
-    import django
-    from django.core.management import call_command
-
-    django.setup()
-    with dying(int(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
-        call_command("quota_rollup", stdout=StringIO())
