@@ -56,24 +56,24 @@ class Times(NamedTuple):
         return f"{self.factor} {self.tier}".strip()
 
 
-def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule], last: Mapping[str, str]) -> list[str]:
+def tiers_to_raise(subject: str, rules: Mapping[str, NamedRule], last_tiers: Mapping[str, str]) -> list[str]:
     """Return the tiers to choose from: those of a single rule that the subject may be in, if there are several.
 
-    `last`: the tiers that the subject had last, by rule.
+    `last_tiers`: the tiers that the subject had last, by rule.
     """
     (given, *others) = rules.values() or [None]
-    tiers = list(possible_tiers(given, subject, last)) if isinstance(given, Rule) and not others else []
+    tiers = list(possible_tiers(given, subject, last_tiers)) if isinstance(given, Rule) and not others else []
     return tiers if len(tiers) > 1 else []
 
 
 def raisings(
     subject: str,
     rules: Mapping[str, NamedRule],
-    last: Mapping[str, str],
+    last_tiers: Mapping[str, str],
     times: Times,
     expires: datetime | None,
 ) -> list[Raising]:
-    """Return what each rule would be raised to; `last`: the tiers that the subject had last, by rule.
+    """Return what each rule would be raised to; `last_tiers`: the tiers that the subject had last, by rule.
 
     A rule is not raised if that could lower a limit, or lose an override that the subject has.
     """
@@ -88,7 +88,7 @@ def raisings(
             problem = str(BY_REQUEST)
         else:
             in_force = overrides.table.find(subject, rule_name, clock.now())
-            tiers = possible_tiers(given, subject, last)
+            tiers = possible_tiers(given, subject, last_tiers)
             chosen = [tiers[times.tier]] if times.tier in tiers else tiers.values() or [given]
             rates, problem = _raised(given, chosen, times.factor, in_force)
             problem = problem or _loss(rows.get(rule_name), expires)

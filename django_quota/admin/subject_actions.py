@@ -188,7 +188,7 @@ class Raise(OverrideAction):
         factor: Any = form.fields["factor"]
         times = [
             Times(number, tier)
-            for tier in [*tiers_to_raise(self.subject, self.rules, self.last), ""]
+            for tier in [*tiers_to_raise(self.subject, self.rules, self.last_tiers), ""]
             for number in FACTORS
         ]
         factor.choices = [
@@ -202,13 +202,13 @@ class Raise(OverrideAction):
         return rules_of(self.subject, self.rule)
 
     @cached_property
-    def last(self) -> dict[str, str]:
+    def last_tiers(self) -> dict[str, str]:
         """The tiers that the subject had last, by rule."""
         return last_tiers(self.subject, self.rules.values())
 
     def raised(self, times: Times) -> list[Raising]:
         """Return what each rule is raised to for a day."""
-        return raisings(self.subject, self.rules, self.last, times, timezone.now() + SPANS["1d"])
+        return raisings(self.subject, self.rules, self.last_tiers, times, timezone.now() + SPANS["1d"])
 
     def warning(self, whose: str) -> str:
         return f"{super().warning(whose)} {_not_raised(self.raised(Times(FACTORS[0])))}".strip()
@@ -216,7 +216,7 @@ class Raise(OverrideAction):
     def do(self, given: Mapping[str, Any], user: Any) -> str:
         """Save a row for each rule that can be raised, and return which were and which were not."""
         expires = _ends(given)
-        found = raisings(self.subject, self.rules, self.last, given["factor"], expires)
+        found = raisings(self.subject, self.rules, self.last_tiers, given["factor"], expires)
         rates = {each.rule: each.rates for each in found if each.rates}
         if not rates:
             raise ValidationError(_not_raised(found) or _("No rule can be raised."))

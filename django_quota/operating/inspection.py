@@ -359,14 +359,14 @@ def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> Subj
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def possible_tiers(rule: Rule, subject: str, last: Mapping[str, str]) -> dict[str, Rule]:
+def possible_tiers(rule: Rule, subject: str, last_tiers: Mapping[str, str]) -> dict[str, Rule]:
     """Return the tiers of a rule that a subject may be in, or all tiers if that leaves none.
 
-    `last`: the tiers that the subject had last, by rule; see `last_tiers`. Without one, a user is not anonymous. With
+    `last_tiers`: the tiers that the subject had last, by rule. Without one, a user is not anonymous. With
     the key `"user"`, a subject that is not a user is not signed in. With another key, such as the address, the subject
     may be signed in.
     """
-    known = last.get(rule.name, "")
+    known = last_tiers.get(rule.name, "")
     if rule.tier is not None and known in rule.tiers:
         return {known: rule.tiers[known]}
     parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
