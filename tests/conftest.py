@@ -1,7 +1,5 @@
 """Fixtures: each real server at hand, started and stopped by the session, on a private socket."""
 
-from __future__ import annotations
-
 import contextvars
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Fixtures of the admin's tests."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_quota.operating import lookup

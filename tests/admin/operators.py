@@ -1,7 +1,5 @@
 """Test clients of staff users, logged in, with only the given permissions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.apps import apps

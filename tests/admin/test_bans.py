@@ -1,7 +1,5 @@
 """The page of bans: it lists, finds and lifts the bans of all subjects, and shows those that began lately."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """Charts: each day has its place, marks are as high or dark as their counts, and the SVG is fit for everybody."""
 
-from __future__ import annotations
-
 import calendar
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Daily counters in the admin: the list, its search and filters, and the CSV export."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """No input makes an admin page fail with a server error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Overrides in the admin: the list, its filters and search, the form and its preview, and bulk actions."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The overview: it shows what the store counts, with few round trips and queries, to those with the permission."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Every admin page refuses staff who have all permissions of the app but the one that it needs."""
 
-from __future__ import annotations
-
 import pytest
 from django.contrib.auth.models import Permission
 from django.test import Client

@@ -3,8 +3,6 @@
 The tests count the instructions of SQLite's virtual machine instead of time.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

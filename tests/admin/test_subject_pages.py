@@ -1,7 +1,5 @@
 """The admin page of a subject: search, figures, and actions that hold at once."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The usage page: it counts each check once, and works for any subject."""
 
-from __future__ import annotations
-
 import csv
 import io
 from datetime import UTC, date, datetime

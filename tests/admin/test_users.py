@@ -1,7 +1,5 @@
 """The links from the admin page of a user to limits and usage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The functions for integrations: they decide and answer as the decorators and the middleware do."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`ban`, `unban` and `reset_subject`: what your code sets is like what the limiter sets, and is lifted like that."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

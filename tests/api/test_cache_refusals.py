@@ -1,7 +1,5 @@
 """`cache_refusals`: a process repeats a refusal from memory. It stays true, and it is counted like any other."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Responses that Django's cache shows to others: nobody sees the RateLimit headers of another visitor."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tasks that are cancelled, once or on and on, wherever they are: they keep no slot, and hold up nobody."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -3,8 +3,6 @@
 The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_any_redis.py.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from pathlib import Path

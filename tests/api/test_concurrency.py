@@ -1,7 +1,5 @@
 """`@concurrency` on views, and `at_once` in `RULES`: never more requests than the limit, and each slot is released."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator

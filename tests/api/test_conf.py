@@ -1,7 +1,5 @@
 """The settings, live and typed, and the client's address, which they steer."""
 
-from __future__ import annotations
-
 from ipaddress import ip_network
 from traceback import walk_tb
 from typing import Any

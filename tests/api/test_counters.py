@@ -3,8 +3,6 @@
 That every store does the same, and that racing takers take what there is, is in tests/core/test_counter_properties.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Counters as entries of check_all, peek_all and reserve_all: limits and credits, all or nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

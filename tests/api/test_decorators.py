@@ -1,7 +1,5 @@
 """`@quota` on every kind of view: who shares a limit, what is one call, what stands in between."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace

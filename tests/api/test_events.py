@@ -1,7 +1,5 @@
 """The event stream: read, followed, and handed to the readers of a group: at least once, and as it is."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Mistakes of newcomers: each raises an error with the place and what to write instead."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

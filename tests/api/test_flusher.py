@@ -1,7 +1,5 @@
 """The flusher: one thread that does its jobs while the process is busy, even if one of them fails."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue

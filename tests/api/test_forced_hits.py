@@ -1,7 +1,5 @@
 """A forced hit counts whether or not there is room: for work that is done already."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules by a field of a form: its body is read when the other rules have allowed, and all of them stay one decision."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

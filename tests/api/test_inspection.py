@@ -1,7 +1,5 @@
 """What is known of a subject: read by name in a few trips, alike on both stores, and reset rule by rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

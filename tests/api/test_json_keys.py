@@ -1,7 +1,5 @@
 """Rules by a field of a JSON body: which values count, when the body is read, and which bodies are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

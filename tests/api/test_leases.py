@@ -4,8 +4,6 @@ What the store does with a lease is a property in tests/core/test_lease_properti
 test_cancelled_callers.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import random

@@ -3,8 +3,6 @@
 What each algorithm admits, and when, is in tests/core; what happens while Redis does not answer, in test_outages.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

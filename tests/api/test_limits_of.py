@@ -1,7 +1,5 @@
 """`limits_of`: all limits of a request or a subject, in one trip, without a hit."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

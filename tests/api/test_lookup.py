@@ -1,7 +1,5 @@
 """Finding users, subjects and rules by typed text, with hints about what is probably meant."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Metrics: exact over threads and processes, sent by the flusher and at exit, and bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

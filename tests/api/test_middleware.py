@@ -1,7 +1,5 @@
 """The edge around a view: the middleware, what a rule's options do to a request, and Redis being gone."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The tables: what a row may say, and what the database itself refuses."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO

@@ -1,7 +1,5 @@
 """What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """An outage is reported once at its start and once at its end; a key of the wrong type is no outage."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """While Redis does not answer, no call waits long and one log line says so; afterwards everything works by itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The copy of the overrides that each process decides by: how new it is, and what it survives."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

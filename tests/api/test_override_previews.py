@@ -1,7 +1,5 @@
 """Previews of overrides show what will apply, and change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

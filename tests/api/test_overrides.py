@@ -1,7 +1,5 @@
 """What an override does: for a subject, a network, a kind or everybody, on every store and at every edge."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The caller's own limits: the page of `django_quota.urls`, and `{% quota_limits %}`."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The 429 page: what it says, that it leaks nothing, and that it works under a strict Content-Security-Policy."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -3,8 +3,6 @@
 mypy checks this file and reports an ignore comment that is not needed, so each comment proves that mypy finds the typo.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """`raise_limit` adds units to what a subject has left of the running period."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """What is said of every kind of refusal, side by side: to the visitor, by the decision, and in the log."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

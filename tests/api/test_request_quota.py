@@ -1,7 +1,5 @@
 """What a refusal that is raised inside a view does to the view's transaction, and what a view may return."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

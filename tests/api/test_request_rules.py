@@ -1,7 +1,5 @@
 """Rules that wait for a view which finds the user itself, as frameworks with tokens do."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

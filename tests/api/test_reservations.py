@@ -3,8 +3,6 @@
 What each algorithm gives back, and that settling never mints, is in tests/core/test_adjust.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from datetime import date

@@ -3,8 +3,6 @@
 The headers are read by an independent parser of RFC 9651. The page is in test_page.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

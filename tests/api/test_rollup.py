@@ -1,7 +1,5 @@
 """Usage is exact: the roll-up moves each count once, however often it is run, stopped or killed, by however many."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """`settle` and `count_when`: what a request took is settled by its response, with and without the middleware."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

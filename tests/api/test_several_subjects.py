@@ -1,7 +1,5 @@
 """Several rules, subjects and costs in one call: all of them count, or none."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`share=`: kinds of requests that may fill only a part of a limit, so that others find room."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Configured rules with a `match`: found by path, view and host, and decided together with those of the view."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections.abc import Callable

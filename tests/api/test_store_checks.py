@@ -1,7 +1,5 @@
 """System checks of the cache alias and its options, and those of `check --deploy`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hold.stream`: a reservation is settled when its stream is over, however it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Who is limited: keys, secrets, users, addresses."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import enum

@@ -1,7 +1,5 @@
 """The sweep drops what has expired, keeps everything else, and no call takes long."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

@@ -1,7 +1,5 @@
 """`django_quota.testing` in the tests of sites: a clock that you set, and counts from zero on, whatever changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

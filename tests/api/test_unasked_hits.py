@@ -3,8 +3,6 @@
 `test_cache_refusals` has the same for refusals from memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

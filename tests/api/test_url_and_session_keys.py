@@ -1,7 +1,5 @@
 """Rules by an argument of the URL, and by the session."""
 
-from __future__ import annotations
-
 import asyncio
 from http.cookies import SimpleCookie
 from types import SimpleNamespace

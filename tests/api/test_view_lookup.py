@@ -1,7 +1,5 @@
 """Which limited views the URLs lead to: the names of their rules are those that a request meets, and none is shared."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """How many processes share the limits: learned while Redis answers, used when it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 `python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/comparison.md shows two of its tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

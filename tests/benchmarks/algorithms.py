@@ -4,8 +4,6 @@ The hits are decided by the executable specification, which the memory store run
 does. docs/rules.md shows them, and a test compares both with the code.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Who is right: what each limiter admits when requests race, and in the worst window."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

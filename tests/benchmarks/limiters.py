@@ -1,7 +1,5 @@
 """What is measured: ours, the baseline, and each other limiter by its own documented means on the same server."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """What `check()` takes on PostgreSQL beside Redis, each in a process of its own: the wait, and trips to the server."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

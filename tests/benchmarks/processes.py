@@ -1,7 +1,5 @@
 """What is measured in processes of its own: servers, spinners and imports."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the bench prints, and writes into docs/: tables and goals. All of it comes from the figures as JSON."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence

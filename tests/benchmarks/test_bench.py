@@ -1,7 +1,5 @@
 """A tiny bench runs, so that `make bench` does not rot. No figure of it is judged, but for what is no time."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 `python -m tests.chaos [--scene NAME] [--seconds N] [--server PROGRAM] [--write]`, or `make chaos`.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import logging

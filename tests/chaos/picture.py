@@ -1,7 +1,5 @@
 """The picture of docs/reliability.md: what happened to requests over time, under each `on_unavailable`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The scenes: in which place the workers are, what is done to it, and what may be lost by that."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Redis servers that can be killed, stopped and started again on the same port; each ends with its block."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

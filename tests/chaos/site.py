@@ -1,7 +1,5 @@
 """The site that the workers run: its settings, and a rule for each `on_unavailable`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 No times are asserted: the machine may be busy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """The views of the workers' site, sync and async; and a bare one beside a limited one, to be timed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse

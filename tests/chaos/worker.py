@@ -5,8 +5,6 @@ second, prints "known" when it knows of the other worker, and "done". After the 
 and writes its account to FILE. FILE.told has each loss and return of Redis as it comes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`quota_bans` lists, sets and lifts bans."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`quota_override` lists, sets, imports and clears overrides."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Progress of long commands, on a terminal only, and signals that stop them."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

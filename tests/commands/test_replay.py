@@ -1,7 +1,5 @@
 """`quota_replay` says what rules would have refused of the requests in an access log."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

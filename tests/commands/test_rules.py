@@ -1,7 +1,5 @@
 """`quota_rules` shows which rules a request meets, in their order, and what they have left."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

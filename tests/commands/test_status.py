@@ -1,7 +1,5 @@
 """`quota_status` shows what is known of a subject, and `quota_reset` forgets it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

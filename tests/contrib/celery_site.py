@@ -1,7 +1,5 @@
 """The Celery app of the workers in tests: `celery -A tests.contrib.celery_site worker`. It notes in Redis what ran."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A hasher that counts, and a race of logins through it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@
 docs/logins.md shows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A site of websockets with Channels, for a server in a process of its own: CACHES comes from the environment."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

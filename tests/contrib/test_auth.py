@@ -1,7 +1,5 @@
 """Failed logins: the backend in front of Django's own, with the admin, forms, Django REST framework and JWT."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

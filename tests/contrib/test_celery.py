@@ -1,7 +1,5 @@
 """`contrib.celery`: a limit over all workers, on Celery's in-memory broker and with a clock that the tests set."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Three real Celery workers on a real Redis: one limit over all of them, also when one is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Limits on websockets: handshakes, messages and open sockets, for any ASGI application."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

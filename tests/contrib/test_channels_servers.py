@@ -1,7 +1,5 @@
 """Websockets of Channels on the servers that people run: uvicorn and daphne, each a process of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The drop-in for django-ratelimit: what it does better. `test_their_tests.py` runs its own tests."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast

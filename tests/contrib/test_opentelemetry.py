@@ -1,7 +1,5 @@
 """Metrics and events of traces for OpenTelemetry."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Metrics for Prometheus: running totals of all processes, read when they are asked for."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The throttles for Django REST framework: who is limited, in how many calls, and how a refusal is answered."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime

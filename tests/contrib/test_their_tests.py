@@ -1,7 +1,5 @@
 """The tests of Django REST framework and of django-ratelimit pass with our drop-ins. pip fetches their sources."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

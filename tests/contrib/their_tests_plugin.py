@@ -1,7 +1,5 @@
 """A pytest plugin for the tests of Django REST framework and django-ratelimit: what they test is replaced by ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

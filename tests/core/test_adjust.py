@@ -1,7 +1,5 @@
 """Adjust: a hit takes another cost after all, where it was counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

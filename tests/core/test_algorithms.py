@@ -1,7 +1,5 @@
 """What each algorithm promises one limit; on the executable specification, with time passed in."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import datetime, timedelta
 from typing import Any

@@ -4,8 +4,6 @@ What an arrival pattern gets is measured from outside, by adding up what was adm
 admitted hit; nothing of the algorithm's own counting is trusted.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, target
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The properties of counters: Lua and specification never differ, nothing is lost, and nothing goes below zero."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

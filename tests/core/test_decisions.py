@@ -1,7 +1,5 @@
 """The Decision: which limit binds, how two decisions are combined, and what they explain."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import replace

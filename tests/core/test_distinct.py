@@ -1,7 +1,5 @@
 """Rules that count different values, on the real Redis and in memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What happens around a decision: the events, and the counts of the day."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

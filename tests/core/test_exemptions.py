@@ -1,7 +1,5 @@
 """Exemptions from a rule: networks, staff, and functions of the request."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

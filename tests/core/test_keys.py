@@ -1,7 +1,5 @@
 """Key names: two subjects, rules or limits never share one, and what was written can be read."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 

@@ -1,7 +1,5 @@
 """The folders are the layers: imports go down, never up and never round."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The properties of leases: Lua and specification never differ, and never do more hold a slot than may."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """`match` and `exclude`: paths, views and hosts, each read strictly and compared in full."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Which override holds, compared with a search that reads like the promise; and what a look-up costs."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Rates and durations: which texts are read, and which errors the others get."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

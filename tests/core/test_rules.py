@@ -1,7 +1,5 @@
 """Rules are checked when they are made, so that a wrong one never reaches a request."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """A plan over several slots gets the same replies as over one slot, and leaves the same states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The Lua files: a head that lists what each takes, and the rules for all; scripts that no state machine runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

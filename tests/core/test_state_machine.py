@@ -3,8 +3,6 @@
 After every step: every key has a TTL, and a refused or peeked operation has changed nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What takes precedence over the limits: overrides and bans."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rates by tier: the request decides which rates of a rule apply, or the call names the tier."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -3,8 +3,6 @@
 A client that waits `retry_after` is admitted, and not a moment earlier, under bans too.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Checks of an open page: accessible names, contrast, and whether it fits its screen."""
 
-from __future__ import annotations
-
 from tests.e2e.browser import Browser
 from tests.e2e.chromium import Screen
 

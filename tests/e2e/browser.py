@@ -1,7 +1,5 @@
 """A browser on a site: sign in, open pages, press buttons, and wait for what the page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The console of each page is kept, with script errors, missing files and violations of the Content-Security-Policy.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

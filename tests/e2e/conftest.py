@@ -1,7 +1,5 @@
 """Fixtures: one browser and one site for all browser tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from http import HTTPStatus
 

@@ -3,8 +3,6 @@
 python -m tests.e2e.screenshots FOLDER [NAME ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from itertools import product

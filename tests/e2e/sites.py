@@ -1,7 +1,5 @@
 """The example site as `make serve` starts it, under ASGI or WSGI."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

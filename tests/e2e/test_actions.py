@@ -1,7 +1,5 @@
 """Actions on the subject page apply to the next request of a real client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 `make dist` builds into dist/ and runs these tests on that. Otherwise they build for themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """docs/going_live.md and docs/reliability.md work as shown: settings, logging, the page for monitoring, log lines."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

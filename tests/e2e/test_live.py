@@ -1,7 +1,5 @@
 """An open overview shows the refusals of other processes."""
 
-from __future__ import annotations
-
 import pytest
 
 from example_project.client import Visitor

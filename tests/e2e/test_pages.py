@@ -3,8 +3,6 @@
 The fixture `browser` fails a test when the console has an error or a violation of `default-src 'self'`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

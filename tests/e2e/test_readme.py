@@ -1,7 +1,5 @@
 """The pages of the documentation run as shown: settings, views, sessions, commands; links and names lead somewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The reference lists what the code has, no more and no less, with the defaults that the code has."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """What says which versions there are agrees: classifiers, nox, workflows, changelog."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from typing import Any

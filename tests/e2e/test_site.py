@@ -1,7 +1,5 @@
 """The pages of the example site in a browser: the front page and the refusal page."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.accessibility import accessibility_errors, overflow

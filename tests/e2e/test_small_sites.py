@@ -1,7 +1,5 @@
 """Sites without an app or a database: limits and the 429 page work, and commands name what is missing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The translations: whole, of the same placeholders as their sources, compiled, and in the package."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """docs/tutorial.md, followed to the letter in an empty folder: files, commands, requests, and what they print."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

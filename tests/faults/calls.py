@@ -1,7 +1,5 @@
 """Every public call that asks Redis, sync and async, and what it promises while Redis does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import date

@@ -1,7 +1,5 @@
 """A faulty server, of each version that this machine has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

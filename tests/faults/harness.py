@@ -1,7 +1,5 @@
 """What the tests of faults share: settings, a clock for the breaker, and all calls before, during and after a fault."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

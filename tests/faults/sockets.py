@@ -1,7 +1,5 @@
 """Servers that are no Redis, and a proxy that cuts connections at any byte."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

@@ -1,7 +1,5 @@
 """What is between us and Redis: a proxy without a server, sentinels, a parent process, a small pool."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

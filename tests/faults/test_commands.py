@@ -1,7 +1,5 @@
 """Commands end with status 1 and an error if Redis is gone, lacks a permission, or dies midway."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

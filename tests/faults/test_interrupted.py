@@ -1,7 +1,5 @@
 """Calls that end before their reply comes: cancelled, interrupted, or in a forked process."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

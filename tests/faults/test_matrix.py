@@ -1,7 +1,5 @@
 """Each fault of a real Redis with each public call: only our errors, and everything works afterwards."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A Redis that is out of memory now and then. The memory store repeats what Redis has done, for comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 from typing import Any

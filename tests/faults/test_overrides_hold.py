@@ -3,8 +3,6 @@
 The processes are real. No times are asserted, since the machine may be busy; `pytest -rP` shows them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A Redis that refuses writes still reads: refused, blocked and exempt subjects stay so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Failures that the matrix cannot make: of one key, of the pool, of a name, of a Cluster that is asked plainly."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers that are no Redis, and connections that break at any byte."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@
 django-axes and Flask-Limiter.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from tests.peers import report

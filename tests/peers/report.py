@@ -1,7 +1,5 @@
 """The tables of docs/comparison.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 All count in one Redis, with the defaults of each package. `visitors` and `outage` are called in processes of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The page that compares says what the other packages do, as they are installed."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 

@@ -3,8 +3,6 @@
 No step needs what another one has left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import re

@@ -1,7 +1,5 @@
 """One Redis is enough here: what is shown does not depend on its version."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

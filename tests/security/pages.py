@@ -3,8 +3,6 @@
 The walk fails at an argument that is not listed here: if you add a URL, add values for its arguments.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

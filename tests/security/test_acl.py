@@ -3,8 +3,6 @@
 On one server, in another database than 0, and on a Redis Cluster.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

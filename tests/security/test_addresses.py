@@ -1,7 +1,5 @@
 """Nobody chooses their own address, whatever headers they send: wherever it is learned, and under real servers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Every address of our admin, by the URL resolver: changes take a POST, its token and its permission; a look none."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

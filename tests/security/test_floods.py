@@ -1,7 +1,5 @@
 """A flood of new subjects: the memory of a process stays bounded, and nobody is admitted beyond a limit for it."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

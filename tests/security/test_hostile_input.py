@@ -1,7 +1,5 @@
 """What strangers send and operators mistype: a right answer or a clear error, never a traceback nor a shared bucket."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from io import StringIO

@@ -1,7 +1,5 @@
 """Names of any bytes: none breaks out of a page, a line of a terminal or a log, JSON, CSV, or a program's arguments."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

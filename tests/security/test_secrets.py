@@ -4,8 +4,6 @@ What a client sends in a header, a cookie or a field, what is told apart by valu
 password of Redis.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

@@ -1,7 +1,5 @@
 """Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The breaker: opens after failures in a row, lets one ask at a time, closes with the first answer."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

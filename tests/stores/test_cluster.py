@@ -1,7 +1,5 @@
 """The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

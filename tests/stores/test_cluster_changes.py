@@ -1,7 +1,5 @@
 """What happens to a Cluster while it is used and walked: slots that move, servers that die, new servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

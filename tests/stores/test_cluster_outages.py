@@ -1,7 +1,5 @@
 """While servers of a Cluster do not answer: one log line says so, few calls wait, and it works again by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The database store on SQLite and PostgreSQL: exact under races, on connections of its own, with our errors."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

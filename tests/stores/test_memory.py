@@ -1,7 +1,5 @@
 """The memory store: one lock, and expired keys that are dropped on the way."""
 
-from __future__ import annotations
-
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Plain commands use the settings of the alias, but never wait for ever, and do not ask a dead server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Redis store: one round trip, one reload, one set of errors; sync and async."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """What an error of redis-py, or of the server, means: which failure it is, and whether the server is there."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from hashlib import sha1

@@ -1,7 +1,5 @@
 """An alias that is configured for Sentinel: a real primary and a real sentinel, sync and async."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

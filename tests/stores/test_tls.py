@@ -1,7 +1,5 @@
 """Encrypted connections, with passwords: one server, behind Sentinel, and a Cluster; sync and async."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import re

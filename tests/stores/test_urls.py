@@ -1,7 +1,5 @@
 """URLs of a Redis: what a sign in a password does to them is found before somebody connects elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import quote
 

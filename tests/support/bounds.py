@@ -1,7 +1,5 @@
 """The published bound of each algorithm, and how to measure what was admitted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

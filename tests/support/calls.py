@@ -1,7 +1,5 @@
 """How the tests call a view: with a request of a known address, sync or async."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tasks that are cancelled where a test wants it: at an await, from there on, or while the store is asked."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress

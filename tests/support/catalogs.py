@@ -5,8 +5,6 @@ language: make its folder `django_quota/locale/<locale>/LC_MESSAGES` with an emp
 `Plural-Forms` header, and run it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """A Celery worker whose time a test chooses: it takes messages from Celery's in-memory broker and runs them at once."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A real Redis Cluster on private ports: primaries, and replicas of them, started and stopped by the tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

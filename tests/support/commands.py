@@ -1,7 +1,5 @@
 """Commands of `manage.py`: what they print as JSON, and in processes of their own with the settings of the tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What was counted in the store, and what this process knows that it has not counted there yet."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Any
 

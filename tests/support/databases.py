@@ -1,7 +1,5 @@
 """Databases for tests: SQLite in a file, and a private PostgreSQL, started and stopped by the session."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

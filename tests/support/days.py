@@ -1,7 +1,5 @@
 """Counts checks of a day in Redis, as the decision script does, and meets the roll-up at its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from datetime import date
 from typing import Any

@@ -1,7 +1,5 @@
 """Lets a roll-up die at a step: before or after a statement of the database, or a trip to Redis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What the system checks find in a configuration."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

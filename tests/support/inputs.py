@@ -4,8 +4,6 @@
 the same inputs, so nothing is refused for what another change did. Everywhere else they are new in each run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What is known of a subject, on any store, as `quota_status --json` and the preview of an override show it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

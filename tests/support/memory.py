@@ -1,7 +1,5 @@
 """What this process remembers by itself, beside the store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers that do not answer, and what the limiter reports about them."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """Overrides for tests that need no database: they are put into the copy of this process."""
 
-from __future__ import annotations
-
 from itertools import count
 
 from django_quota.core.overrides import Mode, Override

@@ -4,8 +4,6 @@
 would: tests/e2e/test_distributions.py does so where only the wheel is installed, with this file alone.
 """
 
-from __future__ import annotations
-
 import doctest
 import re
 import sys

@@ -1,7 +1,5 @@
 """Redis, the memory store, the database store and the specification: the same is done in all, and they never differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 They are below the ports that systems give to outgoing connections: from 32,768 on by default.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 from contextlib import ExitStack

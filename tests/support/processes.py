@@ -1,7 +1,5 @@
 """Real processes for tests: started by a fork, and never left over."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Random plans for property tests: rules of every kind, costs, values and gaps in time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -14,8 +14,6 @@ paragraph and the list right below it are made from the code. Both forms have th
 tests/e2e/test_reference.py compares the pages with the code, and finds what no page lists.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect

@@ -9,8 +9,6 @@ With `--all` everything runs on the first server of the machine, which is the Re
 `ON_EACH_SERVER` on the others too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A primary and a sentinel that watches it, and the alias of a site behind them."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import subprocess

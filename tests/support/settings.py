@@ -1,7 +1,5 @@
 """Django's settings for the tests. The Redis server is started by conftest.py, which fills in its address."""
 
-from __future__ import annotations
-
 SECRET_KEY = "only for tests, and long enough for HS256"
 USE_TZ = True
 TIME_ZONE = "UTC"

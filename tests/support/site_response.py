@@ -1,7 +1,5 @@
 """Functions for the setting RESPONSE, as a site may write them."""
 
-from __future__ import annotations
-
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_quota import Decision

@@ -1,7 +1,5 @@
 """Slots as the store has them: who waits here, what another process does, and a store that forgets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

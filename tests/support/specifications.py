@@ -1,7 +1,5 @@
 """The specifications of operations that run in Redis only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any

@@ -1,7 +1,5 @@
 """Building blocks for tests of algorithms and stores: steps, and replies with names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

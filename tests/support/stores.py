@@ -3,8 +3,6 @@
 Tests reach into the package's own modules by this module, so that a rename is one change.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 is a mistake that mypy must find: it reports the comment if it does not.
 """
 
-from __future__ import annotations
-
 from datetime import date, timedelta
 from typing import Any
 

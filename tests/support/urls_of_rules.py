@@ -1,7 +1,5 @@
 """Views with names and namespaces, limited and not, for rules with a `match`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
