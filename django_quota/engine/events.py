@@ -14,7 +14,7 @@ from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
 from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
-from django_quota.engine.operations import Operation, Script, States, drop_field, fields_of, script, set_field
+from django_quota.engine.operations import Operation, Script, States, fields_of, script, set_field
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""
@@ -105,10 +105,7 @@ def judge_near(
     told = told if stop > now else 0
     if lowers and told > highest:
         told = highest
-        if told:
-            set_field(states, hit.status_key, field, f"{stop} {told}", stop)
-        else:
-            drop_field(states, hit.status_key, field)
+        set_field(states, hit.status_key, field, f"{stop} {told}", stop)
     if not emits or share <= told:
         return []
     stop = now + min(max(context.verdicts[number].reset, SECOND), DAY)

@@ -49,8 +49,15 @@ local emits = ARGV[3] ~= '0'
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
 local refused, flags = nil, nil
 
+-- Says whether a limit has room for the cost, and what it has left.
+local function look(limit)
+  local allowed
+  allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
+  limit.refused = not allowed
+end
+
 -- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it is first
--- needed, and so is a table that is seldom used. The frame itself makes no other function than these two.
+-- needed, and so is a table that is seldom used. The frame itself makes three functions.
 local made, need = {}, nil
 
 local function make(name)
@@ -139,16 +146,12 @@ end
 for h = 1, #hits do
   local hit = hits[h]
   for i = 1, #hit do
-    local limit, allowed = hit[i], nil
-    allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
-    if hit.status then
-      limit.refused = not allowed
-      need('subject_status').shut_out(limit, hit.stop)
-      allowed = false
-    end
-    if not allowed then
+    local limit = hit[i]
+    look(limit)
+    if hit.status then need('subject_status').shut_out(limit, hit.stop) end
+    if limit.refused then
       refused = refused or {}
-      hit.refused, limit.refused, refused[hit.group] = true, true, true
+      hit.refused, refused[hit.group] = true, true
     end
   end
   if hit.status then need('flag')(hit, hit.status, hit.stop) end
@@ -167,14 +170,7 @@ if mode == 'check' then
       for i = 1, #hit do
         local limit = hit[i]
         limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
-        if warn > 0 then -- most hits reach no share, and need no such module
-          local capacity, threshold = limit.capacity, limit.capacity * warn
-          local used = capacity - limit.remaining
-          if used * 1000 >= threshold and (hit.shares or (used - hit.cost) * 1000 < threshold
-            and (threshold <= (capacity - 1) * 1000 or warn == 1000)) then
-            is_near = true
-          end
-        end
+        if warn > 0 then is_near = is_near or (limit.capacity - limit.remaining) * 1000 >= limit.capacity * warn end
       end
       if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier) end
       if is_near then need('near')(hit, hit.cost) end
@@ -185,15 +181,9 @@ end
 if mode == 'force' then need('force')(hits) end
 if mode == 'refund' or mode == 'adjust' then need('adjust').judge_near(hits) end
 
-local first = hits[1][1]
-local parts = {
-  struct.pack('<i8i8i8i8i8i8i8', now, refused and refused[0] and 0 or 1,
-    first.refused and 0 or 1, first.remaining, first.retry_after, first.reset, first.more),
-}
+local parts = { struct.pack('<i8i8', now, refused and refused[0] and 0 or 1) }
 for h = 1, #hits do
-  local hit = hits[h]
-  for i = h == 1 and 2 or 1, #hit do
-    local limit = hit[i]
+  for _, limit in ipairs(hits[h]) do
     parts[#parts + 1] = struct.pack('<i8i8i8i8i8',
       limit.refused and 0 or 1, limit.remaining, limit.retry_after, limit.reset, limit.more)
   end

@@ -5,14 +5,9 @@
 -- reply  a function; it replies nothing, and adds flags
 
 local function force_limit(hit, limit)
-  local algorithm = limit.algorithm
-  local remaining, retry_after, reset, more = algorithm.consume(limit, true)
-  if limit.refused then
-    local allowed
-    allowed, remaining, retry_after, reset, more = algorithm.peek(limit)
-    limit.refused = not allowed
-  end
-  limit.remaining, limit.retry_after, limit.reset, limit.more = remaining, retry_after, reset, more
+  local had_room = not limit.refused
+  limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit, true)
+  if not had_room then look(limit) end
   if hit.status then need('subject_status').shut_out(limit, hit.stop) end
 end
 

@@ -29,11 +29,7 @@ return function(hit, units, lowers)
   told = stop and tonumber(stop) > now and tonumber(told) or 0
   if lowers and told > highest then
     told = highest
-    if told == 0 then
-      redis.call('HDEL', hit.status_key, field)
-    else
-      redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(told))
-    end
+    redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(told))
   end
   if emits and share > told then
     local events, span = need('events'), math.min(math.max(limit.reset, SECOND), DAY)

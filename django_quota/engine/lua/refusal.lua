@@ -9,9 +9,7 @@ return function(hit)
     if limit.counted and limit.capacity > 0 and group_refused then
       limit.algorithm.consume(limit)
       -- A limit that a refused hit has filled refuses the next hit, too: the reply says for how long.
-      local allowed
-      allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
-      limit.refused = not allowed
+      look(limit)
     elseif limit.algorithm.follow_clock then
       limit.algorithm.follow_clock(limit)
     end

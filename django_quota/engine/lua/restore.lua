@@ -52,7 +52,7 @@ return {
       if first <= now then first = now + 1 end -- no entry that has expired
       local entries = redis.call('ZRANGEBYSCORE', limit.key, integer(first), '+inf', 'WITHSCORES')
       if not entries[1] or tonumber(entries[2]) > last then return end
-      local less, added, kept, removed = nil, {}, {}, {}
+      local less, added, ttl = nil, {}, redis.call('PTTL', limit.key)
       for at = 1, #entries, 2 do
         local total, cost = string.match(entries[at], '^(%d+):(%d+)$')
         total, cost = tonumber(total), tonumber(cost)
@@ -61,16 +61,14 @@ return {
           cost = cost - less
         end
         if cost > 0 then
-          local member = integer(total - less) .. ':' .. integer(cost)
-          added[#added + 1], added[#added + 2], kept[member] = entries[at + 1], member, true
+          added[#added + 1], added[#added + 2] = entries[at + 1], integer(total - less) .. ':' .. integer(cost)
         end
       end
-      for at = 1, #entries, 2 do
-        if not kept[entries[at]] then removed[#removed + 1] = entries[at] end
+      redis.call('ZREMRANGEBYSCORE', limit.key, integer(first), '+inf')
+      if added[1] then
+        redis.call('ZADD', limit.key, unpack(added))
+        redis.call('PEXPIRE', limit.key, ttl)
       end
-      -- Add before removing: an empty set is gone, and its TTL with it.
-      if added[1] then redis.call('ZADD', limit.key, unpack(added)) end
-      if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
       redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     end,
   },
