@@ -6,6 +6,7 @@ Tests reach into the package's own modules by this module, so that a rename is o
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
     }
 
 
+@cache
 def server_name(program: Path) -> str:
     words = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True).stdout
     return f"{words.partition(' ')[0]} {words.partition('v=')[2].partition(' ')[0]}"
