@@ -91,15 +91,16 @@ def test_nothing_breaks_out_of_any_page_and_no_cell_of_the_csv_is_a_formula() ->
         assert "usage" in page or any(cell.startswith("'=") for row in rows for cell in row)
 
 
-COMMANDS = ("events --last 900", "override list", "sweep", "rollup", "status --all @", "override clear @ --rule login")
-COMMANDS += ("reset @",)
+COMMANDS = [
+    "events --last 900", "override list", "sweep", "rollup", "status --all @", "override clear @ --rule login", "reset @",
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("played")
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_json", [False, thorough("variants", True)])
 def test_what_a_command_says_is_printable_and_its_json_is_json(is_json: bool) -> None:
-    for words, subject in [(words, each) for words in COMMANDS for each in (SUBJECTS if "@" in words else [""])]:
+    for words, subject in [(words_, each) for words_ in COMMANDS for each in (SUBJECTS if "@" in words_ else [""])]:
         said, errors = io.StringIO(), io.StringIO()
         given = [subject if word == "@" else word for word in f"quota_{words}".split()] + ["--json"] * is_json
         with suppress(SystemExit):
