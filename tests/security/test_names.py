@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -66,8 +67,9 @@ def played(one_redis: Any, settings: Any) -> None:
 def test_nothing_breaks_out_of_any_page_and_no_cell_of_the_csv_is_a_formula() -> None:
     root: Any = superuser(MARKUP)
     known: set[str] = set()
-    asked: list[tuple[str, str]] = [(address, subject) for address in addresses() for subject in ("", SUBJECTS[0])]
-    asked += [(f"{ROOT}django_quota/{page}/", each) for page in ("subject", "dailycounter/usage") for each in SUBJECTS]
+    asked = [(address, "") for address in addresses()]
+    asked += [(address, SUBJECTS[0]) for address, _ in asked if "/subject/" in address or "/usage/" in address]
+    asked += [(f"{ROOT}django_quota/subject/", subject) for subject in SUBJECTS[1:]]
     for address, subject in asked:
         name = subject.encode("utf-8", "surrogatepass")
         reply = root.get(address, {"subject": name, "who": name, "on": json.dumps([MARKUP]), "sizes": "1"})
@@ -92,7 +94,8 @@ def test_nothing_breaks_out_of_any_page_and_no_cell_of_the_csv_is_a_formula() ->
 
 
 COMMANDS = [
-    "events --last 900", "override list", "sweep", "rollup", "status --all @", "override clear @ --rule login", "reset @",
+    "events --last 900", "override list", "sweep", "rollup", "status --all @", "override clear @ --rule login",
+    "reset @",
 ]  # fmt: skip
 
 
@@ -100,7 +103,9 @@ COMMANDS = [
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_json", [False, thorough("variants", True)])
 def test_what_a_command_says_is_printable_and_its_json_is_json(is_json: bool) -> None:
-    for words, subject in [(words_, each) for words_ in COMMANDS for each in (SUBJECTS if "@" in words_ else [""])]:
+    for words, subject in product(COMMANDS, SUBJECTS):
+        if "@" not in words and subject != SUBJECTS[0]:
+            continue
         said, errors = io.StringIO(), io.StringIO()
         given = [subject if word == "@" else word for word in f"quota_{words}".split()] + ["--json"] * is_json
         with suppress(SystemExit):
