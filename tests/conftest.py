@@ -40,6 +40,7 @@ from tests.support.outages import clock, mute
 from tests.support.overridden import forget_overrides
 from tests.support.places import places
 from tests.support.sentinels import sentinel_port
+from tests.support.slots import unpolled
 from tests.support.steps import START
 from tests.support.stores import (
     PATIENT,
@@ -53,7 +54,7 @@ from tests.support.stores import (
     programs,
 )
 
-__all__ = ["clock", "mute", "places", "sentinel_port"]  # fixtures of tests/support
+__all__ = ["clock", "mute", "places", "sentinel_port", "unpolled"]  # fixtures of tests/support
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ from django_quota import areserve, concurrency, lock, peek
 from django_quota.features.leases import Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
-from tests.support.slots import calls, is_asked_for_by, is_release, waiting
+from tests.support.slots import asked_elsewhere, calls, is_asked_for_by, is_release, released_elsewhere, waiting
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -66,10 +66,11 @@ def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Wher
 
 
 @often
+@pytest.mark.usefixtures("unpolled")
 def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(times: int) -> None:
     async def leave() -> None:
         asked: list[Any] = []
-        held = await lock("line").aacquire()
+        assert asked_elsewhere("line")
         first = asyncio.create_task(lock("line", wait=60).aacquire())
         await until(lambda: waiting("line") == 1)
         tasks = [asyncio.create_task(lock("line", wait=60).aacquire()) for _ in range(5)]
@@ -79,9 +80,9 @@ def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(ti
                 await cancelled(task, times)
                 assert await ended(task)
         assert not any(map(is_release, asked))
+        released_elsewhere("line")  # which nobody here knows, until the next one asks
         await cancelled(first, times)
         assert await ended(first)
-        await held.arelease()
         await (await tasks[4]).arelease()
         assert await nobody_has("line")
 

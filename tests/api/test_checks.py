@@ -27,13 +27,11 @@ from rest_framework.urlpatterns import format_suffix_patterns
 
 import django_quota
 from django_quota import quota
-from django_quota.middleware import QuotaMiddleware
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
 
 OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
-FACTORY = "django_redis.pool.SentinelConnectionFactory"
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +41,8 @@ def with_middleware(settings: Any) -> None:
 
 def test_a_good_configuration_has_no_findings() -> None:
     full: dict[str, Any] = {
-        "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
-        "IPV4_PREFIX": 24, "CLIENT_IP_HEADER": "CF-Connecting-IP", "TRUSTED_PROXY_COUNT": 0,
-        "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
-        "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
+        "CACHE": "default", "HEADERS": False, "IPV6_PREFIX": 56, "CLIENT_IP_HEADER": "CF-Connecting-IP",
+        "ON_UNAVAILABLE": "deny", "STORE": "redis", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
         "RULES": {
             "a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False},
             "c": {"rate": "5/m", "match": "/", "settle": "builtins.max"},
@@ -62,12 +58,8 @@ def client(name: str, location: Any = REDIS["LOCATION"], **more: Any) -> dict[st
     return {"LOCATION": location, "OPTIONS": {**TIMEOUTS, "CLIENT_CLASS": name, **more}}
 
 
-def sentinel(**more: Any) -> dict[str, Any]:
-    return client("django_redis.client.SentinelClient", **more)
-
-
-def cluster(location: object) -> dict[str, Any]:
-    return client("django_quota.stores.cluster.ClusterClient", location)
+CLUSTER, SENTINEL = "django_quota.stores.cluster.ClusterClient", "django_redis.client.SentinelClient"
+FACTORY = "django_redis.pool.SentinelConnectionFactory"
 
 
 @pytest.mark.parametrize(
@@ -75,26 +67,23 @@ def cluster(location: object) -> dict[str, Any]:
     [
         ({"BACKEND": "django.core.cache.backends.db.DatabaseCache"}, "E004", 'CACHES["default"] is django.core'),
         ({"BACKEND": "nowhere.Cache"}, "E004", "django_redis.cache.RedisCache"),
-        ({"BACKEND": ""}, "E004", "cannot be imported"),
         (client("nowhere.Client"), "E004", "The CLIENT_CLASS of"),
-        (client("django_redis.client.default.re"), "E004", "The CLIENT_CLASS of"),
         (client("django_redis.client.ShardClient"), "E005", "the DefaultClient, the SentinelClient or the ClusterC"),
-        (client("django_redis.client.HerdClient"), None, ""),
-        (cluster("unix:///tmp/redis.sock"), "E004", "names no host"),
-        (cluster(["redis://a:1/0", "redis://b:1/3"]), "E004", "another database than 0"),
-        (cluster("redis://a:1/0, redis://b:2"), None, ""), (cluster(["rediss://a:1", "rediss://b:2/0"]), None, ""),
-        (sentinel(), "E004", "no CONNECTION_FACTORY, or no SENTINELS"),
-        (sentinel(SENTINELS=[("a", 1)]), "E004", "no CONNECTION_FACTORY"),
-        (sentinel(CONNECTION_FACTORY=FACTORY), "E004", "no SENTINELS"),
-        (sentinel(CONNECTION_FACTORY=FACTORY, SENTINELS=[("a", 1)]), None, ""),
+        (client("django_redis.client.HerdClient"), "", ""),
+        (client(CLUSTER, "unix:///tmp/redis.sock"), "E004", "names no host"),
+        (client(CLUSTER, ["redis://a:1/0", "redis://b:1/3"]), "E004", "another database than 0"),
+        (client(CLUSTER, "redis://a:1/0, redis://b:2"), "", ""),
+        (client(SENTINEL), "E004", "no CONNECTION_FACTORY, or no SENTINELS"),
+        (client(SENTINEL, CONNECTION_FACTORY=FACTORY), "E004", "no SENTINELS"),
+        (client(SENTINEL, CONNECTION_FACTORY=FACTORY, SENTINELS=[("a", 1)]), "", ""),
     ],
 )  # fmt: skip
 def test_e004_and_e005_an_alias_cannot_serve(
-    alias: dict[str, Any], code: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+    alias: dict[str, Any], code: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(mail, "outbox")  # as outside of tests, where another backend is no error
     found = [each for each in findings(caches={"default": {**REDIS, **alias}}) if each.level >= ERROR]
-    assert [each.id for each in found] == ([f"django_quota.{code}"] if code else [])
+    assert [each.id for each in found] == [f"django_quota.{code}"] * bool(code)
     assert all(words in f"{each.msg} {each.hint}" and each.hint for each in found)
 
 
@@ -103,21 +92,16 @@ def test_e004_and_e005_an_alias_cannot_serve(
     [
         ({"key": "ip"}, "E006", "it has no 'rate'"),
         ({"rate": "1/m", "bloc": True}, "E006", "Did you mean 'block'"),
-        ({"rate": "1/m", "cost": -1}, "E006", "cost=-1"),
-        ({"rate": "1/m", "match": "api*"}, "E006", "match='api*'"),
         ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "is not a dict of 'path'"),
         ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= needs match="),
         ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),
         ({"rate": "1/m", "cost": "tests.api.test_checks.REDIS"}, "E006", "cost='tests.api.test_checks.REDIS' is dict"),
-        ({"rate": "nowhere.rate"}, "E006", "rate='nowhere.rate' cannot be imported"),
         ({"rate": {"anonymous": "1/m", "pro": "9/m"}}, "E006", "No tier= says who is in tier 'pro'"),
         ({"anonymous": "1/m", "authenticated": "9/m"}, "E006", "'anonymous' is not an option of a rule"),
-        ({"rate": "1/m", "costs": {"plain": 0}}, "E006", "costs="),
         ({"rate": {"anonymous": "1/mx", "authenticated": "9/m"}}, "E007", "for tier 'anonymous'"),
         ("5/mx", "E007", "5/mx"), (["5/m", "6/m"], "E007", ""), ({"rate": 5}, "E007", ""),
         ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),
         ({"rate": "1/m", "key": "usr"}, "E009", "Did you mean 'user'"),
-        ({"rate": "1/m", "key": "nowhere.key"}, "E009", "cannot be imported"),
     ],
 )  # fmt: skip
 def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: Any, code: str, text: str) -> None:
@@ -158,10 +142,6 @@ def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str
 
 
 # --- rules and the views of the site ----------------------------------------------------------------------------------
-
-
-class Derived(QuotaMiddleware):
-    """A subclass in a project."""
 
 
 def page(request: HttpRequest) -> HttpResponse:
@@ -208,7 +188,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, ""), ([OURS], BY_USER, "W005"),
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
-        (["tests.api.test_checks.Derived", "tests.auth"], BY_USER, ""),  # it may set the user
+        ([OURS, "tests.auth"], BY_USER, ""),  # it may set the user
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
     ],
@@ -251,8 +231,7 @@ def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -
     [
         (quota("5/m", name="site"), "E011", "W009"), (quota("9/m", name="site"), "", ""), (quota("5/m"), "", ""),
         (quota("9/m", name="site", cost=2), "E011", ""), (quota("5/m", name="site", key="user"), "", ""),
-        (quota("50/h", name="site"), "", ""), (quota("50/h", "5/m", name="site"), "E011", "W009"),
-        (quota(rule="site"), "", ""), (quota("50/h", name="site", block=False), "E011", "W009"),
+        (quota("50/h", "5/m", name="site"), "E011", "W009"), (quota(rule="site"), "", ""),
         (quota(rate_of, name="site"), "", ""), (quota("9/m", name="site", algorithm="token_bucket"), "", ""),
     ],
 )  # fmt: skip
@@ -265,43 +244,38 @@ def test_e011_w009_a_view_limit_has_the_name_of_a_rule_and_differs(
 
 
 API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
-GUARDED, OPEN = [], ["W014"]  # type: tuple[list[str], list[str]]
 
 
 @pytest.mark.parametrize(
-    ("api", "beside", "expected"),
+    ("api", "beside", "is_guarded"),
     [
-        ({}, {}, GUARDED), ({}, {"match": ["/api", "/x/"]}, GUARDED), ({}, {"key": "user_or_ip"}, GUARDED),
-        ({}, {"match": "/ap"}, OPEN), ({}, {"match": "/api/v1/"}, OPEN), ({}, {"shadow": True}, OPEN),
-        ({}, {"match": {"path": "/", "host": "x.org"}}, OPEN), ({}, {"block": False}, OPEN),
-        ({}, {"methods": ["POST"]}, OPEN), ({}, {"rate": None}, OPEN), ({}, {"exclude": "/static/"}, GUARDED),
-        ({}, {"exclude": "/api/"}, OPEN), ({"match": "host:x.org"}, {"match": "host:x.org"}, GUARDED),
-        ({"match": "api:*"}, {"exclude": "/api/v1/"}, OPEN), ({"match": "api:*"}, {"match": "/api/"}, GUARDED),
-        *(({"key": key}, {"match": "/x/"}, OPEN) for key in ("cookie:c", "get:q", "post:p", "json:p", ("ip", "path"))),
-        *(({"key": key}, {"match": "/x/"}, GUARDED) for key in ("ip", "user", "global", ("user", "ip"), rate_of)),
+        ({}, {}, True), ({}, {"match": ["/api", "/x/"]}, True), ({}, {"key": "user_or_ip"}, True),
+        ({}, {"match": "/api/v1/"}, False), ({}, {"match": {"path": "/", "host": "x.org"}}, False),
+        *(({}, fewer, False) for fewer in ({"shadow": True}, {"block": False}, {"methods": ["POST"]}, {"rate": None})),
+        ({}, {"exclude": "/static/"}, True), ({}, {"exclude": "/api/"}, False),
+        ({"match": "api:*"}, {"exclude": "/api/v1/"}, False), ({"match": "api:*"}, {"match": "/api/"}, True),
+        *(({"key": key}, {"match": "/x/"}, False) for key in ("cookie:c", "get:q", "json:p", ("ip", "path"))),
+        *(({"key": key}, {"match": "/x/"}, True) for key in ("ip", "user", "global", ("user", "ip"), rate_of)),
     ],
 )  # fmt: skip
 def test_w014_a_client_chooses_the_key_and_no_rule_by_ip_covers_the_same_requests(
-    api: Any, beside: Any, expected: list[str], settings: Any
+    api: Any, beside: Any, is_guarded: bool, settings: Any
 ) -> None:
     found = found_on(settings, {"api": {**API, **api}, "site": {**BY_IP, **beside}})
-    assert [each[:4] for each in found] == expected
+    assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
     assert all("QUOTA[\"RULES\"]['api'] is limited by" in each and "'key': 'ip'" in each for each in found)
 
 
-BY_PHONE, OF_THE_SETTINGS = quota("5/m", key="post:phone"), {"api": {"rate": "9/m", "key": "get:q"}}
-
-
-@pytest.mark.parametrize(
-    ("rules", "limits", "expected"),
-    [
-        ({}, [BY_PHONE], OPEN), ({}, [BY_PHONE, quota("9/m", key="ip", name="b")], GUARDED),
-        (OF_THE_SETTINGS, [quota(rule="api")], OPEN), (OF_THE_SETTINGS, [], GUARDED),
-        ({"site": BY_IP}, [BY_PHONE], GUARDED), ({"site": {**BY_IP, "match": "/x/"}}, [BY_PHONE], OPEN),
-    ],
-)  # fmt: skip
-def test_w014_of_views(rules: Any, limits: list[Any], expected: list[str], settings: Any) -> None:
-    assert [each[:4] for each in found_on(settings, rules, limited(*limits))] == expected
+def test_w014_of_views(settings: Any) -> None:
+    by_phone, by_ip, used = quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b"), quota(rule="api")
+    unused = {"api": {"rate": "9/m", "key": "get:q"}}
+    cases: list[tuple[dict[str, Any], list[Any], bool]] = [
+        ({}, [by_phone], False), ({}, [by_phone, by_ip], True), ({"site": BY_IP}, [by_phone], True),
+        ({"site": {**BY_IP, "match": "/x/"}}, [by_phone], False), (unused, [used], False), (unused, [], True),
+    ]  # fmt: skip
+    for rules, limits, is_guarded in cases:
+        found = found_on(settings, rules, limited(*limits))
+        assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +283,6 @@ def test_w014_of_views(rules: Any, limits: list[Any], expected: list[str], setti
     [
         ({"match": "api:serach"}, "W006", "Did you mean 'api:search'?"),
         ({"match": "apis:*"}, "W006", "Did you mean 'api:*'?"),
-        ({"match": ["/x/", "nothing-like-it"]}, "W006", "Use the name= of a path()"),
         ({"match": {"view": "api:v2:*", "path": "/"}}, "W006", "Did you mean 'api:v1:*'?"),
         ({"match": "/", "exclude": "api:serach"}, "W006", "[\"exclude\"]: the URLs have no 'api:serach'"),
         ({"costs": {"plain": 2, "api:serach": 50}}, "E033", "Did you mean 'api:search'?"),
@@ -338,9 +311,8 @@ SHOP = [path("find/", page, name="find"), path("search/", page, name="find"), pa
 VERSIONS = [path("users/", page, name="users"), path("users/<int:pk>/", page, name="users")]
 HOOKS = [path("hook", page), path("hook/", page)]
 SUFFIXES = [
-    format_suffix_patterns([route], allowed=allowed)
-    for route in (path("users/", page), re_path("^users/$", page))
-    for allowed in (None, ["json", "xml"])
+    format_suffix_patterns([path("users/", page)]),
+    format_suffix_patterns([re_path("^users/$", page)], allowed=["json", "xml"]),
 ]
 
 
@@ -351,12 +323,11 @@ SUFFIXES = [
             [path("x/", include((SHOP, "shop")))], ["/x/find/"],
             "fits '/x/find/' and misses '/x/search/', another URL of the view",
         ),
-        (HOOKS, ["/hook/", "/hook/*", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
+        (HOOKS, ["/hook/", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
         (HOOKS, ["/hook"], ""),
         *((urls, ["/users/"], "fits '/users/' and misses '/users.x'") for urls in SUFFIXES),
-        *((urls, ["/", "re:^/users", ["/users/", "/users.*"], f"{__name__}.page"], "") for urls in SUFFIXES),
-        ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""),
-        (VERSIONS, ["/users/*/"], ""),
+        (SUFFIXES[0], ["/", "re:^/users", ["/users/", "/users.*"], f"{__name__}.page"], ""),
+        ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""), (VERSIONS, ["/users/*/"], ""),
         ([path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")], ["/blog/tag/"], ""),
         ([path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")], ["/media/"], ""),
         ([path("users/", page), path("users", other)], ["/users/"], ""),
@@ -390,13 +361,10 @@ def test_manage_check_fails_with_the_findings() -> None:
         call_command("check", tags=["django_quota"])
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(SETTINGS) | st.text(),
-        st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text() | st.lists(st.text(), max_size=1))
-        | st.dictionaries(st.text(), st.none() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())),
-    )
-)  # fmt: skip
+VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())
+
+
+@given(st.dictionaries(st.sampled_from(SETTINGS) | st.text(), VALUES | st.dictionaries(st.text(), VALUES), max_size=6))
 def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
     assert all(str(found.id).startswith("django_quota.") for found in findings(quota))
 

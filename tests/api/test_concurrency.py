@@ -19,9 +19,8 @@ from django.views import View
 
 from django_quota import check, concurrency, peek, quota, slot
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.testing import RedisServer, freeze
-from tests.support.calls import both, fetch, get
-from tests.support.calls import run as run_view
+from django_quota.testing import freeze
+from tests.support.calls import both, fetch, get, run
 from tests.support.cancelling import barrier, cancelled, ended
 from tests.support.commands import wait_until
 from tests.support.counts import checks_of
@@ -38,10 +37,6 @@ from tests.support.steps import START
 
 SITE_SLOT = {"at_once": 1, "match": "/export/"}
 one = concurrency(1, name="view")
-
-
-def run(view: Any, request: Any = None) -> Any:
-    return run_view(view, request)
 
 
 def held(name: str = "view", subject: str | None = None) -> int:
@@ -61,18 +56,11 @@ def says_async(request: Any) -> Any:
     return plain_async(request)
 
 
-class Sync(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return plain(request)
+def of_class(view: Any) -> Any:
+    async def aget(self: View, request: HttpRequest) -> HttpResponse:
+        return await plain_async(request)
 
-
-class Async(View):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return plain(request)
-
-
-def own(cls: type[View]) -> Any:
-    return type("Own", (cls,), {})
+    return type("Own", (View,), {"get": aget if view is plain_async else lambda self, request: plain(request)})
 
 
 def parts() -> Iterator[bytes]:
@@ -111,7 +99,7 @@ urlpatterns = [
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, request: pytest.FixtureRequest) -> None:
-    in_memory = {} if {"either_store", "redis_cache"} & {*request.fixturenames} else {"STORE": "memory"}
+    in_memory = {} if "either_store" in request.fixturenames else {"STORE": "memory"}
     settings.ROOT_URLCONF = __name__
     settings.QUOTA = {**settings.QUOTA, **in_memory, "RULES": {"exports": SITE_SLOT}}
 
@@ -130,28 +118,21 @@ def statuses(url: str, kind: str = "sync", times: int = 1) -> list[int]:
 @pytest.mark.parametrize(
     "guarded",
     [
-        one(plain), one(plain_async), one(says_async),
-        *(one(own(cls)).as_view() for cls in (Sync, Async)),
-        *(method_decorator(one, name="get")(own(cls)).as_view() for cls in (Sync, Async)),
-        *(one(cls.as_view()) for cls in (Sync, Async)),
+        one(plain), one(plain_async), one(says_async), one(of_class(plain).as_view()),
+        one(of_class(plain_async)).as_view(), method_decorator(one, name="get")(of_class(plain_async)).as_view(),
     ],
 )  # fmt: skip
 def test_a_view_holds_a_slot_while_it_runs_and_who_finds_none_is_refused(guarded: Any) -> None:
     with freeze(START), slot("view", 1):
         refused = run(guarded)
-    assert refused.status_code == 429
-    headers = ("Retry-After", "RateLimit-Policy", "RateLimit")
-    assert [refused.headers[name] for name in headers] == [
-        "30", '"view";q=1;qu="concurrent-requests"', '"view";r=0;t=30'
-    ]  # fmt: skip
+    assert (refused.status_code, refused["Retry-After"], refused["RateLimit"]) == (429, "30", '"view";r=0;t=30')
+    assert refused["RateLimit-Policy"] == '"view";q=1;qu="concurrent-requests"'
     assert "The limit is 1 at once. Please try again in 30 seconds." in refused.text
     assert [run(guarded).content for _ in range(2)] == [b"1", b"1"]
     assert held() == 0
 
 
-@both
-@pytest.mark.parametrize("url", ["/export/", "/export/async/"])
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize(("kind", "url"), [("sync", "/export/"), ("async", "/export/async/"), ("async", "/export/")])
 def test_requests_that_fit_share_a_slot_of_the_settings_until_they_are_answered(kind: str, url: str) -> None:
     with slot("exports", 1):
         (refused,) = fetch(kind, url)
@@ -177,16 +158,15 @@ def test_never_more_threads_are_inside_than_may() -> None:
         return HttpResponse("ok")
 
     with ThreadPoolExecutor(12) as threads:
-        assert {response.status_code for response in threads.map(lambda _: view(get()), range(120))} == {200}
+        assert {response.status_code for response in threads.map(lambda _: view(get()), range(48))} == {200}
     assert 1 <= most <= 3
 
 
-@pytest.mark.parametrize("view", [plain, plain_async])
-def test_subjects_have_slots_of_their_own(view: Any) -> None:
-    by_ip, by_user = (concurrency(1, key, name="view")(view) for key in ("ip", "user"))
+def test_subjects_have_slots_of_their_own() -> None:
     mine, other = get(), get(REMOTE_ADDR="192.0.2.2")
     mine.user, other.user = User(pk=7), AnonymousUser()
-    for limited, subject in ((by_ip, "ip:192.0.2.1"), (by_user, User(pk=7))):
+    for key, subject in (("ip", "ip:192.0.2.1"), ("user", "user:7")):
+        limited = concurrency(1, key, name="view")(plain)
         with slot("view", 1, subject=subject):
             assert [run(limited, request).status_code for request in (mine, other)] == [429, 200]
 
@@ -220,8 +200,7 @@ def test_a_slot_of_the_settings_follows_the_options_of_concurrency(settings: Any
 # --- with rules -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_outside", [False, True])
-@pytest.mark.parametrize("view", [plain, plain_async])
+@pytest.mark.parametrize(("view", "is_outside"), [(plain, True), (plain_async, False)])
 def test_it_stacks_with_quota_in_either_order(view: Any, is_outside: bool) -> None:
     limited = quota("2/m", name="rate")
     stacked = one(limited(view)) if is_outside else limited(one(view))
@@ -327,21 +306,17 @@ def test_a_cancelled_request_gives_every_slot_back_wherever_it_is(where: Any, se
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(
-    ("method", "words"), [("get", "longer than its lease"), ("post", "stays taken until its lease ends")]
-)
-def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(
-    method: str, words: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     def view(request: Any) -> HttpResponse:
         forget("view")
         if request.method == "POST":
             stack.enter_context(no_answer())
         return HttpResponse("ok")
 
-    with ExitStack() as stack:
-        assert one(view)(get(method)).status_code == 200
-    assert words in caplog.text
+    for method, words in (("get", "longer than its lease"), ("post", "stays taken until its lease ends")):
+        with ExitStack() as stack:
+            assert one(view)(get(method)).status_code == 200
+        assert words in caplog.text
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------
@@ -394,12 +369,6 @@ def test_a_renewed_lease_is_renewed_while_it_streams(renewed_often: list[float])
 # --- without the store ------------------------------------------------------------------------------------------------
 
 
-async def free_async(request: Any) -> HttpResponse:
-    return HttpResponse()
-
-
-@pytest.mark.parametrize("view", [lambda request: HttpResponse(), free_async])
-@pytest.mark.parametrize("goes_away_at", ["start", "during the wait"])
 @pytest.mark.parametrize(
     ("options", "setting", "status", "allowed"),
     [
@@ -407,28 +376,30 @@ async def free_async(request: Any) -> HttpResponse:
         ({"on_unavailable": "local"}, "deny", 200, True), ({"block": False}, "deny", 200, False),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("is_during_the_wait", [False, True])
 def test_without_an_answer_the_option_or_the_setting_says_what_happens(
-    view: Any, goes_away_at: str, options: Any, setting: str, status: int, allowed: bool, settings: Any
+    is_during_the_wait: bool, options: Any, setting: str, status: int, allowed: bool, settings: Any
 ) -> None:
+    async def view(request: Any) -> HttpResponse:
+        return HttpResponse()
+
     settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": setting}
-    held_before = slot("view", 1).acquire()
-    with no_answer() if goes_away_at == "start" else goes_away_after_an_answer():
-        request = get()
-        response = run(concurrency(1, name="view", wait=0.1, **options)(view), request)
+    slot("view", 1).acquire()
+    request, guard = get(), concurrency(1, name="view", wait=0.1, **options)
+    with goes_away_after_an_answer() if is_during_the_wait else no_answer():
+        response = run(guard((lambda _: HttpResponse()) if is_during_the_wait else view), request)
     assert (response.status_code, response.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
     assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
-    held_before.release()
 
 
-def test_each_process_counts_by_itself_where_the_option_says_so(redis_cache: RedisServer, settings: Any) -> None:
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
-
+def test_each_process_counts_by_itself_where_the_option_says_so() -> None:
     @concurrency(1, name="view", on_unavailable="local")
     def view(request: Any) -> HttpResponse:
         return HttpResponse("0" if "HTTP_INNER" in request.META else str(view(get(HTTP_INNER="1")).status_code))
 
-    assert view(get()).content == b"429"
-    assert view(get(HTTP_INNER="1")).status_code == 200
+    with no_answer():
+        assert view(get()).content == b"429"
+        assert view(get(HTTP_INNER="1")).status_code == 200
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
@@ -441,14 +412,10 @@ def test_each_process_counts_by_itself_where_the_option_says_so(redis_cache: Red
         ({"leese": 5}, "'leese' is not an option of a slot", "Did you mean 'lease'?"),
         ({"name": "x"}, "'name' is not an option of a slot", ""),
         ({"at_once": "3"}, "at_once='3' is not a whole number from 1 to 1,000,000", "Use, for example, 3."),
-        ({"at_once": 0}, "at_once=0", ""), ({"at_once": True}, "at_once=True", ""),
         ({"match": None}, "it has no 'match', so it limits nothing", "'match': '/export/'"),
-        ({"match": "/export?"}, "match='/export?'", ""), ({"exclude": "a b"}, "exclude='a b'", ""),
-        ({"key": "usr"}, "key='usr'", "'user'"), ({"wait": "soon"}, "wait='soon'", ""),
-        ({"lease": 0}, "lease=", ""), ({"block": 1}, "block=1", ""), ({"renew": 1}, "renew=1", ""),
-        ({"on_unavailable": "open"}, "on_unavailable='open'", ""),
+        ({"match": "/export?"}, "match='/export?'", ""), ({"key": "usr"}, "key='usr'", "'user'"),
+        ({"wait": "soon"}, "wait='soon'", ""), ({"on_unavailable": "open"}, "on_unavailable='open'", ""),
         ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'", ""),
-        ({"share": 0.5}, "share=0.5 is not a dict of shares by tier.", "For all requests, give a lower limit."),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_an_error_at_start_or_import(given: Any, words: str, hint: str, settings: Any) -> None:
@@ -459,7 +426,7 @@ def test_a_wrong_option_is_an_error_at_start_or_import(given: Any, words: str, h
     assert hint in str(found.hint)
     with pytest.raises(RuleError, match="exports"):
         fetch("sync", "/export/")
-    if not {"rate", "name", "at_once", "match", "exclude"} & {*given}:
+    if not {"rate", "name", "at_once", "match"} & {*given}:
         with pytest.raises(RuleError) as caught:
             concurrency(1, **given)
         assert words in str(caught.value)
@@ -479,14 +446,11 @@ def test_it_stands_on_views_only() -> None:
 
 @pytest.mark.parametrize(
     ("given", "middleware", "code"),
-    [
-        ({}, True, None), ({}, False, "W003"), ({"match": "nowhere"}, True, "W006"),
-        ({"key": "user"}, True, "W005"), ({"key": ("ip", "user")}, False, "W003"),
-    ],
-)  # fmt: skip
-def test_the_checks_look_at_slots_as_at_rules(given: Any, middleware: bool, code: str | None, settings: Any) -> None:
+    [({}, True, ""), ({}, False, "W003"), ({"match": "nowhere"}, True, "W006"), ({"key": "user"}, True, "W005")],
+)
+def test_the_checks_look_at_slots_as_at_rules(given: Any, middleware: bool, code: str, settings: Any) -> None:
     settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] if middleware else []
     with_rules(settings, exports={**SITE_SLOT, **given})
     found = run_checks(tags=["django_quota"])
-    assert [str(each.id).removeprefix("django_quota.") for each in found][:1] == ([code] if code else [])
+    assert [str(each.id).removeprefix("django_quota.") for each in found][:1] == [code] * bool(code)
     assert all("'exports'" in each.msg for each in found)

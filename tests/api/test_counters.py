@@ -20,7 +20,6 @@ from django_quota import aonce, counter, once
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
 from django_quota.testing import freeze
 from django_quota.types import Counter
-from tests.support.memory import with_a_store_whose_clock_runs
 from tests.support.steps import SECOND, START
 
 REDIS = pytest.mark.usefixtures("redis_cache")
@@ -36,12 +35,16 @@ BASE = "quota:1:{user:1}"
 Do = Callable[..., Any]
 
 
+def ado(of: Counter, verb: str) -> Callable[..., Any]:
+    """Return the async twin of a verb, as a function that waits."""
+    return lambda *arguments: asyncio.run(getattr(of, f"a{verb}")(*arguments))
+
+
 @pytest.fixture(params=["sync", "async"])
 def do(request: pytest.FixtureRequest) -> Do:
     """Call a verb of a counter: `do(counter, "incr", "user:1", 5)`."""
-    if request.param == "sync":
-        return lambda of, verb, *arguments: getattr(of, verb)(*arguments)
-    return lambda of, verb, *arguments: asyncio.run(getattr(of, f"a{verb}")(*arguments))
+    chosen = getattr if request.param == "sync" else ado
+    return lambda of, verb, *arguments: chosen(of, verb)(*arguments)
 
 
 class Weight(int, Enum):
@@ -94,14 +97,15 @@ TOO_LARGE = [  # it changes nothing
 
 @pytest.mark.usefixtures("either_store")
 @pytest.mark.parametrize("steps", [NEW, COUNTED, TAKEN, MOVED, EXACT, TOO_LARGE])
-def test_each_verb_returns_a_value_or_raises_these_words(do: Do, steps: list[tuple[Any, ...]]) -> None:
+def test_each_verb_returns_a_value_or_raises_these_words(steps: list[tuple[Any, ...]]) -> None:
     with freeze(START):
-        for verb, *arguments, expected in steps:
+        for number, (verb, *arguments, expected) in enumerate(steps):
+            do = ado if number % 2 else getattr
             if isinstance(expected, str):
                 with pytest.raises(CounterError, match=expected):
-                    do(COINS, verb, *arguments)
+                    do(COINS, verb)(*arguments)
             else:
-                assert do(COINS, verb, *arguments) == expected, (verb, arguments)
+                assert do(COINS, verb)(*arguments) == expected, (verb, arguments)
 
 
 @MEMORY
@@ -161,12 +165,6 @@ class TestDays:
         assert sum(do(VIEWS, "get", "user:1", day) for day in days) == 1
         assert sum(do(VIEWS, "unique_count", "user:1", day) for day in days) == 1
 
-    def test_a_store_whose_day_runs_away_is_asked_five_times(self, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = with_a_store_whose_clock_runs(DAY, monkeypatch)
-        with pytest.raises(StoreUnavailable, match="another day with each call"):
-            do(VIEWS, "incr", "user:1")
-        assert len(calls) == 5
-
     def test_a_counter_unchanged_for_its_ttl_is_forgotten(self, do: Do) -> None:
         short = counter("short", ttl=60)
         with freeze(START):
@@ -187,27 +185,21 @@ class TestDays:
     ("verb", "arguments", "words"),
     [
         *[("series", (TODAY, TODAY + timedelta(days=n)), "not a range of 1 to 3660") for n in (-1, 3_660)],
-        *[
-            (verb, of, "is not a date")
-            for day in ("2026-11-21", datetime(2026, 11, 21, tzinfo=UTC), 20_261_121, True)
-            for verb, of in (("get", [day]), ("series", [day, TODAY]), ("series", [TODAY, day]))
-        ],
-        *[
-            (verb, (n,), "is not a whole number|does not fit into 64")
-            for n in (MAX_INT64 + 1, MIN_INT64 - 1, 10**5_000, 1.0, "1", None, True)
-            for verb in ("incr", "set", "take")
-        ],
-        *[("take", (n,), f"{n} is less than 1") for n in (0, -1, MIN_INT64)],
-        ("transfer", ("user:1", -1), "-1 is less than 0"),
-        ("transfer", ("user:1", 1.0), "is not a whole number"),
+        *[("get", (day,), "is not a date") for day in ("2026-11-21", datetime(2026, 11, 21, tzinfo=UTC), True)],
+        ("series", (TODAY, "2026-11-21"), "is not a date"),
+        *[("incr", (n,), "is not a whole number|does not fit into 64") for n in (MAX_INT64 + 1, 10**5_000, 1.0, True)],
+        ("set", (MIN_INT64 - 1,), "does not fit into 64"), ("take", ("1",), "is not a whole number"),
+        *[("take", (n,), f"{n} is less than 1") for n in (0, MIN_INT64)],
+        ("transfer", ("user:1", -1), "-1 is less than 0"), ("transfer", ("user:1", 1.0), "is not a whole number"),
         *[("unique", (wrong,), "is not a value to count") for wrong in (None, True, 1.5, b"a", ["a"])],
     ],
 )  # fmt: skip
-def test_what_is_no_day_amount_or_value_is_refused(verb: str, arguments: Any, words: str, do: Do) -> None:
-    do(VIEWS, "set", "user:1", 5)
-    with pytest.raises(CounterError, match=f"^Counter 'views' of user:1: .*({words})"):
-        do(VIEWS, verb, "user:1", *arguments)
-    assert do(VIEWS, "get", "user:1") == 5
+def test_what_is_no_day_amount_or_value_is_refused(verb: str, arguments: Any, words: str) -> None:
+    for do in (getattr, ado):
+        VIEWS.set("user:1", 5)
+        with pytest.raises(CounterError, match=f"^Counter 'views' of user:1: .*({words})"):
+            do(VIEWS, verb)("user:1", *arguments)
+        assert VIEWS.get("user:1") == 5
 
 
 @MEMORY
@@ -225,12 +217,12 @@ def test_users_are_subjects_and_requests_and_nobody_are_not_though_limits_are_of
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_transfer_between_two_slots_of_a_cluster_names_both_counters_and_the_group(do: Do) -> None:
-    do(VIEWS, "set", "user:1", 5)
+def test_a_transfer_between_two_slots_of_a_cluster_names_both_counters_and_the_group() -> None:
+    VIEWS.set("user:1", 5)
     with pytest.raises(ConfigurationError, match=r"of user:1 and .*of user:2 are in two slots .*group='views'\)"):
-        do(VIEWS, "transfer", "user:1", "user:2", 5)
-    assert [do(VIEWS, "get", name) for name in ("user:1", "user:2")] == [5, 0]
-    assert do(VIEWS, "transfer", "user:1", "user:1", 5) is True
+        VIEWS.transfer("user:1", "user:2", 5)
+    assert (VIEWS.get("user:1"), VIEWS.get("user:2")) == (5, 0)
+    assert VIEWS.transfer("user:1", "user:1", 5)
 
 
 @REDIS
@@ -259,21 +251,14 @@ TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-1
     ("key", "values", "verbs"),
     [
         (
-            TOTAL,
-            [b"abc", b"", b" 1", b"+1", b"1.5", b"1e3", b"007", b"-0", b"1\n", b"\xff\xfe", b"9223372036854775808",
-             b"9" * 400, ["a list"], {"1": "2"}],
+            TOTAL, [b"abc", b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"1\n", b"9223372036854775808", ["1"]],
             [("incr",), ("incr", 0), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1)],
         ),
         (
-            MONTH,
-            [b"abc", b"12", ["a list"], {"21": "x"}, {"21": "1.5"}, {"21": b"\xff"}],
+            MONTH, [b"12", ["1"], {"21": "x"}, {"21": "1.5"}, {"21": b"\xff"}],
             [("incr", 3), ("get", TODAY), ("series", TODAY - timedelta(days=90), TODAY + timedelta(days=90))],
         ),
-        (
-            VALUES,
-            [b"abc", b"12", b"", ["a list"], b"HYLL", b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"],
-            [("unique", "b"), ("unique_count",)],
-        ),
+        (VALUES, [b"12", b"", ["1"], b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"], [("unique", "b"), ("unique_count",)]),
     ],
 )  # fmt: skip
 def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
@@ -281,12 +266,10 @@ def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
 ) -> None:
     for value in values:
         raw.flushall()
-        if isinstance(value, dict):
-            raw.hset(key, mapping=value)
-        elif isinstance(value, list):
-            raw.rpush(key, *value)
-        else:
+        if isinstance(value, bytes):
             raw.set(key, value)
+        else:
+            raw.hset(key, mapping=value) if isinstance(value, dict) else raw.rpush(key, *value)
         raw.expire(key, 7_777)
         before = raw.dump(key)
         for verb, *arguments in verbs:
@@ -298,26 +281,19 @@ def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
 
 
 @REDIS
-def test_a_redis_that_is_full_is_unavailable_and_nothing_is_changed_by_half(do: Do, raw: redis.Redis) -> None:
-    do(VIEWS, "set", "user:1", 5)
+def test_a_redis_that_is_full_is_unavailable_and_nothing_is_changed_by_half(raw: redis.Redis) -> None:
+    VIEWS.set("user:1", 5)
     before = {key: raw.dump(key) for key in raw.scan_iter()}
     raw.config_set("maxmemory", 1)
     try:
-        for verb, *arguments in [("incr",), ("unique", "a"), ("take",), ("transfer", "user:2", 1), ("set", 1)]:
+        verbs: list[tuple[Any, ...]] = [("incr",), ("unique", "a"), ("take",), ("transfer", "user:2", 1), ("set", 1)]
+        for verb, *arguments in verbs:
             with pytest.raises(StoreUnavailable, match=r"OOM|OutOfMemory"):
-                do(VIEWS, verb, "user:1", *arguments)
-        assert do(VIEWS, "get", "user:1") == 5
+                getattr(VIEWS, verb)("user:1", *arguments)
+        assert VIEWS.get("user:1") == 5
     finally:
         raw.config_set("maxmemory", 0)
     assert {key: raw.dump(key) for key in raw.scan_iter()} == before
-
-
-@REDIS
-def test_a_hyperloglog_counts_a_crowd_in_12_kilobytes(raw: redis.Redis) -> None:
-    for value in range(5_000):
-        VIEWS.unique("page:1", value)
-    assert abs(VIEWS.unique_count("page:1") - 5_000) < 150
-    assert raw.strlen("quota:1:{page:1}:u:views") <= 12_304
 
 
 @pytest.mark.parametrize(
@@ -336,43 +312,27 @@ def test_a_wrong_option_is_refused(option: str, values: list[Any], words: str) -
 
 @pytest.mark.usefixtures("either_store")
 class TestOnce:
-    def test_each_name_remembers_for_sync_and_async_though_limits_are_off(self, settings: Any) -> None:
-        for name in ("event", "payment"):
-            assert asyncio.run(aonce(name, "e1"))
-            assert not once(name, "e1")
-            assert not asyncio.run(aonce(name, "e1"))
-            settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-
-    def test_it_forgets_after_the_ttl_which_seeing_it_again_does_not_prolong(self) -> None:
+    def test_each_name_remembers_until_the_ttl_has_passed_though_limits_are_off(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         for moment, is_first in ((0, True), (9 * SECOND, False), (10 * SECOND - 1, False), (10 * SECOND, True)):
             with freeze(START + moment):
-                assert once("event", "e1", ttl=10) == is_first
+                assert asyncio.run(aonce("event", "e1", ttl=10)) == is_first
+                assert not once("event", "e1", ttl=10)
+                assert once("payment", moment, ttl=10)
 
     def test_of_many_who_bring_the_same_value_one_is_the_first(self) -> None:
         with ThreadPoolExecutor(8) as threads:
-            assert sum(threads.map(lambda _: once("event", "e1"), range(200))) == 1
+            assert sum(threads.map(lambda _: once("event", "e1"), range(64))) == 1
 
-    def test_two_values_are_one_only_where_their_bytes_are(self) -> None:
-        values: list[Any] = [
-            "7",
-            7,
-            b"7",
-            "é",
-            "é".encode(),
-            "e\u0301",
-            "",
-            b"",
-            b"\xff",
-            2**70,
-            str(2**70),
-            "a b",
-            "a  b",
-        ]
-        seen = set[bytes]()
-        for value in values:
-            data = value if isinstance(value, bytes) else str(value).encode()
-            assert once("event", value) == (data not in seen)
-            seen.add(data)
+
+@MEMORY
+def test_two_values_of_once_are_one_only_where_their_bytes_are() -> None:
+    values: list[Any] = ["7", 7, b"7", "é", "é".encode(), "e\u0301", "", b"\xff", 2**70, str(2**70), "a b", "a  b"]
+    seen = set[bytes]()
+    for value in values:
+        data = value if isinstance(value, bytes) else str(value).encode()
+        assert once("event", value) == (data not in seen)
+        seen.add(data)
 
 
 @REDIS
@@ -396,10 +356,7 @@ def test_once_keeps_no_secret_is_bounded_and_one_round_trip_and_does_not_guess(r
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [
-        *((name, "e1", "is not a name") for name in ("", " ", None, 7)),
-        *(("event", value, "value=") for value in (None, 1.5, True, ["e1"], object())),
-    ],
+    [("", "e1", "is not a name"), (7, "e1", "is not a name"), ("event", None, "value="), ("event", 1.5, "value=")],
 )
 def test_what_is_no_name_or_no_value_of_once_is_an_error(name: Any, value: Any, words: str) -> None:
     with pytest.raises(RuleError, match=words):

@@ -31,7 +31,7 @@ def always(value: object) -> Callable[[HttpRequest], Any]:
     return key
 
 
-def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
+def run(view: Callable[..., Any], request: Any = None) -> Any:
     """Call a view, sync or async."""
 
     async def wait() -> HttpResponseBase:

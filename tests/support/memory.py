@@ -13,7 +13,6 @@ from django_quota.limiting import refusals, unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
 from django_quota.requests import site_rules
-from tests.support.steps import START
 from tests.support.stores import current_store
 
 
@@ -72,19 +71,6 @@ def know_of_processes(number: int) -> None:
     workers = get_limiter().fallback.workers
     assert workers is not None
     workers.number = number
-
-
-def with_a_store_whose_clock_runs(by: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Set the store's clock on by so many microseconds at each call; return what notes the calls."""
-    store, calls = current_store(), list[int]()
-    run = store.run
-
-    def later(operation: Any, now: int | None = None) -> Any:
-        calls.append(1)
-        return run(operation, START + len(calls) * by)
-
-    monkeypatch.setattr(store, "run", later)
-    return calls
 
 
 def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ def waiting(name: str, subject: str = "global") -> int:
     return sum(len(queue) for ((_, found), _), queue in slot_queues._queues.items() if found == key)
 
 
+@pytest.fixture
+def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who waits asks the store a second time, unless woken or its time is up."""
+    for name in ("SHORTEST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(f"django_quota.features.slot_queues.{name}", 600.0)
+
+
 def wake_next(name: str) -> None:
     slot_queues.wake_next((get_limiter().reporting_store, keys_of(name).leases))
 
