@@ -9,6 +9,7 @@ import pytest
 
 from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reserve_all, reset
 from django_quota.testing import freeze
+from tests.support.inspection import previews
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -57,12 +58,15 @@ class TestOnEveryStore:
     def test_a_rate_of_another_window_has_a_count_of_its_own_and_the_same_window_goes_on(self) -> None:
         for _ in range(2):
             check(RULE, SUBJECT)
-        override("r 0 0 3/m", "site", SUBJECT)
-        assert check(RULE, SUBJECT).remaining == 0
-        override("r 0 0 5/h", "site", SUBJECT)
-        assert check(RULE, SUBJECT).remaining == 4
+        for value, remaining in (("r 0 0 3/m", 0), ("r 0 0 5/h", 4)):
+            override(value, "site", SUBJECT)
+            assert check(RULE, SUBJECT).remaining == remaining
         override("", "site", SUBJECT)
         assert not check(RULE, SUBJECT)
+        override("b 0 0 ", "*", SUBJECT)
+        assert refund(RULE, SUBJECT, 2).outcomes[0].why == "blocked"  # which reaches what it has used
+        override("", "*", SUBJECT)
+        assert peek(RULE, SUBJECT).remaining == 1
 
     def test_a_reset_drops_also_what_was_counted_under_the_rates_of_overrides(self) -> None:
         override("r 0 0 1/h", "site", SUBJECT)
@@ -75,14 +79,6 @@ class TestOnEveryStore:
         assert check(RULE, SUBJECT)
         override("", "site", SUBJECT)
         assert check(RULE, SUBJECT)
-
-    def test_a_refund_reaches_what_a_blocked_subject_has_used(self) -> None:
-        for _ in range(2):
-            check(RULE, SUBJECT)
-        override("b 0 0 ", "*", SUBJECT)
-        assert refund(RULE, SUBJECT).outcomes[0].why == "blocked"
-        override("", "*", SUBJECT)
-        assert peek(RULE, SUBJECT).remaining == 1
 
     def test_several_subjects_are_decided_together_and_reserve_is_free_for_an_exempt_one(self) -> None:
         entries = [("5/m", "user:1"), ("5/m", "org:2"), ("5/m", SUBJECT)]
@@ -141,3 +137,62 @@ def test_a_refusal_from_memory_is_that_of_its_own_rule_and_ends_with_an_exemptio
         assert check_all(entries)
         override("r 0 0 5/m", "*", "user:2")
         assert check_all(entries).remaining == 3
+
+
+# --- previews: they show what will apply, and change nothing ----------------------------------------------------------
+
+
+@pytest.fixture
+def rules(memory_store: None, settings: Any) -> None:
+    rules = {
+        "search": {"rate": "10/m; 100/h"},
+        "banning": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}},
+        "monthly": {"rate": "5/month", "algorithm": "calendar"},
+        "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
+    }
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
+
+def lines(of: list[Any]) -> list[tuple[str, int, int, float | None, str]]:
+    return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in of]
+
+
+@pytest.mark.parametrize("rates", ["100/m", "3/s; 7/m"])
+def test_the_preview_is_what_holds_after_saving(rates: str, rules: None) -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        (change,) = previews(SUBJECT, "search", "rate", rates).values()
+        assert lines(change.now) == [("10/m", 10, 0, 60.0, ""), ("100/h", 10, 90, 0.0, "")]
+        assert [each.used for each in peek("search", SUBJECT).outcomes] == [10, 10], "it changes nothing"
+        override(f"r 0 0 {rates}", "search", SUBJECT)
+        outcomes = peek("search", SUBJECT).outcomes
+    assert [(limit.limit, limit.remaining, limit.retry_after) for limit in change.then] == [
+        (outcome.limit, outcome.remaining, outcome.retry_after) for outcome in outcomes
+    ]
+
+
+def test_the_preview_of_an_exemption_or_a_block_has_the_longer_wait(rules: None) -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        cases: list[Any] = [("exempt", 0, [0.0, 0.0]), ("blocked", 0, [None, None]), ("blocked", 20, [60.0, 20.0])]
+        for mode, seconds, waits in cases:
+            (change,) = previews(SUBJECT, "search", mode, ends=seconds and START + seconds * SECOND).values()
+            assert [limit.retry_after for limit in change.then] == waits
+            override("b 0 0 ", "search", SUBJECT)  # which the next one replaces
+
+
+def test_in_the_preview_a_ban_precedes_a_new_rate_and_a_rules_own_override_one_of_all(rules: None) -> None:
+    with freeze(START):
+        check("1/d", SUBJECT, name="banning")
+        check("banning", SUBJECT)
+        check("banning", SUBJECT)
+        (fewer,) = previews(SUBJECT, "banning", "rate", "1/d").values()
+        (more,) = previews(SUBJECT, "banning", "rate", "50/h").values()
+        override("x 0 0 ", "search", SUBJECT)
+        found = previews(SUBJECT, "*", "rate", "7/m")
+    assert lines(fewer.then) == [("1/d", 1, 0, 86_400.0, "banned")]
+    assert lines(more.then) == [("50/h", 1, 49, 3_600.0, "banned")]
+    assert "an override of its own" in found["search"].problem
+    assert not found["search"].then
+    for name in ("tiered", "monthly"):
+        assert lines(found[name].then) == [("7/m", 0, 7, 0.0, "override")]
