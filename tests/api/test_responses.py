@@ -3,11 +3,9 @@
 The headers are read by an independent parser of RFC 9651. The page is in test_page.py.
 """
 
-import asyncio
 import json
 import math
 import pickle
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -16,13 +14,12 @@ import pytest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
-from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import path
+from django.test import Client, RequestFactory, override_settings
 from django.utils import translation
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, acheck, check, concurrency, quota
+from django_quota import Decision, Rule, check, quota
 from django_quota.adapters import refusal, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
@@ -55,10 +52,6 @@ def parsed(response: HttpResponseBase, name: str) -> list[tuple[str, dict[str, A
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
-
-
-async def view_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
@@ -95,12 +88,9 @@ RATES = st.builds(
     st.sampled_from([1, 2, 3, 7, 100, 5_000, 10**12]), st.sampled_from([1, 5, 30]), st.sampled_from("smhd"),
 )  # fmt: skip
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"precision": 2},
-    {"count_refused": True},
-    {"algorithm": "token_bucket", "burst": 4},
-]
-OPTIONS += [{"algorithm": algorithm} for algorithm in ("fixed_window", "token_bucket", "leaky_bucket")]
+    {}, {"precision": 2}, {"count_refused": True}, {"algorithm": "token_bucket", "burst": 4},
+    {"algorithm": "fixed_window"}, {"algorithm": "token_bucket"}, {"algorithm": "leaky_bucket"},
+]  # fmt: skip
 
 
 @inputs(120)
@@ -136,57 +126,13 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
         now += step
 
 
-CALL: dict[str, Any] = {"name": "r", "key": always("ann"), "cost": 2}
-
-
-def by_hand(request: HttpRequest) -> HttpResponse:
-    check("5/m; 9/h", request, **CALL).raise_if_refused()
-    return view(request)
-
-
-async def by_hand_async(request: HttpRequest) -> HttpResponse:
-    (await acheck("5/m; 9/h", request, **CALL)).raise_if_refused()
-    return view(request)
-
-
-VIEWS: dict[str, Callable[..., Any]] = {
-    "by-hand": by_hand, "by-hand-async": by_hand_async,
-    "decorated": quota("5/m; 9/h", **CALL)(view), "decorated-async": quota("5/m; 9/h", **CALL)(view_async),
-    "in-a-slot": concurrency(7, name="s")(by_hand), "in-a-slot-async": concurrency(7, name="s")(by_hand_async),
-    "middleware": view, "middleware-async": view_async,
-}  # fmt: skip
-urlpatterns = [path(f"{name}/", each) for name, each in VIEWS.items()]
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_every_edge_says_the_same(name: str, settings: Any) -> None:
-    def ask() -> Any:
-        with freeze(NOW):
-            return asyncio.run(AsyncClient().get(f"/{name}/")) if "async" in name else Client().get(f"/{name}/")
-
-    rule = {"rate": "5/m; 9/h", "key": CALL["key"], "cost": 2, "match": "/"}
-    rules = {"r": rule} if name.startswith("middleware") else {}
-    with override_settings(ROOT_URLCONF=__name__, QUOTA={**settings.QUOTA, "RULES": rules}):
-        replies = [ask() for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [200, 200, 429]
-    policy, state = (
-        [limit for limit in parsed(replies[-1], header) if limit[0] != "s"]
-        for header in ("RateLimit-Policy", "RateLimit")
-    )
-    assert policy == [("r-m", {"q": 5, "w": 60}), ("r-h", {"q": 9, "w": 3_600})]
-    assert state == [("r-m", {"r": 1, "t": 60}), ("r-h", {"r": 5, "t": 3_600})]
-    assert replies[-1].headers["Retry-After"] == "60"
-
-
 @pytest.mark.parametrize(
     ("found", "parameters"),
-    [
-        ({"remaining": -5}, {"r": 0, "t": 60}), ({"remaining": 10**16}, {"r": 999_999_999_999_999, "t": 60}),
-        ({"next_after": 1e30}, {"r": 0, "t": 999_999_999_999_999}),
-    ],
+    [({"remaining": 10**16}, {"r": 999_999_999_999_999, "t": 60}),
+     ({"remaining": -5, "next_after": 1e30}, {"r": 0, "t": 999_999_999_999_999})],
 )  # fmt: skip
 def test_a_number_out_of_bounds_is_an_integer_of_a_structured_field(found: Any, parameters: dict[str, int]) -> None:
-    outcome = check("1/m", f"number-{next(NUMBERS)}").outcomes[0]._replace(**found)
+    outcome = check("1/m", "global").outcomes[0]._replace(**found)
     with freeze(NOW):
         response = write_headers(HttpResponse(), Decision.of((outcome,)))
     assert parsed(response, "RateLimit") == [("1/m", parameters)]
@@ -194,10 +140,8 @@ def test_a_number_out_of_bounds_is_an_integer_of_a_structured_field(found: Any, 
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [
-        ('a"b', "a%22b"), ("a\\b", "a%5Cb"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"),
-        ("shop.views.buy", "buy"), ("shop.views.Buy#2", "Buy#2"), ("10/m", "10/m"), ("end.", "end."),
-    ],
+    [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("shop.views.Buy#2", "Buy#2"),
+     ("10/m", "10/m"), ("end.", "end.")],
 )  # fmt: skip
 def test_a_name_is_quoted_and_no_module_path_leaks(rule: str, name: str) -> None:
     ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")
@@ -221,9 +165,8 @@ def test_the_settings_turn_headers_off_and_the_legacy_ones_on(settings: Any) -> 
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
-        (None, PROBLEM), ("", PROBLEM), ("*/*", PROBLEM), ("application/json", PROBLEM), (PROBLEM, PROBLEM),
-        ("image/png", PROBLEM), (BROWSER, HTML), ("TEXT/HTML", HTML),
-        ("text/plain", TEXT), ("text/html;q=0.1, text/plain", TEXT), ("text/html;q=0", PROBLEM),
+        (None, PROBLEM), ("*/*", PROBLEM), (PROBLEM, PROBLEM), ("image/png", PROBLEM), (BROWSER, HTML),
+        ("TEXT/HTML", HTML), ("text/plain", TEXT), ("text/html;q=0.1, text/plain", TEXT), ("text/html;q=0", PROBLEM),
         ("application/json, text/plain, */*", PROBLEM), ("text/html, */*", HTML), ("text/html;level=1", PROBLEM),
         ("text/plain; charset=UTF-8, application/json;q=0.9", TEXT),
         ("text/plain; charset=latin-1, text/html;q=0.1", HTML),
@@ -238,14 +181,14 @@ def test_the_body_is_what_is_accepted(accept: str | None, kind: str) -> None:
     assert (response.headers["Cache-Control"], response.headers["Vary"]) == ("no-store", "Accept")
 
 
-@pytest.mark.parametrize("accept", ["*/*", BROWSER, "text/plain"])
-def test_a_head_request_gets_the_headers_of_a_get_and_no_body(accept: str, client: Client) -> None:
+def test_a_head_request_gets_the_headers_of_a_get_and_no_body(client: Client) -> None:
     with freeze(NOW):
         for _ in range(3):
             client.get("/limited/")
-        got, head = (ask("/limited/", headers={"Accept": accept}) for ask in (client.get, client.head))
-    assert (got.status_code, head.status_code, head.content) == (429, 429, b"")
-    assert head.headers.items() == got.headers.items()
+        for accept in ("*/*", BROWSER, "text/plain"):
+            got, head = (ask("/limited/", headers={"Accept": accept}) for ask in (client.get, client.head))
+            assert (got.status_code, head.status_code, head.content) == (429, 429, b"")
+            assert head.headers.items() == got.headers.items()
 
 
 def test_vary_keeps_what_other_middleware_adds(client: Client, settings: Any) -> None:
@@ -254,7 +197,7 @@ def test_vary_keeps_what_other_middleware_adds(client: Client, settings: Any) ->
         for _ in range(4):
             response = client.get("/limited/", headers={"Accept": BROWSER, "Accept-Language": "de"})
     assert (response.status_code, response.headers["Vary"]) == (429, "Accept, Accept-Language")
-    assert (response.headers["Content-Language"], "Zu viele Anfragen" in response.text) == ("de", True)
+    assert "Zu viele Anfragen" in response.text
 
 
 def test_problem_json_has_the_members_of_its_type() -> None:
@@ -263,7 +206,9 @@ def test_problem_json_has_the_members_of_its_type() -> None:
         assert limited(get()).status_code == 200
         response = limited(get("application/json"))
         banned = [check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"}) for _ in range(3)][-1]
+        of_a_ban = json.loads(refusal(get(), banned).content)
     denied = Decision(allowed=False, rule="r", subject="user:1", degraded=True, enforced=True)
+    away = refusal(get(), denied)
     assert json.loads(response.content) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too many requests",
@@ -272,39 +217,21 @@ def test_problem_json_has_the_members_of_its_type() -> None:
         "violated-policies": ["na%22rrow"],
         "retry_after": 60,
     }
-    assert response.headers["RateLimit-Policy"].startswith('"wide";q=5;w=60, "na%22rrow"')
-    with freeze(NOW):
-        problem = json.loads(refusal(get(), banned).content)
-    assert problem["type"].endswith("#abnormal-usage-detected")
-    assert (problem["status"], problem["retry_after"], problem["violated-policies"]) == (429, 600, ["b"])
-    away = refusal(get(), denied)
+    members = ("status", "retry_after", "violated-policies")
+    assert of_a_ban["type"].endswith("#abnormal-usage-detected")
+    assert [of_a_ban[each] for each in members] == [429, 600, ["b"]]
     problem = json.loads(away.content)
     assert problem["type"].endswith("#temporary-reduced-capacity")
     assert (away.status_code, problem["status"], problem["violated-policies"]) == (503, 503, [])
     assert "RateLimit" not in away.headers
 
 
-@pytest.mark.parametrize(
-    ("wait", "words"),
-    [
-        (1, "1 second"), (119, "119 seconds"), (120, "2 minutes"), (121, "3 minutes"), (7_199, "120 minutes"),
-        (7_200, "2 hours"), (7_201, "3 hours"), (172_801, "3 days"),
-    ],
-)  # fmt: skip
-def test_the_wait_is_in_words(wait: int, words: str) -> None:
-    with freeze(NOW):
-        outcome = check("1/d", "global").outcomes[0]._replace(allowed=False, retry_after=float(wait))
-    problem = json.loads(refusal(get(), Decision.of((outcome,))).content)
-    assert problem["detail"] == f"The limit is 1 per day. Please try again in {words}."
-
-
 # --- what must not leak -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
-@pytest.mark.parametrize("key", ["header:X-Api-Key", always(SECRET)])
-def test_no_subject_secret_or_module_path_leaks(accept: str, key: Any) -> None:
-    limited = quota("1/m", key=key)(view)
+def test_no_subject_secret_or_module_path_leaks(accept: str) -> None:
+    limited = quota("1/m", key=["header:X-Api-Key", always(SECRET)])(view)
     meta = {"HTTP_X_API_KEY": SECRET, "REMOTE_ADDR": "203.0.113.77"}
     kept = pickle.dumps(limited(get(accept, **meta)))  # as `cache_page` above it puts it into a cache
     request = get(accept, **meta)
@@ -323,10 +250,8 @@ def test_a_banned_client_does_not_see_what_the_limit_has_left() -> None:
             limited(get())
     with freeze(NOW + 5 * SECOND):
         reply = limited(get())
-    assert reply.status_code == 429
     ((_, limit),) = parsed(reply, "RateLimit")
-    assert limit["r"] == 0
-    assert limit["t"] >= 590
+    assert (reply.status_code, limit["r"], limit["t"] >= 590) == (429, 0, True)
 
 
 # --- the site's own answer: the setting RESPONSE ----------------------------------------------------------------------
@@ -337,14 +262,12 @@ def answered_by(function: Any, **more: Any) -> Any:
 
 
 def test_the_sites_answer_is_the_body_of_every_refusal_and_we_add_the_headers(client: Client) -> None:
-    with answered_by("tests.support.site_response.teapot"):
+    with answered_by("tests.support.site_response.teapot"), freeze(NOW):
         for url, most in (("/limited/", 3), ("/by-hand/", 2)):
-            with freeze(NOW):
-                replies = [client.get(url) for _ in range(most + 1)]
+            replies = [client.get(url) for _ in range(most + 1)]
             assert [reply.status_code for reply in replies] == [200] * most + [418]
             assert replies[-1].json() == {"rule": url.strip("/"), "path": url}
-            assert replies[-1].headers["Retry-After"] == "60"
-            assert replies[-1].headers["Cache-Control"] == "no-store"
+            assert [replies[-1].headers[name] for name in ("Retry-After", "Cache-Control")] == ["60", "no-store"]
             assert parsed(replies[-1], "RateLimit") == [(url.strip("/"), {"r": 0, "t": 60})]
 
 
