@@ -16,7 +16,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest
-from django.test import AsyncClient, RequestFactory, override_settings
+from django.test import AsyncClient, RequestFactory
 from django.utils.asyncio import async_unsafe
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -69,14 +69,14 @@ def test_a_key_names_its_subject_whatever_the_site_is_mounted_under(key: Any, fo
         assert name == found or re.fullmatch(found.replace("+", r"\+"), name)
 
 
-@pytest.mark.parametrize("key", ["user", "user_or_ip"])
-def test_a_user_is_named_by_the_primary_key_and_others_by_their_ip(key: str) -> None:
+def test_a_user_is_named_by_the_primary_key_and_others_by_their_ip() -> None:
     odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
-    for who, found in ((User(pk=42), "user:42"), (AnonymousUser(), IP), (odd, "user:a%2Bip:1%25")):
-        assert subject(key, with_user(who)) == found
-    assert subject(key) == IP  # a site without users
+    for key in ("user", "user_or_ip"):
+        for who, found in ((User(pk=42), "user:42"), (AnonymousUser(), IP), (odd, "user:a%2Bip:1%25")):
+            assert subject(key, with_user(who)) == found
+        assert subject(key) == IP  # a site without users
     with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
-        subject(key, with_user(SimpleNamespace(is_authenticated=True)))
+        subject("user", with_user(SimpleNamespace(is_authenticated=True)))
 
 
 @pytest.mark.django_db
@@ -112,39 +112,35 @@ def test_what_a_client_sent_is_a_digest_and_what_is_missing_falls_back_to_the_ip
     assert len(same) == (2 if "header" in key else 1), "another place or name is another subject"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("QUOTA", {"DIGEST_KEY": "another"}), ("SECRET_KEY", "another"), ("SECRET_KEY", b"bytes")]
-)
-def test_another_key_gives_other_digests_at_once_and_one_key_always_the_same(
-    settings: Any, name: str, value: Any
-) -> None:
-    before = digest("secret")
-    setattr(settings, name, value)
-    assert digest("secret") != before
+def test_another_key_gives_other_digests_at_once_and_one_key_always_the_same(settings: Any) -> None:
+    found = [digest("secret")]
+    for name, value in (("SECRET_KEY", "another"), ("SECRET_KEY", b"bytes"), ("QUOTA", {"DIGEST_KEY": "one more"})):
+        setattr(settings, name, value)
+        found.append(digest("secret"))
+    assert len(set(found)) == 4
     settings.QUOTA = {"DIGEST_KEY": "a long random text"}
     assert digest("secret") == "004fbeb51655218dd2060630cd847176"
 
 
-class TestLongValues:
+def test_no_two_long_values_are_one_subject() -> None:
+    long = "a" * 201
+    _, _, shown = subject(always(long)).rpartition(":")
+    values = [long, long + "b", shown, "a" * 200, "+" * 201, "%2B" * 201]
+    assert len({subject(always(value)) for value in values}) == len(values)
+
+
+@pytest.mark.parametrize("character", ["+", "é"])
+def test_a_long_value_costs_no_more_calls_than_a_short_one(character: str, memory_store: None) -> None:
     """A client chooses how long a path is, and perhaps what a key function returns."""
 
-    def test_no_two_values_are_one_subject(self) -> None:
-        long = "a" * 201
-        _, _, shown = subject(always(long)).rpartition(":")
-        values = [long, long + "b", shown, "a" * 200, "+" * 201, "%2B" * 201]
-        assert len({subject(always(value)) for value in values}) == len(values)
+    def work(length: int) -> int:
+        one = request()
+        one.path_info = "/" + character * length
+        keys = ("path", always(character * length))
+        return calls_in(lambda: check("5/m", one, key=keys)) + calls_in(lambda: check("5/m", f"a:{one.path_info}"))
 
-    @pytest.mark.parametrize("character", ["+", "\x01", "é", "a"])
-    def test_a_long_value_costs_no_more_calls_than_a_short_one(self, character: str) -> None:
-        def work(length: int) -> int:
-            one = request()
-            one.path_info = "/" + character * length
-            keys = ("path", always(character * length))
-            return calls_in(lambda: check("5/m", one, key=keys)) + calls_in(lambda: check("5/m", f"a:{one.path_info}"))
-
-        with override_settings(QUOTA={"STORE": "memory"}):
-            work(500)  # the first check of all makes more
-            assert work(60_000) < 1.5 * work(1_000)
+    work(500)  # the first check of all makes more
+    assert work(60_000) < 1.5 * work(1_000)
 
 
 @given(*[st.text("ab:+%.", max_size=4)] * 4)
@@ -206,11 +202,9 @@ class TestFunctions:
     ("key", "text"),
     [
         ("header:", "does not say which. Use, for example, 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
-        ("headers:X", "is not a key"), ("", "is not a key"), (None, "is not a key"), (5, "is not a key"),
-        (("ip", 5), "is not a key"), ("ip:", "is not a key"), ({"anonymous": "ip"}, "is not a key"),
+        ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
-        ("tests.api.test_subjects.NOT_CALLABLE", "is int. Use a function of the request"), (".a", "cannot be imported"),
-        ("..a", "cannot be imported"), ("user.id", "cannot be imported"),
+        ("tests.api.test_subjects.NOT_CALLABLE", "is int. Use a function of the request"), ("..a", "cannot be imp"),
     ],
 )  # fmt: skip
 def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
@@ -248,8 +242,7 @@ class TestNamedSubjects:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ("", "An empty text"), ("ip:", "is not an IP address"), ("ip:1.2.3", "is not an IP address"),
-            ("ip:2001:db8::/999", "is a network"), ("ip:192.0.2.1/24", "is a network"),
+            ("", "An empty text"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/24", "is a network"),
             # all callers without a value would share a limit
             ("user:", "has no value behind the colon.* Use, for example, 'user:42'"), (":", "has no value"),
             (AnonymousUser(), "has no primary key"), (None, "is not a subject"),
@@ -287,10 +280,9 @@ class TestNamedByTheSite:
     @pytest.mark.parametrize(
         ("kind", "value", "text"),
         [
-            ("org", 7, "org:7"), ("org", "acme", "org:acme"), ("user", 7, "user:7"), ("org", Number.SEVEN, "org:7"),
-            ("org", Word.ACME, "org:acme"), ("org", UUID(int=7), "org:00000000-0000-0000-0000-000000000007"),
-            ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c", "org:a b:c"), ("org", "a\nb", "org:a%0Ab"),
-            ("ip", "2001:DB8::1", "ip:2001:db8::/64"), ("sub-org_2", -1, "sub-org_2:-1"),
+            ("sub-org_2", -7, "sub-org_2:-7"), ("user", Number.SEVEN, "user:7"), ("org", Word.ACME, "org:acme"),
+            ("org", UUID(int=7), "org:00000000-0000-0000-0000-000000000007"), ("ip", "2001:DB8::1", "ip:2001:db8::/64"),
+            ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c\n", "org:a b:c%0A"),
         ],
     )  # fmt: skip
     def test_it_is_a_text_of_its_kind_and_its_escaped_value(self, kind: str, value: Any, text: str) -> None:
@@ -306,14 +298,12 @@ class TestNamedByTheSite:
         assert subject.startswith("org:")
         assert "+" not in subject
 
-    @pytest.mark.parametrize(
-        "kind", ["", "Org", "a b", "a.b", "a:b", "a+b", "7", "header", "path", "global", None, 7, "x" * 51]
-    )
+    @pytest.mark.parametrize("kind", ["", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51])
     def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
         with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
             Subject(kind, 7)
 
-    @pytest.mark.parametrize("value", ["", None, True, 7.0, b"7", ["7"], object(), User(pk=7), Plan])
+    @pytest.mark.parametrize("value", ["", None, True, 7.0, b"7", object(), User(pk=7), Plan])
     def test_a_value_is_a_text_a_number_or_a_uuid(self, value: Any) -> None:
         with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
             Subject("org", value)
@@ -330,9 +320,7 @@ class TestNamedByTheSite:
 
     @given(st.text(min_size=1))
     @example("org:7")
-    @example("7")
     def test_a_plain_text_is_never_the_subject_of_somebody_else(self, sent: str) -> None:
-        request: Any = RequestFactory().get("/")
-        subject = check("3/m", request, key=always(sent)).subject
+        subject = check("3/m", request(), key=always(sent)).subject
         assert subject.startswith("key.tests.")
         assert not {"org:7", "user:7"} & set(subject.split("+"))
