@@ -23,9 +23,10 @@ from tests.support.counts import (
     refused_today,
     slots_in_use,
 )
-from tests.support.memory import metrics_that_wait
+from tests.support.memory import metrics_that_wait, with_room_for_metrics
 from tests.support.outages import no_answer
 from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
 
@@ -54,12 +55,8 @@ class TestWhatIsCounted:
         assert checks_of_today() == {"a": (1, 1, 0)}
 
     def test_of_a_refused_plan_only_the_refusing_rules_count_and_shadows_apart(self) -> None:
-        rules = [
-            Rule.make("strict", "1/m"),
-            Rule.make("wide", "9/m"),
-            Rule.make("soft", "9/m", block=False),
-            Rule.make("ghost", "2/m", shadow=True),
-        ]
+        soft, ghost = Rule.make("soft", "9/m", block=False), Rule.make("ghost", "2/m", shadow=True)
+        rules = [Rule.make("strict", "1/m"), Rule.make("wide", "9/m"), soft, ghost]
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)
         assert refused_today() == []
@@ -95,21 +92,18 @@ class TestWhatIsCounted:
         with freeze(START + 601 * SECOND):
             assert "late" not in [found[0] for found in slots_in_use()]
 
-    def test_a_wrong_time_zone_fails_no_check(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Nowhere/Atall"}
-        assert check("3/m", SUBJECT, name="a")
-
 
 @pytest.mark.usefixtures("memory_store")
-def test_what_waits_to_be_sent_is_bounded_and_no_count_of_a_rule_is_lost() -> None:
+def test_what_waits_to_be_sent_is_bounded_and_no_count_of_a_rule_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_room_for_metrics(100, 50, monkeypatch)
     with freeze(START):
-        for number in range(2_000):
+        for number in range(200):
             check("0/m", f"user:{number}", name=f"rule{number}")
-            if number == 1_500:
+            if number == 150:
                 with no_answer():
                     assert not count_what_waits()
-        assert metrics_that_wait() == (1_001, 500)
-        assert sum(refused for _, refused, _ in checks_of_today().values()) == 2_000
+        assert metrics_that_wait() == (101, 50)
+        assert sum(refused for _, refused, _ in checks_of_today().values()) == 200
 
 
 def sent(raw: redis.Redis) -> dict[str, int]:
@@ -124,12 +118,6 @@ def sent(raw: redis.Redis) -> dict[str, int]:
 
 @pytest.mark.usefixtures("redis_cache")
 class TestTheWay:
-    def test_a_check_sends_nothing_but_its_own_command(self, raw: redis.Redis) -> None:
-        check("9/m", SUBJECT, name="a")
-        before = raw.info("stats")["total_reads_processed"]
-        check("9/m", SUBJECT, name="a")
-        assert raw.info("stats")["total_reads_processed"] - before == 2  # the check, and this question
-
     def test_what_was_not_sent_is_sent_with_the_next_and_a_lost_answer_counts_once_more(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
         for is_done, counted in ((False, {}), (True, {"a:a": 1})):
@@ -161,22 +149,20 @@ class TestTheWay:
         def ask(number: int) -> bool:
             if number % 20 == 0:
                 count_what_waits()
-            return bool(check("500/m", SUBJECT, name="a"))
+            return bool(check("100/m", SUBJECT, name="a"))
 
         with ThreadPoolExecutor(8) as threads:
-            allowed = sum(threads.map(ask, range(8 * 250)))
+            allowed = sum(threads.map(ask, range(8 * 60)))
         count_what_waits()
-        assert allowed == 500
-        assert sent(raw) == {"a:a": 500, "a:r": 1500}
+        assert allowed == 100
+        assert sent(raw) == {"a:a": 100, "a:r": 380}
         (refused,) = cast("Any", raw).keys("quota:1:{!}:refused:*")
-        assert raw.zscore(refused, SUBJECT) == 1500
+        assert raw.zscore(refused, SUBJECT) == 380
 
     @pytest.mark.usefixtures("the_flusher_runs")
     def test_an_idle_process_sends_its_counts_by_itself(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
         wait_until(lambda: sent(raw) == {"a:a": 1})
-        check("9/m", SUBJECT, name="a")
-        wait_until(lambda: sent(raw) == {"a:a": 2})
 
     @pytest.mark.usefixtures("the_flusher_runs")
     def test_an_event_loop_is_not_blocked_while_the_store_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +221,7 @@ for _ in range(7):
 """
 
 
-@pytest.mark.parametrize(("word", "counted"), [("", {"a:a": 7}), ("hangs", {})])
+@pytest.mark.parametrize(("word", "counted"), [("", {"a:a": 7}), thorough("processes", "hangs", {})])
 def test_the_last_counts_are_sent_at_the_end_which_a_store_that_hangs_does_not_delay(
     word: str, counted: dict[str, int], redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
 ) -> None:

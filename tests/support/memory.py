@@ -9,7 +9,7 @@ import pytest
 from django_quota.conf import current
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import RecordHits
-from django_quota.limiting import refusals, unasked
+from django_quota.limiting import metrics, refusals, unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
 from django_quota.requests import site_rules
@@ -40,8 +40,13 @@ def while_refusals_are_counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[]
 
 def metrics_that_wait() -> tuple[int, int]:
     """Return how many counts of rules wait to be sent, and of refused subjects."""
-    metrics = get_limiter().metrics
-    return len(metrics._counts), len(metrics._refused)
+    waiting = get_limiter().metrics
+    return len(waiting._counts), len(waiting._refused)
+
+
+def with_room_for_metrics(rules: int, subjects: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FIELDS", rules)
+    monkeypatch.setattr(metrics, "MAX_SUBJECTS", subjects)
 
 
 def with_room_for_refusals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
