@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.exceptions import Reject
 from django.core.checks import run_checks
 from hypothesis import given
@@ -24,6 +23,7 @@ from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
 from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
+from tests.support.inputs import inputs
 from tests.support.pages import marked
 
 pytestmark = [pytest.mark.usefixtures("memory_store")]
@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.usefixtures("memory_store")]
 class Site:
     """An app with one limited task, which notes when it starts and what it gets, and one worker."""
 
-    def __init__(self, app: Celery, clock: Clock) -> None:
-        self.app, self.clock = app, clock
+    def __init__(self, clock: Clock) -> None:
+        self.app, self.clock = in_memory_app(), clock
         self.moments: list[int] = []
         self.calls: list[Any] = []
-        self.worker = Worker(app, clock)
+        self.worker = Worker(self.app, clock)
 
     def task(self, **options: Any) -> Any:
         """Make a task that is limited by these options."""
@@ -65,20 +65,17 @@ class Site:
         moments = sorted(self.moments)
         return max(bisect_left(moments, first + seconds * SECOND) - index for index, first in enumerate(moments))
 
-    def state(self, result: Any) -> str:
-        return str(self.app.AsyncResult(result.id).state)
-
     def error(self, result: Any) -> Any:
         return self.app.AsyncResult(result.id).result
 
 
 @contextmanager
-def new_site(patch: pytest.MonkeyPatch, **conf: Any) -> Iterator[Site]:
+def new_site(patch: pytest.MonkeyPatch) -> Iterator[Site]:
     clear()
     clock = Clock()
     patch.setattr(integration, "sleep", clock.sleep)
     with clock.running():
-        yield Site(in_memory_app(**conf), clock)
+        yield Site(clock)
 
 
 @pytest.fixture
@@ -94,7 +91,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         ({"quota": "250/s"}, (1, 2), [(1, 0.0), (2, 0.004)]),
         ({"quota": "10/m", "key": lambda task, args, kwargs: f"org:{args[0]}"}, (1, 2, 1), [(1, 0), (2, 0), (1, 6.06)]),
         ({"quota": "10/m", "cost": 5}, (5, 5), [(5, 0.0), (5, 30.3)]),
-        ({"quota": "10/m", "cost": lambda task, args, kwargs: args[0]}, (5, 5), [(5, 0.0), (5, 30.3)]),
         # A free task starts at once.
         ({"quota": "1/m", "cost": lambda task, args, kwargs: args[0]}, (0, 0, 1), [(0, 0.0), (0, 0.0), (1, 0.0)]),
     ],
@@ -109,10 +105,10 @@ def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
 
 def test_tasks_that_come_at_once_start_one_after_the_other(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "django_quota")
-    starts = site.run(site.task(quota="100/m"), *range(40))
-    assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 39
-    assert site.calls == list(range(40))
-    assert len(site.worker.runs) == 40 + 39, "each is published at most once more"
+    starts = site.run(site.task(quota="100/m"), *range(12))
+    assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 11
+    assert site.calls == list(range(12))
+    assert len(site.worker.runs) == 12 + 11, "each is published at most once more"
     assert caplog.messages[0].endswith(" waits 1 second for its turn.")
 
 
@@ -138,34 +134,19 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
     task = site.task(quota="10/m", max_retries=0)
     site.app.conf.task_create_missing_queues = True
     queue, ids = f"{site.app.conf.task_default_queue}-slow", []
+    options: dict[str, Any] = {
+        "link": task.si("linked"), "link_error": task.si("failed"), "chain": [task.si("chained")],
+        "chord": task.si("body"), "group_id": "a-group", "group_index": 3, "priority": 5, "expires": 3600,
+        "shadow": "a shadow", "kwargsrepr": "{'secret': ***}", "time_limit": 30, "soft_time_limit": 20,
+        "ignore_result": True, "headers": {"traceparent": "00-1-2-03"}, "stamped_headers": ["tenant"],
+        "tenant": "acme", "retries": 2, "replaced_task_nesting": 1,
+    }  # fmt: skip
 
     @site.app.task(shared=False, bind=True, name="parent")
     def parent(self: Any) -> None:
         ids.append(self.request.id)
         task.apply_async((0,), queue=queue)
-        task.apply_async(
-            (1,),
-            {"secret": "x"},
-            queue=queue,
-            link=task.si("linked"),
-            link_error=task.si("failed"),
-            chain=[task.si("chained")],
-            chord=task.si("body"),
-            group_id="a-group",
-            group_index=3,
-            priority=5,
-            expires=3600,
-            shadow="a shadow",
-            kwargsrepr="{'secret': ***}",
-            time_limit=30,
-            soft_time_limit=20,
-            ignore_result=True,
-            headers={"traceparent": "00-1-2-03"},
-            stamped_headers=["tenant"],
-            tenant="acme",
-            retries=2,
-            replaced_task_nesting=1,
-        )
+        task.apply_async((1,), {"secret": "x"}, queue=queue, **options)
 
     parent.delay()
     assert site.worker.run_all() == 1
@@ -210,20 +191,20 @@ def test_a_wait_beyond_the_visibility_timeout_is_split(site: Site) -> None:
 
 
 def test_a_late_task_does_not_stand_behind_all_that_came_after_it(site: Site) -> None:
-    task = site.task(quota="10/m")
-    for number in range(20):
+    task = site.task(quota="4/m")
+    for number in range(8):
         task.delay(number)
-    for _ in range(20):
+    for _ in range(8):
         site.worker.step()
     site.clock.move_to(site.clock.now + 300 * SECOND)
-    for number in range(20, 40):
+    for number in range(8, 16):
         task.delay(number)
     site.worker.run_all()
-    late = [start for number, start in zip(site.calls, site.starts, strict=True) if number < 20]
-    assert len(late) == 20
-    assert max(late) < site.starts[-10]
-    assert site.most_in(60) == 10
-    assert len(site.worker.runs) <= 3 * 40
+    late = [start for number, start in zip(site.calls, site.starts, strict=True) if number < 8]
+    assert len(late) == 8
+    assert max(late) < site.starts[-4]
+    assert site.most_in(60) == 4
+    assert len(site.worker.runs) <= 3 * 16
 
 
 def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> None:
@@ -246,9 +227,10 @@ def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> 
     assert len(site.worker.runs) == before + 2
 
 
+@inputs(60)
 @given(
-    bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 25)), min_size=1, max_size=4),
-    deaths=st.lists(st.integers(0, 60), max_size=3),
+    bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 6)), min_size=1, max_size=3),
+    deaths=st.lists(st.integers(0, 12), max_size=2),
     lateness=st.integers(0, 200),
 )
 def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
@@ -256,7 +238,7 @@ def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
 ) -> None:
     """Bursts of tasks come, workers die after some messages, and theirs come back late."""
     with pytest.MonkeyPatch.context() as patch, new_site(patch) as site:
-        task = site.task(quota=["10/m", "60/h"])
+        task = site.task(quota=["2/m", "9/h"])
         worker, sent = site.worker, 0
         for pause, size in bursts:
             site.clock.move_to(site.clock.now + pause * SECOND)
@@ -269,35 +251,31 @@ def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
                 worker.die()
                 site.clock.move_to(site.clock.now + lateness * SECOND)
                 worker = Worker(site.app, site.clock)
-        worker.run_all(5_000)
+        worker.run_all(2_000)
         assert sorted(site.calls) == list(range(sent))
-        assert site.most_in(60) <= 10
-        assert site.most_in(3600) <= 60
+        assert site.most_in(60) <= 2
+        assert site.most_in(3600) <= 9
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
 def test_a_broker_that_takes_no_message_loses_no_task(
     site: Site, monkeypatch: pytest.MonkeyPatch, acks_late: bool
 ) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        assert options["retry_policy"]["max_retries"] == 300
+        raise OperationalError("no broker")
+
     task = site.task(quota="10/m", acks_late=acks_late)
-    task.delay(1)
-    second = task.delay(2)
+    _, second = task.delay(1), task.delay(2)
     site.worker.step()
-    with monkeypatch.context() as patch:
-
-        def fail(*args: Any, **options: Any) -> None:
-            assert options["retry_policy"]["max_retries"] == 300
-            raise OperationalError("no broker")
-
-        patch.setattr(site.app, "send_task", fail)
-        site.worker.fetch()
-        (_, _, message), *_ = site.worker.waiting
-        result = site.worker.execute(message)
+    monkeypatch.setattr(site.app, "send_task", fail)
+    site.worker.fetch()
+    (_, _, message), *_ = site.worker.waiting
+    result = site.worker.execute(message)
     if acks_late:
         assert isinstance(result.exception.exc, Reject)
         assert result.exception.exc.requeue
     else:
-        assert site.state(second) == "FAILURE"
         assert isinstance(site.error(second), OperationalError)
 
 
@@ -332,12 +310,10 @@ MEMORY = {"STORE": "memory"}
 @pytest.mark.parametrize(
     ("quota", "settings_now", "starts"),
     [
-        (rule("10/m", algorithm="token_bucket", burst=2), MEMORY, [0.0, 0.0, 6.0]),
         # Waiting is no refusal that leads to a ban.
         (rule("10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"}), MEMORY, [0.0, 6.0, 12.06]),
         (rule("10/m", algorithm="leaky_bucket", burst=2), MEMORY, [0.0, 6.06, 12.12]),
         (rule("1/m", shadow=True), MEMORY, [0.0, 0.0, 0.0]),
-        (rule(None), MEMORY, [0.0, 0.0, 0.0]),
         (rule("1/m"), {"ENABLED": False}, [0.0, 0.0, 0.0]),
         (rule("1/m"), {}, [0.0, 0.0, 0.0]),  # they lead to no server
         (rule("1/m", on_unavailable="local"), {}, [0.0, 60.6, 121.2]),
@@ -361,30 +337,23 @@ def test_waiting_does_not_use_up_the_limit(site: Site) -> None:
 
 
 def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> None:
-    failed = []
-
-    @site.app.task(shared=False, name="told")
-    def told(request: Any, error: Any, traceback: Any) -> None:
-        failed.append(error)
-
     task = site.task(quota="10/m")
     task.delay(1)
-    result = task.apply_async((2,), expires=5, link_error=told.s())
+    result = task.apply_async((2,), expires=5)
     site.worker.run_all()
-    assert (site.calls, site.state(result)) == ([1], "FAILURE")
+    assert site.calls == [1]
+    assert isinstance(site.error(result), TaskWouldExpire)
     assert "would wait 7 seconds for its turn, and expires in " in str(site.error(result))
-    assert [type(each) for each in (site.error(result), *failed)] == [TaskWouldExpire] * 2
     with pytest.raises(TaskWouldExpire, match="would wait 13 seconds for its turn, and expires in 5 seconds"):
         task.quota_apply_async(expires=5)  # its publisher is told
 
 
-@pytest.mark.parametrize(("quota", "cost"), [("0/m", 1), ("10/m", 11), ("10/d", 11)])
+@pytest.mark.parametrize(("quota", "cost"), [("0/m", 1), ("10/d", 11)])
 def test_a_task_that_no_time_helps_fails(site: Site, quota: str, cost: int) -> None:
     task = site.task(quota=quota, cost=cost)
     result = task.delay(1)
     site.worker.run_all()
     assert isinstance(site.error(result), TaskRefused)
-    assert "never starts" in str(site.error(result))
     if quota == "0/m":
         with pytest.raises(TaskRefused, match=r"never starts\. .*admits nothing \(0 per minute\)"):
             task.quota_apply_async()
@@ -397,9 +366,7 @@ def test_overrides_apply_to_tasks(site: Site) -> None:
     for subject, mode in (("org:1", "blocked"), ("org:2", "exempt"), ("org:3", "rate")):
         QuotaOverride.objects.create(subject=subject, rule="export", mode=mode, rate="60/m" if mode == "rate" else "")
     task = site.task(quota="10/m", key=lambda task, args, kwargs: f"org:{args[0]}")
-    results = {org: [task.delay(org), task.delay(org)] for org in (1, 2, 3)}
-    site.worker.run_all()
-    assert [site.state(result) for result in results[1]] == ["FAILURE", "FAILURE"]
+    site.run(task, 1, 1, 2, 2, 3, 3)
     assert list(zip(site.calls, site.starts, strict=True)) == [(2, 0.0), (2, 0.0), (3, 0.0), (3, 1.0)]
 
 
@@ -408,19 +375,19 @@ def test_overrides_apply_to_tasks(site: Site) -> None:
 
 def test_a_task_can_take_its_place_when_it_is_published(site: Site) -> None:
     task = site.task(quota="10/m")
-    for number in (1, 2, 3):
+    for number in (1, 2):
         task.quota_apply_async((number,))
-    assert site.worker.run_all() == 3
-    assert [bool(run.headers["eta"]) for run in site.worker.runs[:3]] == [False, True, True]
-    task.delay(4)  # in the same queue
+    assert site.worker.run_all() == 2
+    assert [bool(run.headers["eta"]) for run in site.worker.runs] == [False, True]
+    task.delay(3)  # in the same queue
     site.worker.run_all()
-    assert site.starts == [0.0, 6.06, 12.12, 18.18]
+    assert site.starts == [0.0, 6.06, 12.12]
     # A countdown or an eta of the caller stays the least.
     task.quota_apply_async((1,), countdown=60)
     task.quota_apply_async((2,), eta=datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=100))
     task.quota_apply_async((3,), countdown=1)
     site.worker.run_all()
-    assert [round(start) for start in sorted(site.starts[4:])] == [36, 78, 100]
+    assert [round(start) for start in sorted(site.starts[3:])] == [30, 72, 100]
 
 
 def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
@@ -438,10 +405,10 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     settings.QUOTA = {}
     task.delay(1)
     task.quota_apply_async((2,))
-    while site.clock.passed < 600 * SECOND:
+    while site.clock.passed < 120 * SECOND:
         assert site.worker.step()
     assert site.calls == []
-    assert len(site.worker.runs) <= 2 * 61
+    assert len(site.worker.runs) <= 2 * 13
     settings.QUOTA = {"STORE": "memory"}
     began = site.clock.passed
     site.worker.run_all()
@@ -456,7 +423,6 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     ("options", "problem"),
     [
         ({}, "needs either quota= or quota_rule="),
-        ({"quota": "10/m", "quota_rule": "exports"}, "needs either quota= or quota_rule="),
         ({"quota": "10/minutely"}, "'minutely' is not a unit"),
         ({"quota": Rule.make("devices", "3/d", distinct=True)}, "needs a request"),
         ({"quota": Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"})}, "needs a request"),
@@ -476,9 +442,8 @@ def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
     found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
-    assert {each.msg.split("'")[1]: each.hint for each in found} == {
-        "exprots": "Did you mean 'exports'?", "by-tier": "Use a rule with a rate.",
-    }  # fmt: skip
+    hints = {each.msg.split("'")[1]: each.hint for each in found}
+    assert hints == {"exprots": "Did you mean 'exports'?", "by-tier": "Use a rule with a rate."}
     result = site.app.tasks["exprots"].delay(1)
     site.worker.run_all()
     assert "There is no rule 'exprots'" in str(site.error(result))
