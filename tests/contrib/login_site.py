@@ -74,11 +74,11 @@ def begin(folder: str, *, with_middleware: bool, rules: Any = (), **more: Any) -
 
 
 def allauth(folder: str, middleware: str) -> dict[str, Any]:
-    """Guess Ann's password on allauth's page, then log in from elsewhere, by name and by e-mail address."""
+    """Guess Ann's password on allauth's page, log in by name and by e-mail address, and set a new one by mail."""
     begin(folder, with_middleware=middleware == "with")
+    from django.core import mail
     from django.test import Client
 
-    from django_quota.features.logins import unlock
     from django_quota.testing import freeze
 
     def log_in(name: str, password: str, address: str) -> Any:
@@ -86,34 +86,26 @@ def allauth(folder: str, middleware: str) -> dict[str, Any]:
         reply = client.post("/accounts/login/", {"login": name, "password": password})
         return reply.status_code, client.session.get("_auth_user_backend"), reply
 
+    def tries(address: str, password: str, times: int = 6) -> list[int]:
+        return [log_in("ann", password, address)[0] for _ in range(times)]
+
+    home, away, new = "203.0.113.9", "198.51.100.7", "new right horse"
     with freeze(1_800_000_000_000_000):
-        guesses = [log_in("ann", "guess", "203.0.113.9")[0] for _ in range(6)]
-        refused = log_in("ann", PASSWORD, "203.0.113.9")[2]
-        return {
+        guesses, refused = tries(home, "guess"), log_in("ann", PASSWORD, home)[2]
+        found = {
             "guesses": guesses,
             "page": "Please try again in 10 minutes." in refused.content.decode(),
             "retry_after": refused.headers["Retry-After"],
-            "by_name": log_in("ann", PASSWORD, "198.51.100.7")[:2],
-            "by_email": log_in("Ann@example.org", PASSWORD, "203.0.113.9")[:2],
-            "many": [log_in("ann", PASSWORD, "198.51.100.7")[0] for _ in range(12)],
-            "unlocked": [unlock("ann"), log_in("ann", PASSWORD, "203.0.113.9")[0]],
-            **reset(log_in),
+            "by_name": log_in("ann", PASSWORD, away)[:2],
+            "by_email": log_in("Ann@example.org", PASSWORD, home)[:2],
+            "many": tries(away, PASSWORD, 12),
+            "locked": [tries(address, "guess")[-1] for address in (home, away)],
         }
-
-
-def reset(log_in: Any) -> dict[str, Any]:
-    """Lock Ann out at two addresses, by her name and her e-mail address; then set a new password by mail at one."""
-    from django.core import mail
-    from django.test import Client
-
-    places = [(name, at) for name in ("ann", "ann@example.org") for at in ("203.0.113.9", "198.51.100.7")]
-    locked = [[log_in(name, "guess", at)[0] for _ in range(6)][-1] for name, at in places]
-    client, new = Client(REMOTE_ADDR="203.0.113.9"), "new right horse"
-    client.post("/accounts/password/reset/", {"email": "ann@example.org"})
-    link = re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]
-    page = client.get(link).headers["Location"]
-    done = client.post(page, {"password1": new, "password2": new}).status_code
-    return {"locked": locked, "reset": done, "after": [log_in(name, new, at)[0] for name, at in places]}
+        client = Client(REMOTE_ADDR=home)
+        client.post("/accounts/password/reset/", {"email": "ann@example.org"})
+        page = client.get(re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]).headers["Location"]
+        found["reset"] = client.post(page, {"password1": new, "password2": new}).status_code
+        return {**found, "after": [log_in("ann", new, address)[0] for address in (home, away)]}
 
 
 def limits(folder: str) -> dict[str, Any]:
