@@ -75,8 +75,8 @@ class Hold:
         """Replace the estimate with the real cost; return what the limits have left.
 
         `actual`: units, 0 to 10^12. After `reserve_all` also a list with one number for each entry, or a mapping by the
-        name of the rule: `hold.settle({"tpm": 640})` leaves the other entries at their estimates. One number counts for
-        all entries.
+        name of the rule: `hold.settle({"tpm": 640})` leaves the other entries at their estimates. One number is for
+        all entries, if they have the same estimate.
 
         If `actual` is less than the estimate, the rest is given back, as far as it still counts. With `leaky_bucket`,
         only the newest hit can be returned. If `actual` is more, the difference is spent now, even past the limit, and
@@ -170,6 +170,11 @@ class Hold:
                 raise RuleError(f"{actual!r} has {len(actual)} numbers, but the reservation has {len(names)} entries.")
             given = actual
         else:
+            if actual and len(set(self.costs)) > 1:
+                raise RuleError(
+                    f"One number, {actual!r}, for {len(names)} entries with different estimates, {self.costs}.",
+                    f"Name the rules: settle({{{names[-1]!r}: {actual!r}}}); the others keep their estimates.",
+                )
             given = [actual] * len(names)
         return [validate_cost(cost, name) for cost, name in zip(given, names, strict=True)]
 

@@ -220,7 +220,7 @@ class TestData:
             assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
             response = refusal(get(), decision)
             assert (response.status_code, response["Retry-After"]) == (503, "1")
-            assert hold.settle(3).degraded
+            assert hold.settle({"credits": 3}).degraded
             with pytest.raises(QuotaExceeded):
                 reserve_all(asked)
         assert CREDITS.get(ORG) == 990

@@ -110,14 +110,14 @@ class TestReserveAll:
 
     def test_one_number_settles_all_entries_and_none_gives_all_back(self) -> None:
         with freeze(START):
-            reserve_all(ENTRIES).settle(2)
-            assert left() == [1, 998, 1_498]
+            reserve_all(ENTRIES[1:]).settle(2)
+            assert left() == [3, 998, 1_498]
             with pytest.raises(ZeroDivisionError), reserve_all(ENTRIES):
                 raise ZeroDivisionError
-            assert left() == [1, 998, 1_498]
+            assert left() == [3, 998, 1_498]
             with reserve_all(ENTRIES):
                 pass
-            assert left() == [0, 98, 598]
+            assert left() == [2, 98, 598]
 
     @pytest.mark.parametrize(
         ("actual", "message"),
@@ -127,6 +127,7 @@ class TestReserveAll:
             ({"words": 3}, r"Rule 'words' is not in the reservation\. Known: org-tpm, rpm, tpm"),
             ({"tpm": -3}, "-3"),
             (1.5, "1.5"),
+            (640, r"One number, 640, for 3 entries with different estimates, .* settle\({'org-tpm': 640}\)"),
             ([1, "2", 3], "'2'"),
         ],
     )
