@@ -32,9 +32,8 @@ from tests.support.steps import START
 IP = "ip:127.0.0.1"
 
 
-def request_by(method: str = "get", **given: Any) -> HttpRequest:
-    request: HttpRequest = getattr(RequestFactory(), method)("/", **given)
-    return request
+def request_by(method: str = "get", **given: Any) -> Any:
+    return getattr(RequestFactory(), method)("/", **given)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -42,30 +41,25 @@ def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
     def fail() -> Any:
         raise UnicodeError("a framework's own error")
 
-    rule = Rule.make("by-phone", "9/m", key="json:phone")
-    requests = [request_by("post", data="broken", content_type="application/json") for _ in range(4)]
-    for request, parse in zip(
-        requests, (lambda: {"phone": "1"}, lambda: {"phone": 1}, lambda: [{"phone": "1"}], fail), strict=True
-    ):
+    def sent(parse: Any) -> Any:
+        request = request_by("post", data="broken", content_type="application/json")
         set_body_parser(request, parse)
-    one, other, none = (decide(each, rule).subject for each in requests[:3])
+        return request
+
+    rule, shadow = (Rule.make("by-phone", "9/m", key="json:phone", shadow=is_off) for is_off in (False, True))
+    bodies: list[Any] = [{"phone": "1"}, {"phone": 1}, [{"phone": "1"}]]
+    one, other, none = (decide(sent(lambda body=body: body), rule).subject for body in bodies)
     assert (one == other, none) == (True, IP)
     with pytest.raises(UnicodeError):
-        decide(requests[3], rule)
-    in_the_shadow = Rule.make("by-phone", "9/m", key="json:phone", shadow=True)
-    assert decide(requests[3], in_the_shadow).outcomes == ()
+        decide(sent(fail), rule)
+    assert decide(sent(fail), shadow).outcomes == ()
 
 
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("memory_store")
 def test_names_rates_rules_and_pairs_are_decided_in_one_call(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m", "find": {"rate": "5/m", "key": "path"}}}
-    rules: list[Any] = [
-        "search",
-        "9/h",
-        Rule.make("own", "7/d", key="header:X-Key"),
-        ("find", "user:42"),
-        ("3/m", "ip:2001:db8::1"),
-    ]
+    own = Rule.make("own", "7/d", key="header:X-Key")
+    rules: list[Any] = ["search", "9/h", own, ("find", "user:42"), ("3/m", "ip:2001:db8::1")]
     request = request_by(headers={"X-Key": "k"})
     decide(request, rules)  # makes the limiter
     calls = calls_of(monkeypatch)
@@ -79,20 +73,6 @@ def test_names_rates_rules_and_pairs_are_decided_in_one_call(settings: Any, monk
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_methods_skip_and_exempt_apply_as_on_a_view() -> None:
-    rules = [
-        Rule.make("posts", "0/m", methods=["POST"]),
-        Rule.make("skipped", "0/m", skip=lambda request: True),
-        Rule.make("exempt", "0/m", exempt="127.0.0.0/8"),
-    ]
-    assert decide(request_by(), rules).outcomes == decide(request_by(), []).outcomes == ()
-    assert not decide(request_by("post"), rules)
-    assert decide(request_by(), "3/m").remaining == 2
-    with pytest.raises(RuleError, match="pass the request"):
-        decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
-
-
-@pytest.mark.usefixtures("memory_store")
 def test_a_request_that_wraps_djangos_is_seen_through() -> None:
     wrapped = SimpleNamespace(_request=request_by())
     decision = apply_decision(wrapped, decide(wrapped, "0/m"))
@@ -101,21 +81,20 @@ def test_a_request_that_wraps_djangos_is_seen_through() -> None:
     assert client_ip(wrapped) == "127.0.0.1"
     with pytest.raises(RuleError, match=r"'ip:1.2.3.4' is not a request of Django.*check_all"):
         decide("ip:1.2.3.4", "10/m")
-    with pytest.raises(RuleError, match="serach"):
-        decide(request_by(), "serach")
+    with pytest.raises(RuleError, match="pass the request"):
+        decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
 
 
-@both
 @pytest.mark.usefixtures("memory_store")
-def test_a_refusal_is_that_of_the_decorator(kind: str) -> None:
+def test_a_refusal_is_that_of_the_decorator() -> None:
     rule = Rule.make("tests.full", "0/m")
     view: Any = quota(rule=rule)(lambda request: HttpResponse())
     with freeze(START):
         expected = view(request_by())
         request = request_by()
         decision = apply_decision(request, decide(request, [rule]))
-        found = asyncio.run(arefusal(request, decision)) if kind == "async" else refusal(request, decision)
-    assert (found.status_code, found.content, found.headers) == (429, expected.content, expected.headers)
+        for found in (refusal(request, decision), asyncio.run(arefusal(request, decision))):
+            assert (found.status_code, found.content, found.headers) == (429, expected.content, expected.headers)
 
 
 def decided_again(request: HttpRequest) -> HttpResponse:
@@ -133,7 +112,7 @@ urlpatterns = [path("sync/", decided_again), path("async/", adecided_again)]
 
 @both
 @pytest.mark.urls(__name__)
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("memory_store")
 def test_a_rule_that_was_decided_before_is_not_counted_twice(kind: str, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": {"rate": "5/m", "match": "/"}}}
     (response,) = fetch(kind, f"/{kind}/")  # the middleware has decided it
@@ -141,10 +120,7 @@ def test_a_rule_that_was_decided_before_is_not_counted_twice(kind: str, settings
     assert '"everywhere"' in response.headers["RateLimit"]
     assert peek("everywhere", IP).remaining == 4
     request = request_by()
-    assert decide(request, "everywhere").remaining == 3
-    assert (
-        asyncio.run(adecide(request, "everywhere")) if kind == "async" else decide(request, "everywhere")
-    ).outcomes == ()
+    assert [len(decide(request, "everywhere").outcomes) for _ in range(2)] == [1, 0]
 
 
 @pytest.fixture
@@ -174,49 +150,47 @@ def test_a_slot_of_an_integration_is_held_until_the_block_ends() -> None:
         asyncio.run(ask())
 
 
-class TestObservers:
-    @pytest.mark.usefixtures("either_store")
-    def test_checks_requests_reservations_and_slots_are_heard(self, heard: list[Decision]) -> None:
-        made = [check("1/m", "user:1"), asyncio.run(acheck("1/m", "user:1")), decide(request_by(), "2/m")]
-        with reserve("5/m", "user:1", 3) as hold:
-            made.append(hold.decision)
-        with pytest.raises(QuotaExceeded):
-            reserve("5/m", "user:1", 3)
-        with slot("export", 1):
-            pass
-        assert heard[:4] == made
-        assert [decision.allowed for decision in heard] == [True, False, True, True, False, True]
-        heard.clear()
-        peek("1/m", "user:1")
-        refund("1/m", "user:1")
-        check(Rule.make("free", None), "user:1")
-        decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])])
-        assert heard == []
-        for _ in range(3):  # from memory, too
-            check("1/m", "user:2", cache_refusals=9)
-        with no_answer():
-            check("5/m", "user:3", on_unavailable="deny")
-        assert [(decision.allowed, decision.degraded) for decision in heard] == [
-            (True, False), (False, False), (False, False), (False, True)
-        ]  # fmt: skip
+@pytest.mark.usefixtures("memory_store")
+def test_checks_requests_reservations_and_slots_are_heard(heard: list[Decision]) -> None:
+    made = [check("1/m", "user:1"), asyncio.run(acheck("1/m", "user:1")), decide(request_by(), "2/m")]
+    with reserve("5/m", "user:1", 3) as hold:
+        made.append(hold.decision)
+    with pytest.raises(QuotaExceeded):
+        reserve("5/m", "user:1", 3)
+    with slot("export", 1):
+        pass
+    assert heard[:4] == made
+    assert [decision.allowed for decision in heard] == [True, False, True, True, False, True]
+    heard.clear()
+    peek("1/m", "user:1")
+    refund("1/m", "user:1")
+    check(Rule.make("free", None), "user:1")
+    decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])])
+    assert heard == []
+    for _ in range(3):  # from memory, too
+        check("1/m", "user:2", cache_refusals=9)
+    with no_answer():
+        check("5/m", "user:3", on_unavailable="deny")
+    assert [(decision.allowed, decision.degraded) for decision in heard] == [
+        (True, False), (False, False), (False, False), (False, True)
+    ]  # fmt: skip
 
-    @pytest.mark.usefixtures("memory_store")
-    def test_an_observer_is_a_sync_function_is_kept_once_and_breaks_nothing(
-        self, heard: list[Decision], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def broken(decision: Decision) -> None:
-            raise ValueError("broken on purpose")
 
-        async def later(decision: Decision) -> None: ...
+@pytest.mark.usefixtures("memory_store")
+def test_an_observer_is_a_sync_function_is_kept_once_and_breaks_nothing(
+    heard: list[Decision], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(decision: Decision) -> None:
+        raise ValueError("broken on purpose")
 
-        wrong: Any
-        for wrong in (later, "path.to.function"):
-            with pytest.raises(ConfigurationError, match="not a sync function"):
-                observe(wrong)
-        assert observe(observe(broken)) is broken
-        with caplog.at_level(logging.ERROR, "django_quota"):
-            assert check("5/m", "user:1")
-        assert caplog.text.count("An observer of decisions failed") == 1
-        assert len(heard) == 1
-        assert unobserve(broken)
-        assert not unobserve(broken)
+    async def later(decision: Decision) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="not a sync function"):
+        observe(later)
+    assert observe(observe(broken)) is broken
+    with caplog.at_level(logging.ERROR, "django_quota"):
+        assert check("5/m", "user:1")
+    assert caplog.text.count("An observer of decisions failed") == 1
+    assert len(heard) == 1
+    assert unobserve(broken)
+    assert not unobserve(broken)

@@ -97,38 +97,26 @@ class TestARefusalIsRepeated:
 
 
 @pytest.mark.usefixtures("memory_store")
-class TestTheStoreIsAskedForEach:
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"ban": {"after": "90/m", "for": "1h"}},
-            {"count_refused": True},
-            {"shadow": True},
-            {"block": False},
-            {"cache_refusals": 0},
-            {"cache_refusals": None},
-        ],
-        ids=lambda options: next(iter(options)),
-    )
-    def test_refusal_of_a_rule_that_needs_it(self, asked: list[int], options: dict[str, Any]) -> None:
-        rule = Rule.make("a", "1/m", **{"cache_refusals": 10, **options})
-        with freeze(NOON):
+def test_the_store_is_asked_for_each_refusal_that_must_be_counted_there_and_each_value(asked: list[int]) -> None:
+    needs_it: list[dict[str, Any]] = [
+        {"ban": {"after": "90/m", "for": "1h"}}, {"count_refused": True}, {"shadow": True}, {"block": False},
+        {"cache_refusals": 0},
+    ]  # fmt: skip
+    with freeze(NOON):
+        for number, options in enumerate(needs_it):
+            rule = Rule.make(f"rule-{number}", "1/m", **{"cache_refusals": 10, **options})
+            asked.clear()
             for _ in range(5):
                 check(rule, SUBJECT)
-        assert len(asked) == 5
-
-    def test_value_of_a_rule_that_counts_different_ones(self, asked: list[int]) -> None:
-        rule = Rule.make("a", "1/m", distinct=True, cache_refusals=10)
-        with freeze(NOON):
-            assert [check(rule, SUBJECT, value=value).allowed for value in "abba"] == [True, False, False, True]
+            assert len(asked) == 5, options
+        asked.clear()
+        values = Rule.make("values", "1/m", distinct=True, cache_refusals=10)
+        assert [check(values, SUBJECT, value=value).allowed for value in "abba"] == [True, False, False, True]
         assert len(asked) == 4
 
 
-"""A name that has only a digest in the keys."""
-
-
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("subject", [SUBJECT, "x" * 300, "é" * 150, f"{SUBJECT}+path:/{'x' * 300}"])
+@pytest.mark.parametrize("subject", [SUBJECT, "é" * 300], ids=["plain", "which has only a digest in the keys"])
 def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, asked: list[int]) -> None:
     def reset_and_clear() -> None:
         reset("1/m", subject)
@@ -167,29 +155,22 @@ def test_a_reset_while_a_refusal_is_under_way_takes_effect_too(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("memory_store")
-class TestRefusalsFromMemoryAreCounted:
-    def test_in_the_metrics_and_for_the_day_of_the_refusal(self) -> None:
-        midnight = NOON + 43_200 * SECOND
-        with freeze(midnight - SECOND):
-            fill(subject="user:1", name="a", cache_refusals=10)
-            check("1/m", "user:1", name="a", cache_refusals=10)
-        with freeze(midnight):
-            for _ in range(2):
-                check("1/m", "user:1", name="a", cache_refusals=10)
-            count_what_waits()
-            count_what_waits()
-            assert [counts["a"] for counts in days_of("user:1").values()] == [(1, 2), (0, 2)]
-            assert (checks_of_today(), refused_today()) == ({"a": (1, 4, 0)}, [("user:1", 4)])
+def test_refusals_from_memory_are_in_the_metrics_and_counted_for_their_day_and_by_all_threads() -> None:
+    def refuse() -> bool:
+        return check("1/m", "user:1", name="a", cache_refusals=10).allowed
 
-    def test_by_threads_that_refuse_at_the_same_time(self) -> None:
-        with freeze(NOON):
-            fill(name="a", cache_refusals=60)
-            contexts = [copy_context() for _ in range(400)]
-            with ThreadPoolExecutor(8) as pool:
-                refused = pool.map(lambda each: each.run(check, "1/m", SUBJECT, name="a", cache_refusals=60), contexts)
-                assert not any(refused)
-            count_what_waits()
-            assert checks_of_today() == {"a": (1, 401, 0)}
+    midnight = NOON + 43_200 * SECOND
+    with freeze(midnight - SECOND):
+        fill(subject="user:1", name="a", cache_refusals=10)
+        refuse()
+    with freeze(midnight):
+        contexts = [copy_context() for _ in range(400)]
+        with ThreadPoolExecutor(8) as pool:
+            assert not any(pool.map(lambda each: each.run(refuse), contexts))
+        count_what_waits()
+        count_what_waits()
+        assert [counts["a"] for counts in days_of("user:1").values()] == [(1, 2), (0, 400)]
+        assert (checks_of_today(), refused_today()) == ({"a": (1, 402, 0)}, [("user:1", 402)])
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -265,7 +246,6 @@ RULES = [
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("check"), st.sampled_from(RULES), st.integers(1, 4)),
-        st.tuples(st.just("check"), st.sampled_from(RULES[:3]), st.just(1)),
         st.tuples(st.just("refund"), st.sampled_from(RULES), st.integers(1, 2)),
         st.tuples(st.just("reset"), st.sampled_from(RULES), st.just(0)),
         st.tuples(st.just("elsewhere"), st.sampled_from(RULES), st.just(0)),
@@ -314,24 +294,23 @@ urlpatterns = [path("0/", flooded)]
 @both
 @pytest.mark.usefixtures("redis_cache")
 def test_a_flood_of_a_view_hardly_reaches_redis(kind: str, raw: redis.Redis, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, ["django_quota.middleware.QuotaMiddleware"]
     settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60, "RULES": {"site": {"rate": "100/h", "match": "/"}}}
     served, first = fetch(kind, "/0/", 2)
     assert (served.status_code, first.status_code) == (200, 429)
     raw.config_resetstat()
-    *_, last = responses = fetch(kind, "/0/", 200)
+    *_, last = responses = fetch(kind, "/0/", 100)
     count_what_waits()
     stats: Any = raw.info("commandstats")
     trips = sum(stat["calls"] for name, stat in stats.items() if name.startswith("cmdstat_eval"))
     assert {response.status_code for response in responses} == {429}
-    assert trips / len(responses) <= 0.05
+    assert trips < 10
     assert int(first["Retry-After"]) - int(last["Retry-After"]) in range(60)
     assert last["RateLimit-Policy"] == '"view";q=1;w=3600'
     assert last["RateLimit"].startswith('"view";r=0;t=')
 
 
-@pytest.mark.parametrize("value", [-1, 60.5, "1", "2m", True])
+@pytest.mark.parametrize("value", [-1, 60.5, "2m", True])
 def test_another_value_is_refused_with_what_to_write(value: Any) -> None:
     with pytest.raises(RuleError, match=r"cache_refusals=.* from 0 to 1 minute.*1\.0, '10s'") as caught:
         Rule.make("a", "1/m", cache_refusals=value)

@@ -9,10 +9,10 @@ from django.conf import settings as live
 from django.core.signals import setting_changed
 from django.test import RequestFactory, override_settings
 
-from django_quota import Rule, check
+from django_quota import Rule
 from django_quota.adapters import client_ip
-from django_quota.conf import KNOWN_SETTINGS, current, rule_of
-from django_quota.exceptions import ConfigurationError, RateError, RuleError
+from django_quota.conf import current, rule_of
+from django_quota.exceptions import ConfigurationError, RuleError
 
 PEER = "192.0.2.1"
 
@@ -25,12 +25,6 @@ def address(peer: str | None = PEER, forwarded: str | None = None) -> str:
     if forwarded is not None:
         request.META["HTTP_X_FORWARDED_FOR"] = forwarded
     return client_ip(request)
-
-
-def test_every_setting_has_a_default_that_is_fine(settings: Any) -> None:
-    for settings.QUOTA in ({}, None):
-        for name in KNOWN_SETTINGS:
-            getattr(current(), name.lower())
 
 
 def test_overrides_are_read_at_once_and_nest(settings: Any) -> None:
@@ -55,25 +49,19 @@ def test_overrides_are_read_at_once_and_nest(settings: Any) -> None:
     ("name", "value", "text"),
     [
         ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
-        ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "", "without braces"),
-        ("PREFIX", "a{b", "without braces"), ("IPV6_PREFIX", 0, "from 1 to 128"),
-        ("IPV6_PREFIX", 129, "from 1 to 128"), ("IPV4_PREFIX", 0, "from 1 to 32"),
+        ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "a{b", "without braces"),
+        ("IPV6_PREFIX", 0, "from 1 to 128"), ("IPV6_PREFIX", True, "for example 64"),
         ("IPV4_PREFIX", 33, "from 1 to 32"), ("IPV4_PREFIX", "24", "for example 24"),
-        ("TRUSTED_PROXY_COUNT", -1, "from 0 to 32"), ("TRUSTED_PROXY_COUNT", True, "for example 1"),
+        ("TRUSTED_PROXY_COUNT", -1, "from 0 to 32"), ("CLIENT_IP_HEADER", None, "Use the name of a header"),
         ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", "for example 'CF-Connecting-IP'"),
-        ("CLIENT_IP_HEADER", "X Real", "for example 'CF-Connecting-IP'"),
-        ("CLIENT_IP_HEADER", None, "Use the name of a header"),
         ("CLIENT_IP_HEADER", "x-forwarded-for", "Leave it out"), ("CLIENT_IP_HEADER", "Forwarded", "Leave it out"),
         ("CLIENT_IP_HEADER", "X-Real-IP", "TRUSTED_PROXIES is empty, so nobody may send it"),
-        ("IPV6_PREFIX", True, "for example 64"), ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"),
-        ("ON_UNAVAILABLE", None, "Use 'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random text"),
+        ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random text"),
         ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
         ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),
         ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
-        ("TRUSTED_PROXIES", [True], "holds True"),
-        ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "holds"), ("TRUSTED_PROXIES", [None], "holds None"),
-        ("TEMPLATE", 429, "Use, for example, '429.html'"), ("LEGACY_HEADERS", None, "Use True or False"),
-        ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"), ("RULES", None, "Use a dict"),
+        ("TRUSTED_PROXIES", [None], "holds None"), ("TEMPLATE", 429, "Use, for example, '429.html'"),
+        ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_setting_and_a_value_to_use(settings: Any, name: str, value: object, text: str) -> None:
@@ -91,9 +79,6 @@ def test_a_rule_is_made_once_and_an_unknown_name_gets_the_nearest_one(settings: 
     assert str(current().rule("login").rates[0]) == "2/s"
     with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
         current().rule("serach")
-    for rate, near in (("serach", "Did you mean 'search'"), ("ten/m", "Known: login, search")):
-        with pytest.raises(RateError, match=rf"'{rate}' is not a rate: the count .* Nor is it a rule.*{near}"):
-            check(rate, "global")
     for rule in ("search", Rule.make("x", "1/s")):
         with pytest.raises(RuleError, match="has its own options; burst can only be given"):
             rule_of(rule, {"burst": 5})
@@ -102,17 +87,13 @@ def test_a_rule_is_made_once_and_an_unknown_name_gets_the_nearest_one(settings: 
 @pytest.mark.parametrize(
     ("bits", "peer", "forwarded", "found"),
     [
-        (64, PEER, None, PEER), (64, "2001:db8:1:2:3:4:5:6", None, "2001:db8:1:2::/64"), (64, "::1", None, "::/64"),
-        (64, "::ffff:192.0.2.1", None, PEER), (64, "fe80::1%eth0", None, "fe80::/64"),
-        (48, "2001:db8:1:2::3", None, "2001:db8:1::/48"), (128, "fe80::1%eth0", None, "fe80::1"),
+        (64, PEER, None, PEER), (64, "::1", None, "::/64"), (48, "2001:db8:1:2::3", None, "2001:db8:1::/48"),
+        (128, "fe80::1%eth0", None, "fe80::1"), (64, "10.0.0.1", "", "10.0.0.1"),
         # trusted proxies are walked past, to the first address that is none
-        *((64, "10.0.0.1", forwarded, found) for forwarded, found in (
-            ("", "10.0.0.1"), ("[2001:db8::1]:443", "2001:db8::/64"),
-            ("1.1.1.1, 203.0.113.9 , 10.9.9.9", "203.0.113.9"),
-            ("10.3.3.3, 10.2.2.2", "10.3.3.3"), ("203.0.113.9, unknown, 10.2.2.2", "10.2.2.2"),
-            ("203.0.113.9, unknown", "10.0.0.1"), ("203.0.113.9,", "10.0.0.1"),
-            ("::ffff:10.1.1.1, 10.2.2.2", "10.1.1.1"),
-        )),
+        (64, "10.0.0.1", "1.1.1.1, 203.0.113.9 , 10.9.9.9", "203.0.113.9"),
+        (64, "10.0.0.1", "10.3.3.3, 10.2.2.2", "10.3.3.3"),
+        (64, "10.0.0.1", "203.0.113.9, unknown, 10.2.2.2", "10.2.2.2"),
+        (64, "10.0.0.1", "203.0.113.9,", "10.0.0.1"),
     ],
 )  # fmt: skip
 def test_the_client_is_the_peer_or_what_proxies_saw_and_ipv6_counts_by_its_network(
@@ -124,17 +105,14 @@ def test_the_client_is_the_peer_or_what_proxies_saw_and_ipv6_counts_by_its_netwo
 
 
 def test_no_address_is_a_clear_error_and_a_unix_socket_is_trusted_by_its_name_alone(settings: Any) -> None:
-    for peer in (None, "", "unix:", "localhost", "/run/web.sock"):
-        said = "TRUSTED_PROXIES.*unix" if peer in (None, "", "unix:") else "peer's address into REMOTE_ADDR"
+    for peer in (None, "", "unix:", "localhost"):
+        said = "peer's address into REMOTE_ADDR" if peer == "localhost" else "TRUSTED_PROXIES.*unix"
         for settings.QUOTA in ({}, {"TRUSTED_PROXIES": ["0.0.0.0/0"]}):
-            for forwarded in (None, "203.0.113.9"):
-                with pytest.raises(ConfigurationError, match=said):
-                    address(peer, forwarded)
+            with pytest.raises(ConfigurationError, match=said):
+                address(peer, "203.0.113.9")
     settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
     for peer in (None, ""):
         assert address(peer, "203.0.113.9, 10.0.0.1") == "203.0.113.9"
-        with pytest.raises(ConfigurationError, match="set X-Forwarded-For"):
-            address(peer, None)
 
 
 def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:

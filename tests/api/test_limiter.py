@@ -1,4 +1,4 @@
-"""The verbs: rules, subjects and stores put together; what users type, and what they get.
+"""The verbs: rules, subjects and stores put together; and forced hits, which count whether or not there is room.
 
 What each algorithm admits, and when, is in tests/core; what happens while Redis does not answer, in test_outages.py.
 """
@@ -6,21 +6,33 @@ What each algorithm admits, and when, is in tests/core; what happens while Redis
 import asyncio
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 from django.contrib.auth.models import User
 from django.test import RequestFactory
 
-from django_quota import Decision, Rule, acheck, apeek, arefund, areset, check, peek, refund, reserve, reset
+from django_quota import Decision, Rule, acheck, apeek, arefund, areset, ban, check, peek, refund, reserve, reset
 from django_quota.adapters import decide
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
+from django_quota.features.usage import Count, recent_usage
+from django_quota.limiting.flusher import flusher
+from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
+from tests.support.counts import checks_of_today
+from tests.support.outages import no_answer
+from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 REDIS = pytest.mark.usefixtures("redis_cache")
+both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def said(verb: Any, averb: Any, is_async: bool, *given: Any, **options: Any) -> Any:
+    return asyncio.run(averb(*given, **options)) if is_async else verb(*given, **options)
 
 
 def bools(decisions: list[Decision]) -> list[bool]:
@@ -28,12 +40,11 @@ def bools(decisions: list[Decision]) -> list[bool]:
 
 
 @REDIS
-@pytest.mark.parametrize("is_async", [False, True])
+@both
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_verbs_on_a_real_redis(algorithm: Any, is_async: bool) -> None:
     def do(verb: Any, averb: Any, *cost: int) -> Any:
-        found = (averb if is_async else verb)("3/m", SUBJECT, *cost, algorithm=algorithm)
-        return asyncio.run(found) if is_async else found
+        return said(verb, averb, is_async, "3/m", SUBJECT, *cost, algorithm=algorithm)
 
     assert do(peek, apeek).remaining == 3
     assert bools([do(check, acheck) for _ in range(4)]) == [True, True, True, False]
@@ -104,7 +115,7 @@ def test_a_rule_goes_by_its_name_a_rate_by_what_it_means_and_a_subject_by_who_it
         check("serach", SUBJECT)
     with pytest.raises(RuleError, match="has its own options"):
         check("search", SUBJECT, burst=3)
-    for cost in (-1, 1.5, "1", True, 10**13):
+    for cost in (-1, 1.5, True, 10**13):
         with pytest.raises(RuleError, match="whole number"):
             check("2/m", SUBJECT, cost)  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="share one count"):  # else a shadow would swallow a rule that blocks
@@ -116,14 +127,13 @@ def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None
     assert bools([check("1/m", SUBJECT) for _ in range(3)]) == [True] * 3
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@both
 def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
     is_async: bool, memory_store: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "django_quota")
     for verb, averb, lines in ((peek, apeek, 0), (check, acheck, 1)):
-        given: Any = ("0/m", SUBJECT, 1), {"name": "shade", "shadow": True}
-        decision = asyncio.run(averb(*given[0], **given[1])) if is_async else verb(*given[0], **given[1])
+        decision = said(verb, averb, is_async, "0/m", SUBJECT, name="shade", shadow=True)
         assert not decision.outcomes[0].allowed
         assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * lines
 
@@ -141,8 +151,74 @@ def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[
         assert peek(watched, "ip:127.0.0.1").remaining == 0
 
 
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("subject", ["user:1\nERROR forged", "path:/a\x1b[31m", "path:/\u2028b"])
-def test_a_subject_never_breaks_a_line(subject: str, memory_store: None) -> None:
+def test_a_subject_never_breaks_a_line(subject: str) -> None:
     decision = check("1/m", subject)
     assert decision.subject.isprintable()
     assert not check("1/m", subject)
+
+
+def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: Any) -> Decision:
+    return said(check, acheck, is_async, rule, SUBJECT, cost, force=True, **options)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestForce:
+    @both
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_used_goes_above_the_limit_and_allowed_says_whether_there_was_room(
+        self, algorithm: Any, is_async: bool
+    ) -> None:
+        with freeze(START):
+            found = [force("10/m", 4, is_async, algorithm=algorithm) for _ in range(4)]
+            assert [(each.allowed, each.used, each.remaining) for each in found] == [
+                (True, 4, 6), (True, 8, 2), (False, 12, 0), (False, 16, 0),
+            ]  # fmt: skip
+            assert not any(each.enforced for each in found)
+            seen = peek("10/m", SUBJECT, 4, algorithm=algorithm)
+            assert (seen.allowed, seen.used, seen.outcomes[0].over) == (False, 16, 6)
+            wait = found[-1].retry_after
+            assert seen.retry_after == wait is not None
+        for early in (1, 0):
+            with freeze(START + int(wait * SECOND) - early):
+                assert check("10/m", SUBJECT, 4, algorithm=algorithm).allowed is not bool(early)
+
+    def test_the_day_and_the_share_of_the_limit_know_it_and_nobody_is_refused(self) -> None:
+        told, refusals = Mock(), Mock()
+        near_limit.connect(told)
+        refused.connect(refusals)
+        rule = Rule.make("export", "10/m", warn_at=1.0, daily=True, ban={"after": "1/m", "for": "1h"})
+        for _ in range(4):
+            force(rule, 6)
+        assert [call.kwargs["share"] for call in told.call_args_list] == [1.0]
+        assert not refusals.called
+        flusher.flush()
+        assert [day["export"] for day in recent_usage(SUBJECT).values()] == [Count(allowed=4, refused=0, units=24)]
+        assert checks_of_today()["export"] == (1, 3, 0)
+        assert peek(rule, SUBJECT).outcomes[0].why == ""
+
+    def test_it_counts_while_a_ban_lasts_for_a_blocked_subject_and_not_for_an_exempt_one(self) -> None:
+        rule = Rule.make("export", "10/m", ban={"after": "9/m", "for": "30s"})
+        with freeze(START):
+            ban(SUBJECT, rule, "30s")
+            decision = force(rule, 4)
+            assert (decision.allowed, decision.outcomes[0].why, decision.retry_after) == (False, "banned", 30.0)
+        with freeze(START + 31 * SECOND):
+            for how, allowed in (("b", False), ("x", True)):
+                override(f"{how} 0 0 ", "export", SUBJECT)
+                assert force(rule, 4).allowed is allowed
+            override("", "export", SUBJECT)
+            assert peek(rule, SUBJECT).used == 8
+
+    @pytest.mark.parametrize("how", ["deny", "local"])
+    def test_an_outage_follows_the_rule(self, how: Any) -> None:
+        with no_answer():
+            found = [force("2/m", 2, on_unavailable=how) for _ in range(2)]
+        assert [(each.allowed, each.degraded) for each in found] == [(how == "local", True), (False, True)]
+
+    def test_what_cannot_be_forced_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match="force= is not for it"):
+            force(Rule.make("devices", "3/d", distinct="post:device"), value="a")
+        with pytest.raises(RuleError, match="takes nothing"):
+            force("3/m", 0)
