@@ -28,19 +28,27 @@ PAGE = "/admin/django_quota/subject/"
 SUBJECT = "user:42"
 
 
+def tier(request: HttpRequest) -> str:
+    return "free"
+
+
+BY_USER: dict[str, Any] = {
+    "search": {"rate": "10/m; 500/h", "key": "user"},
+    "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}, "key": "user"},
+    "odd": {"rate": lambda request: "1/m", "key": "user"},
+    "signup": {"rate": "5/m", "key": "ip"},
+}
+LOGIN = {"rate": "2/h", "ban": {"after": "1/m", "for": ["10m", "1h"]}}
+
+
 @pytest.fixture(autouse=True)
 def rules(settings: Any) -> None:
-    settings.QUOTA = {
-        **settings.QUOTA,
-        "STORE": "memory",
-        "RULES": {
-            "search": {"rate": "10/m; 500/h", "key": "user"},
-            "login": {"rate": "2/h", "ban": {"after": "1/m", "for": ["10m", "1h"]}},
-            "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
-            "odd": {"rate": lambda request: "1/m"},
-            "signup": {"rate": "5/m", "key": "ip"},
-        },
-    }
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": {**BY_USER, "login": LOGIN}}
+
+
+def with_rules(settings: Any, **rules: Any) -> None:
+    """Add these rules to the others."""
+    settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}
 
 
 def override(subject: str = SUBJECT, **given: Any) -> QuotaOverride:
@@ -76,10 +84,6 @@ def found(client: Client, text: str) -> str:
     return subject
 
 
-def tier(request: HttpRequest) -> str:
-    return "free"
-
-
 def check_as_user(rule: str) -> None:
     """Check a rule by a request of the subject, which has a tier."""
     request = RequestFactory().get("/")
@@ -90,18 +94,15 @@ def check_as_user(rule: str) -> None:
 def test_users_addresses_and_subjects_are_found_in_any_spelling() -> None:
     client, ann = superuser(), User.objects.create_user("ann", "Ann@example.org")
     for text, subject in {
-        "ann": f"user:{ann.pk}",
-        " ann@EXAMPLE.org ": f"user:{ann.pk}",
-        str(ann.pk): f"user:{ann.pk}",
+        **dict.fromkeys(("ann", " ann@EXAMPLE.org ", str(ann.pk)), f"user:{ann.pk}"),
         "2001:DB8:0:0::7": "ip:2001:db8::/64",
-        "user:7": "user:7",
         "of-a-call": "of-a-call",
         "ip:::1+post:phone=+1555": f"ip:::/64+post.phone:{digest('+1555')}",
     }.items():
         assert found(client, text) == subject
-    users = [ann, User.objects.create_user("bob", "ann@example.org")]
+    bob = User.objects.create_user("bob", "ann@example.org")
     shown = client.post(PAGE, {"find": "ann@example.org"}).content.decode()
-    assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in users)
+    assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in (ann, bob))
     for text in ("", "ip:nowhere", "post:phone=", "login:typo=marked"):
         shown = client.post(PAGE, {"find": text}).content.decode()
         assert "errornote" in shown
@@ -134,31 +135,26 @@ class TestPage:
             assert words in shown, words
         assert "signup" not in shown  # which never limits a user
 
-    def test_a_bar_is_red_only_if_nothing_is_left_and_numbers_and_moments_are_whole(self, settings: Any) -> None:
+    def test_a_bar_is_red_only_if_nothing_is_left_and_a_moment_has_one_name(self, settings: Any) -> None:
         rates = {"none": 0, "one": 1, "three": 3, "six": 6, "ten": 10, "many": 5000}
-        rules = {name: {"rate": f"{rate}/h", "key": "user"} for name, rate in rates.items()}
-        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
-        with freeze(datetime(2026, 11, 24, 12, 0, 0, 400, tzinfo=UTC)):
-            for name, cost in (("one", 1), ("three", 2), ("six", 6), ("ten", 9), ("many", 1234)):
-                check(name, SUBJECT, cost)
-            shown = page(superuser())
+        settings.QUOTA = {**settings.QUOTA, "RULES": {name: f"{rate}/h" for name, rate in rates.items()}}
+        for name, cost in (("one", 1), ("three", 2), ("six", 6), ("ten", 9), ("many", 1234)):
+            check(name, SUBJECT, cost)
+        shown = page(superuser())
         bars = re.findall(r'<meter min="0" max="(\d+)" value="(\d+)" low="([\d.]+)" high="(\d+)" optimum="0"', shown)
         is_red = {int(most): int(value) > max(float(low), int(high)) for most, value, low, high in bars}
         assert is_red == {1: True, 3: False, 6: True, 9: False, 10: False, 5000: False}
         assert all(float(low) > 0 for _, _, low, _ in bars)  # else a browser takes the middle for the best
         assert "1,234 of 5,000 used, 3,766 left" in shown
-        assert "Nov. 24, 2026, 1 p.m. UTC</time>" in shown
-        midnight = 1_796_083_200_000_000  # one moment has one name, whenever it is asked for
+        midnight = 1_796_083_200_000_000
         for now in range(midnight - 2_500_000_000_001, midnight, 123_456_789_123):
             assert f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" == "Dec 01 00:00:00"
 
     def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
-        rules = {"quiet": {"rate": "1/h", "shadow": True}, "closed": {"rate": "0/h"}}
-        settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}
+        with_rules(settings, quiet={"rate": "1/h", "shadow": True}, closed={"rate": "0/h"})
         client = superuser()
-        for _ in range(2):
-            check("quiet", SUBJECT, 1)
-        check("search", SUBJECT, 10)
+        for rule, cost in (("quiet", 1), ("quiet", 1), ("search", 10)):
+            check(rule, SUBJECT, cost)
         shown = page(client)
         assert "closed, 0/h: 0 of 0 used, 0 left; no hit is admitted" in verdict(shown)
         assert "search, 10/m: 10 of 10 used, 0 left; the next hit is admitted in 60 seconds," in verdict(shown)
@@ -189,8 +185,8 @@ class TestPage:
         assert hint in shown
         assert ("formaction" in shown) is ("Right now" in shown) is (subject == "user:joe")
         check("search", subject)
-        assert "formaction" in page(client, subject)
-        assert hint not in page(client, subject)
+        shown = page(client, subject)
+        assert ("formaction" in shown, hint in shown) == (True, False)
 
     def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
         rule = {"rate": {"free": "0/h", "pro": "9/h"}, "tier": tier, "key": "user"}
@@ -203,24 +199,17 @@ class TestPage:
         first = verdict(page(client))
         assert "api (tier free), 0/h: 0 of 0 used" in first
         assert "Refused by api for good." in first
-        override("user:43")
-        first = verdict(page(client, "user:43"))
-        assert "Refused by api, " in first
-        assert " for good (blocked by an override)." in first
-        assert "api (if its tier is pro), 9/h: blocked by an override" in first
 
     def test_names_links_and_buttons_need_their_permissions(self) -> None:
         User.objects.create_user("ann<b>", pk=42)
         ban(SUBJECT, "login", "10m")
         parts = ("ann&lt;b&gt; (user:42)", "dailycounter/usage/?subject=", "quotaoverride/rule/?name=", "action/block/")
         for permissions, shown in {
-            (): [False, False, False, False],
             ("auth.change_user",): [True, False, False, False],
             ("view_dailycounter",): [False, True, False, False],
-            ("view_quotaoverride",): [False, False, True, False],
             ("add_quotaoverride", "change_quotaoverride"): [False, False, True, True],
         }.items():
-            text = page(operator("view_subject", *permissions, name="-".join(permissions) or "none"))
+            text = page(operator("view_subject", *permissions, name="-".join(permissions)))
             assert [part in text for part in parts] == shown
             assert "ann<b>" not in text
 
@@ -243,8 +232,8 @@ class TestPage:
 def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_scan(
     redis_cache: Any, raw: redis.Redis, settings: Any
 ) -> None:
-    rules = {"open": {"rate": "3/m", "on_unavailable": "allow"}, "shut": {"rate": "3/m", "on_unavailable": "deny"}}
-    settings.QUOTA = {**settings.QUOTA, "STORE": "redis", "RULES": {**settings.QUOTA["RULES"], **rules}}
+    settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
+    with_rules(settings, **{way: {"rate": "3/m", "on_unavailable": way} for way in ("allow", "deny")})
     client = superuser()
     check("search", SUBJECT, 4)
     for _ in range(3):
@@ -252,7 +241,6 @@ def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_sca
     section = page(client).split("Recent refusals")[1]
     assert '<td data-label="Rule">transfer</td>' in section
     assert '<td data-label="Limit">2</td>' in section
-    assert "Recent refusals" not in page(client, "user:43")
     raw.config_resetstat()
     with CaptureQueriesContext(connection) as queries:
         page(client)
@@ -265,14 +253,12 @@ def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_sca
         shown = page(client)
     finally:
         raw.replicaof("NO", "ONE")
-    assert "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
-    assert "open" not in verdict(shown)
+    assert "deny, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
+    assert "allow" not in verdict(shown)
     assert "the next hit is admitted, and not counted" in shown
 
 
-@pytest.mark.parametrize(
-    "subject", ["a\x00b\n\x1b[31m", "\"'<script>alert(1)</script>", "key.a:b%2Bc+path:/x y", "ключ:日本語:🎈", "~tilde"]
-)
+@pytest.mark.parametrize("subject", ["a\x00b\n\x1b[31m", "\"'<script>alert(1)</script>", "ключ:日本語:🎈", "~tilde"])
 def test_any_subject_has_a_page_actions_and_a_log_whose_entries_lead_to_it(subject: str) -> None:
     client = superuser()
     check("search", subject, 4)
@@ -281,12 +267,11 @@ def test_any_subject_has_a_page_actions_and_a_log_whose_entries_lead_to_it(subje
     assert "<script>alert" not in shown
     assert ask(client, "reset", "search", subject).status_code == 200
     assert act(client, "reset", "search", subject).status_code == 302
-    shown = page(client, subject)
-    assert "4 of 10 used" not in shown
-    assert "What was counted under rule &quot;search&quot; was forgotten." in shown.split("History")[1]
     answer: Any = client.get(LogEntry.objects.get().get_admin_url() or "")
     assert answer.url.startswith(f"{PAGE}?subject=")
-    assert "was forgotten" in client.get(answer.url).content.decode()
+    shown = client.get(answer.url).content.decode()
+    assert "4 of 10 used" not in shown
+    assert "What was counted under rule &quot;search&quot; was forgotten." in shown.split("History")[1]
 
 
 def test_without_the_store_the_page_still_shows_overrides(settings: Any) -> None:
@@ -315,11 +300,7 @@ class TestActions:
         assert (row.reason, str(row.created_by)) == ("an import", "root")
 
     @pytest.mark.parametrize(
-        ("name", "given"),
-        [
-            *(("raise", {"factor": factor}) for factor in ("", "3", "many", "2 other")),
-            *(("block", given) for given in ({"reason": ""}, {"subject": "x" * 600})),
-        ],
+        ("name", "given"), [("raise", {"factor": "3"}), ("raise", {"factor": "2 other"}), ("block", {"reason": ""})]
     )
     def test_a_wrong_value_is_an_error_of_its_field(self, name: str, given: dict[str, str]) -> None:
         assert "errorlist" in act(superuser(), name, **given).content.decode()
@@ -372,13 +353,9 @@ class TestRaising:
     @pytest.fixture(autouse=True)
     def rules(self, settings: Any) -> None:
         rules = {
-            "api": {"rate": "1000/m", "key": "user"},
-            "search": {"rate": "10/m; 500/h", "key": "user"},
-            "signup": {"rate": "5/m", "key": "ip"},
-            "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}, "key": "user"},
+            **BY_USER,
             "plans": {"rate": {"free": "5/m", "pro": "90/m"}, "key": "user", "tier": tier},
             "mixed": {"rate": {"free": "50/m; 100/h", "pro": "9/s; 400/h"}, "key": "user", "tier": tier},
-            "odd": {"rate": lambda request: "1/m", "key": "user"},
             "closed": {"rate": "0/m", "key": "user"},
             "free": {"rate": None, "key": "user"},
         }
@@ -391,7 +368,7 @@ class TestRaising:
     def test_all_rules_are_raised_each_by_its_own_rates(self) -> None:
         client = superuser()
         assert act(client, "raise", factor="5").status_code == 302
-        assert self.rates() == {"api": "5000/m", "search": "50/m; 2500/h", "tiered": "250/m", "plans": "450/m"}
+        assert self.rates() == {"search": "50/m; 2500/h", "tiered": "250/m", "plans": "450/m"}
         shown = page(client)
         assert "odd (its rates are functions of the request)" in shown
         assert "mixed (its rates depend on the tier)" in shown
@@ -401,11 +378,8 @@ class TestRaising:
     def test_the_operator_says_of_which_plan_unless_the_last_check_does(self) -> None:
         client = superuser()
         shown = ask(client, "raise", "plans").content.decode()
-        assert re.findall(r'<option value="(.*?)".*?>(.*?)</option>', shown)[:9] == [
-            *(("2 free", "2x free: 10/m"), ("5 free", "5x free: 25/m"), ("10 free", "10x free: 50/m")),
-            *(("2 pro", "2x pro: 180/m"), ("5 pro", "5x pro: 450/m"), ("10 pro", "10x pro: 900/m")),
-            *(("2", "2x: 180/m"), ("5", "5x: 450/m"), ("10", "10x: 900/m")),
-        ]
+        found = re.findall(r'<option value="(.*?)".*?>(.*?)</option>', shown)
+        assert found[0:9:3] == [("2 free", "2x free: 10/m"), ("2 pro", "2x pro: 180/m"), ("2", "2x: 180/m")]
         assert act(client, "raise", "plans", factor="2 free").status_code == 302
         assert self.rates() == {"plans": "10/m"}
         QuotaOverride.objects.all().delete()
@@ -420,7 +394,6 @@ class TestRaising:
         [
             ({"rate": "40/m"}, "an override is in force: 40/m"),
             ({"rate": "20/m; 900/h"}, ""),
-            ({"mode": "blocked"}, "an override is in force: blocked"),
             ({"subject": "user:*", "rate": "40/m"}, "an override is in force: 40/m"),
             ({"subject": "*", "rule": "*", "mode": "exempt"}, "an override is in force: exempt"),
             ({"rate": "15/m; 600/h"}, "its own override would be lost: 15/m; 600/h"),
