@@ -46,11 +46,6 @@ def rules(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": {**BY_USER, "login": LOGIN}}
 
 
-def with_rules(settings: Any, **rules: Any) -> None:
-    """Add these rules to the others."""
-    settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}
-
-
 def override(subject: str = SUBJECT, **given: Any) -> QuotaOverride:
     return QuotaOverride.objects.create(**{"subject": subject, "mode": "blocked", **given})
 
@@ -91,19 +86,17 @@ def check_as_user(rule: str) -> None:
     check(rule, request)
 
 
-def test_users_addresses_and_subjects_are_found_in_any_spelling() -> None:
+def test_a_search_leads_to_a_subject_offers_several_or_says_what_is_wrong() -> None:
     client, ann = superuser(), User.objects.create_user("ann", "Ann@example.org")
     for text, subject in {
-        **dict.fromkeys(("ann", " ann@EXAMPLE.org ", str(ann.pk)), f"user:{ann.pk}"),
-        "2001:DB8:0:0::7": "ip:2001:db8::/64",
-        "of-a-call": "of-a-call",
+        " ann@EXAMPLE.org ": f"user:{ann.pk}",
         "ip:::1+post:phone=+1555": f"ip:::/64+post.phone:{digest('+1555')}",
     }.items():
         assert found(client, text) == subject
     bob = User.objects.create_user("bob", "ann@example.org")
     shown = client.post(PAGE, {"find": "ann@example.org"}).content.decode()
     assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in (ann, bob))
-    for text in ("", "ip:nowhere", "post:phone=", "login:typo=marked"):
+    for text in ("", "login:typo=marked"):
         shown = client.post(PAGE, {"find": text}).content.decode()
         assert "errornote" in shown
         assert "marked" not in shown
@@ -124,16 +117,18 @@ class TestPage:
         ends = timezone.now() + timedelta(days=1)
         override(rule="search", mode="rate", rate="20/m", reason="an import", created_by=ann, expires=ends)
         override(rule="tiered", mode="exempt", reason="once")
+        override("*", rule="search", mode="exempt")
         check("search", SUBJECT, 20)
         ban(SUBJECT, "login", "10m")
         shown = page(superuser())
         for words in (
             *("20/m by sliding window", "20 of 20 used, 0 left", "the next hit is admitted in", "by an override"),
             *("an import", "by ann", "ban 1", "authenticated:", "its rates are functions of the request"),
-            *("unused rule", "Override: <strong>20/m"),
+            *("unused rule", "Override: <strong>20/m", "no rule: another override takes precedence"),
         ):
             assert words in shown, words
         assert "signup" not in shown  # which never limits a user
+        assert shown.count("action/clear/") == 2  # of its own overrides, not of everybody's
 
     def test_a_bar_is_red_only_if_nothing_is_left_and_a_moment_has_one_name(self, settings: Any) -> None:
         rates = {"none": 0, "one": 1, "three": 3, "six": 6, "ten": 10, "many": 5000}
@@ -151,7 +146,8 @@ class TestPage:
             assert f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" == "Dec 01 00:00:00"
 
     def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
-        with_rules(settings, quiet={"rate": "1/h", "shadow": True}, closed={"rate": "0/h"})
+        rules = {**settings.QUOTA["RULES"], "quiet": {"rate": "1/h", "shadow": True}, "closed": "0/h"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
         client = superuser()
         for rule, cost in (("quiet", 1), ("quiet", 1), ("search", 10)):
             check(rule, SUBJECT, cost)
@@ -188,18 +184,6 @@ class TestPage:
         shown = page(client, subject)
         assert ("formaction" in shown, hint in shown) == (True, False)
 
-    def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
-        rule = {"rate": {"free": "0/h", "pro": "9/h"}, "tier": tier, "key": "user"}
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
-        client = superuser()
-        first = verdict(page(client))
-        assert "api (if its tier is free), 0/h: 0 of 0 used" in first
-        assert "Refused by" not in first
-        check_as_user("api")
-        first = verdict(page(client))
-        assert "api (tier free), 0/h: 0 of 0 used" in first
-        assert "Refused by api for good." in first
-
     def test_names_links_and_buttons_need_their_permissions(self) -> None:
         User.objects.create_user("ann<b>", pk=42)
         ban(SUBJECT, "login", "10m")
@@ -213,27 +197,9 @@ class TestPage:
             assert [part in text for part in parts] == shown
             assert "ann<b>" not in text
 
-    def test_overrides_are_listed_with_the_rules_that_they_hold_for(self) -> None:
-        override("*", rule="search", mode="exempt")
-        override("ip:198.51.100.0/24", rule="login", mode="rate", rate="9/h", reason="a sale")
-        override("ip:198.51.100.7", rule="search", mode="rate", rate="20/m")
-        shown = page(superuser(), "ip:198.51.100.7")
-        section = shown.split("<h2>Overrides</h2>")[1].split("</section>")[0]
-        rows = [re.sub(r"<[^>]*>", "|", each).split("|") for each in section.split("<tr>")[2:]]
-        assert [[cell.strip() for cell in row if cell.strip()][:4] for row in rows] == [
-            ["search", "ip:198.51.100.7", "20/m", "search"],
-            ["login", "ip:198.51.100.0/24", "9/h", "login"],
-            ["search", "everybody", "off for everybody", "no rule: another override takes precedence"],
-        ]
-        assert "Override (ip:198.51.100.0/24): <strong>9/h</strong>" in shown
-        assert section.count("action/clear/") == 1  # of its own override, not of a group's
 
-
-def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_scan(
-    redis_cache: Any, raw: redis.Redis, settings: Any
-) -> None:
+def test_refusals_are_shown_in_few_trips_and_without_a_scan(redis_cache: Any, raw: redis.Redis, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
-    with_rules(settings, **{way: {"rate": "3/m", "on_unavailable": way} for way in ("allow", "deny")})
     client = superuser()
     check("search", SUBJECT, 4)
     for _ in range(3):
@@ -248,23 +214,13 @@ def test_refusals_and_a_read_only_redis_are_shown_in_few_trips_and_without_a_sca
     assert not {"scan", "keys", "hscan"} & stats.keys()
     assert stats["evalsha"] <= 5
     assert len(queries) <= 8
-    raw.replicaof("127.0.0.1", 1)
-    try:
-        shown = page(client)
-    finally:
-        raw.replicaof("NO", "ONE")
-    assert "deny, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
-    assert "allow" not in verdict(shown)
-    assert "the next hit is admitted, and not counted" in shown
 
 
-@pytest.mark.parametrize("subject", ["a\x00b\n\x1b[31m", "\"'<script>alert(1)</script>", "ключ:日本語:🎈", "~tilde"])
+@pytest.mark.parametrize("subject", ["a\x00b\n\x1b[31m", "ключ:日本語:🎈"])
 def test_any_subject_has_a_page_actions_and_a_log_whose_entries_lead_to_it(subject: str) -> None:
     client = superuser()
     check("search", subject, 4)
-    shown = page(client, subject)
-    assert "4 of 10 used, 6 left" in shown
-    assert "<script>alert" not in shown
+    assert "4 of 10 used, 6 left" in page(client, subject)
     assert ask(client, "reset", "search", subject).status_code == 200
     assert act(client, "reset", "search", subject).status_code == 302
     answer: Any = client.get(LogEntry.objects.get().get_admin_url() or "")
@@ -307,43 +263,29 @@ class TestActions:
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
 
-    def test_a_block_refuses_at_once_until_it_is_cleared_or_replaced(self) -> None:
+    def test_each_holds_at_once_and_is_logged_and_shown(self) -> None:
         client = superuser()
-        act(client, "block", "search", span="")
-        assert check("search", SUBJECT).outcomes[0].why == "blocked"
-        assert QuotaOverride.objects.get().expires is None
-        assert check("login", SUBJECT)
-        act(client, "clear", "search")
-        assert check("search", SUBJECT)
-        act(client, "block")
-        assert not check("login", SUBJECT)
-        act(client, "exempt", span="1h")
-        assert check("search", SUBJECT, 1_000)
-        assert QuotaOverride.objects.get().mode == "exempt"
-
-    def test_a_reset_forgets_one_rule_or_all_and_a_lifted_ban_what_was_counted_not(self) -> None:
-        client = superuser()
-        for rule in ("search", "login"):
-            check(rule, SUBJECT, 2)
-        act(client, "reset", "search")
-        assert (peek("search", SUBJECT).remaining, peek("login", SUBJECT).remaining) == (10, 0)
-        for _ in range(2):
+        check("search", SUBJECT, 2)
+        for _ in range(4):
             check("login", SUBJECT)
         act(client, "lift", "login")
         decision = peek("login", SUBJECT, cost=0)
         assert (decision.allowed, decision.remaining) == (True, 0)
-        act(client, "reset")
-        assert peek("login", SUBJECT).remaining == 2
-
-    def test_each_action_is_logged_and_shown(self) -> None:
-        client = superuser()
-        ban(SUBJECT, "login", "10m")
-        for name in ("lift", "raise", "clear", "exempt", "block", "reset"):
-            act(client, name, "login", reason="why not")
+        act(client, "reset", "login")
+        assert (peek("search", SUBJECT).remaining, peek("login", SUBJECT).remaining) == (8, 2)
+        act(client, "block", "login", span="")
+        assert check("login", SUBJECT).outcomes[0].why == "blocked"
+        assert QuotaOverride.objects.get().expires is None
+        assert check("search", SUBJECT)
+        act(client, "clear", "login")
+        assert check("login", SUBJECT)
+        act(client, "block")
+        assert not check("search", SUBJECT)
+        act(client, "exempt", reason="why not")
+        assert check("search", SUBJECT, 1_000)
         assert LogEntry.objects.filter(object_id=SUBJECT).count() == 6
         shown = page(client).split("History")[1]
-        raised, blocked = "Raise for a day: login 4/h, until", "Block: login blocked, until"
-        for words in (raised, blocked, "1 ban was lifted", "Cleared", "(why not)"):
+        for words in ("1 ban was lifted", "was forgotten", "Block: login blocked", "Cleared", "(why not)"):
             assert words in shown
 
 
