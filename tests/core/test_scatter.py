@@ -1,11 +1,17 @@
-"""A plan over several slots gets the same replies as over one slot, and leaves the same states."""
+"""A plan over several slots, such as those of a Cluster: the same replies as over one, and the same bounds.
 
-from collections.abc import Callable, Mapping
+A search runs the round trips of several plans in any order, with any pauses. So one plan consumes, is undone and
+fails while others are under way. Each slot has its own clock.
+"""
+
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, target
 from hypothesis import strategies as st
 
 from django_quota import Rule
@@ -13,41 +19,38 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Adjust
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Place, Plan, Taken
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
+from tests.support.bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
-from tests.support.random_plans import (
-    STEPS,
-    Asked,
-    home,
-    in_order,
-    plan_of,
-)
+from tests.support.random_plans import STEPS, Asked, home, in_order, plan_of
 from tests.support.specifications import specify
 from tests.support.steps import MINUTE, SECOND, START, driven
+
+WIDE, SHUT = Rule.make("wide", "1000000/s"), Rule.make("shut", "0/m")
 
 
 class Apart:
     """States of each subject in a place of its own; an operation that spans two of them is a fault."""
 
-    def __init__(self) -> None:
+    def __init__(self, off: Mapping[str, int] | None = None) -> None:
+        self.off = off or {}
+        """By how much the clock of a place is off."""
         self.places: dict[str, DictStates] = {}
-        self.done: list[Operation] = []
         self.fails: Callable[[Operation], bool] = lambda operation: False
 
     def run(self, operation: Operation, now: int) -> Any:
-        return run_sync(scatter(operation, home), lambda operations: [self._one(each, now) for each in operations])
+        return run_sync(scatter(operation, home), lambda operations: [self.one(each, now) for each in operations])
 
-    def _one(self, operation: Operation, now: int) -> Any:
+    def one(self, operation: Operation, now: int) -> Any:
         (place,) = {home(key) for key in operation.keys}
         if self.fails(operation):
             raise StoreUnavailable("gone")
-        self.done.append(operation)
-        return specify(operation, self.places.setdefault(place, DictStates()), now)
+        return specify(operation, self.places.setdefault(place, DictStates()), now + self.off.get(place, 0))
 
     def live(self, now: int) -> dict[str, Any]:
         return live(now, *self.places.values())
@@ -86,10 +89,10 @@ def assert_as_before(after: Mapping[str, Any], before: Mapping[str, Any], now: i
     for key, state in after.items():
         if ":dv." not in key:
             assert state == before[key]
-        else:
-            assert state.keys() == before[key].keys()
-            for value, expiry in state.items():
-                assert before[key][value] <= expiry <= max(before[key][value], now + MINUTE) + 1
+            continue
+        assert state.keys() == before[key].keys()
+        for value, expiry in state.items():
+            assert before[key][value] <= expiry <= max(before[key][value], now + MINUTE) + 1
 
 
 @inputs(400)
@@ -127,9 +130,6 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
         assert apart.live(now) == live(now, together)
 
 
-WIDE, SHUT = Rule.make("wide", "9/m"), Rule.make("shut", "0/m")
-
-
 def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
     plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], with_events=False)
     return driven(places.run, plan, "check", START)
@@ -139,8 +139,7 @@ def test_the_day_counts_no_hit_of_a_plan_that_a_later_slot_refuses() -> None:
     daily, shut, places = Rule.make("daily", "9/m", daily=True), Rule.make("shut", "0/m", daily=True), Apart()
 
     def counted() -> dict[str, Any]:
-        kept = {home(key)[1:]: day for key, day in places.live(START).items() if ":day:" in key}
-        return {subject: day for subject, day in kept.items() if day}
+        return {home(key)[1:]: day for key, day in places.live(START).items() if ":day:" in key}
 
     assert check_over(places, (daily, "user:1"), (daily, "user:3"), (shut, "user:2"))[1] == REFUSED
     assert counted() == {"user:2": {"shut:r": 1}}
@@ -159,12 +158,8 @@ def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any)
 
 
 def test_each_slot_is_adjusted_at_its_own_moment() -> None:
-    """The servers of a Cluster have clocks of their own."""
-    places, later = Apart(), {"{ip:1": 0, "{ip:2": 7}
-    plain = places._one
-    places._one = lambda operation, now: plain(operation, now + later[home(operation.keys[0])])  # type: ignore[method-assign]
-    asked: list[Asked] = [(WIDE, "ip:1", 3, ""), (WIDE, "ip:2", 3, "")]
-    plan = plan_of(asked, with_events=False)
+    places = Apart({"{ip:2": 7})
+    plan = plan_of([(WIDE, "ip:1", 3, ""), (WIDE, "ip:2", 3, "")], with_events=False)
     plan.read(driven(places.run, plan, "check", START))
     assert [found.moment for found in plan.taken.values()] == [START, START + 7]
     driven(places.run, plan.settled(plan.taken), "adjust", START + 20)
@@ -172,7 +167,7 @@ def test_each_slot_is_adjusted_at_its_own_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "fails_in", "left"), [(SHUT, "an undo", ["{ip:1"]), (WIDE, "the last slot", [])], ids=str
+    ("last", "fails_in", "left"), [(SHUT, "an undo", ["{ip:1"]), (WIDE, "the last slot", [])], ids=["undo", "last"]
 )
 def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, fails_in: str, left: list[str]) -> None:
     """What cannot be undone in one slot is undone in the others."""
@@ -189,3 +184,110 @@ def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, 
         assert check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (last, "ip:3"))[1] == REFUSED
     assert len(undos) == 2
     assert [home(key) for key in places.live(START)] == left
+
+
+# --- several plans under way at once ----------------------------------------------------------------------------------
+
+SEARCHED, OTHERS = "ip:1", ["ip:2", "ip:3"]
+
+
+@dataclass
+class Flight:
+    """A plan under way: the test decides when its next round trip happens, and whether it fails."""
+
+    plan: Plan
+    cost: int
+    taken_at: int = 0
+    """When the searched limit was last consumed, by the clock of its slot."""
+    delay: int = 0
+    reply: list[Any] = field(default_factory=list)
+
+    def trips(self, places: Apart, now: list[int]) -> Generator[None, bool, None]:
+        """Yield before each round trip; what is sent says whether it fails. `now`: its only member is the time."""
+        guess = now[0]
+        while not self.reply:
+            way = scatter(self.plan.operation(guess, "check"), home)
+            step: Callable[[], Any] = partial(next, way)
+            try:
+                while True:
+                    found = list[Any]()
+                    for operation in step():
+                        if (yield):
+                            step = partial(way.throw, StoreUnavailable("gone"))
+                            break
+                        found.append(self._trip(operation, places, now[0]))
+                    else:
+                        step = partial(way.send, found)
+            except StoreUnavailable:
+                self.reply = [0, REFUSED]
+            except StopIteration as done:
+                guess = done.value[0]
+                self.reply = [] if done.value[1] == RETRY_WITH else done.value
+
+    def _trip(self, operation: Any, places: Apart, now: int) -> Any:
+        reply = places.one(operation, now)
+        is_taken = isinstance(operation, Decide) and operation.mode == "check" and reply[1] == ALLOWED
+        if is_taken and operation.hits[0].subject == SEARCHED:
+            self.taken_at, self.delay = now + places.off.get(home(operation.keys[0]), 0), reply[4]
+        return reply
+
+
+SHORT = st.one_of(st.integers(0, 3), st.integers(0, 9 * SECOND), st.sampled_from([MINUTE // 7, MINUTE // 5, MINUTE]))
+BEGIN = st.tuples(
+    SHORT | GAPS, st.just("begin"), st.integers(1, 3), st.lists(st.sampled_from([WIDE, SHUT]), max_size=2),
+    st.booleans(),
+)  # fmt: skip
+GO_ON = st.tuples(SHORT, st.sampled_from([*["trip"] * 6, "fail"]), st.integers(0, 9))
+OFF = st.dictionaries(
+    st.sampled_from([f"{{{subject}" for subject in OTHERS]), st.integers(-90 * SECOND, 90 * SECOND), max_size=2
+)
+
+
+def fly(searched: Rule, phase: int, off: dict[str, int], steps: list[Any]) -> list[Flight]:
+    """Let it happen, and return the plans that were admitted."""
+    places, now = Apart(off), [START + phase]
+    flights, under_way = list[Flight](), list[Generator[None, bool, None]]()
+    for gap, kind, number, *more in steps:
+        now[0] += max(gap, searched.algorithm == "leaky_bucket")  # no two places in a queue are taken at once
+        if kind == "begin":
+            others, is_first = more
+            cost, value = (1, f"value-{number}") if searched.distinct else (number, "")
+            asked = [(searched, SEARCHED, cost, value)]
+            asked += [(rule, subject, number, "") for rule, subject in zip(others, OTHERS, strict=False)]
+            flights.append(Flight(plan_of(asked if is_first else asked[::-1], with_events=False), number))
+            under_way.append(flights[-1].trips(places, now))
+            next(under_way[-1])
+        elif under_way:
+            chosen = under_way[number % len(under_way)]
+            try:
+                chosen.send(kind == "fail")
+            except StopIteration:
+                under_way.remove(chosen)
+    for trips in under_way:
+        for _ in trips:  # to its end
+            pass
+    return [flight for flight in flights if flight.reply[1] == ALLOWED]
+
+
+OF_ONE_KIND = ("sliding-many", "sliding-one-slice", "sliding-counted")  # as sliding-slices and sliding-exact
+
+
+@pytest.mark.parametrize("case", [*(case for case in CASES if case not in OF_ONE_KIND), "distinct"])
+@inputs(250)
+@given(phase=st.integers(0, MINUTE), off=OFF, steps=st.lists(st.one_of(BEGIN, GO_ON, GO_ON), max_size=60))
+def test_no_plans_under_way_at_once_get_more_than_the_bound(
+    case: str, phase: int, off: dict[str, int], steps: list[Any]
+) -> None:
+    if case == "distinct":
+        kept = fly(Rule.make("searched", "2/m", distinct=lambda request: ""), phase, off, steps)
+        for first in kept:  # the cost tells the value
+            assert len({each.cost for each in kept if 0 <= each.taken_at - first.taken_at < MINUTE}) <= 2
+        return
+    options, bound = dict(CASES[case][0]), CASES[case][1]
+    kept = fly(Rule.make("searched", options.pop("rate"), **options), phase, off, steps)
+    is_leaky = case == "leaky-bucket"
+    if is_leaky:
+        bound += max((flight.cost for flight in kept), default=1) - 1
+    most = most_in_a_window((flight.taken_at + (flight.delay if is_leaky else 0), flight.cost) for flight in kept)
+    target(float(most), label="admitted in a window")
+    assert most <= bound

@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, peek, reserve
-from django_quota.engine.operations import DictStates
-from django_quota.engine.plans import Plan
 from django_quota.testing import freeze
 from tests.support.inputs import inputs
-from tests.support.steps import ALGORITHMS, SECOND, START, driven
+from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, SUBJECT, Spec
 
-SUBJECT = "ip:203.0.113.9"
-MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
-
+HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 BAN = {"after": "2/m", "for": ["20s", "10m"]}
 RULES = [
     Rule.make("exact", "5/h", ban=BAN),
@@ -33,45 +29,16 @@ RULES = [
     Rule.make("devices", "3/m", distinct=True, ban=BAN),
     Rule.make("none", "0/m", ban=BAN),
 ]
-
-
-class Visitor:
-    """One subject under one rule, in the executable specification."""
-
-    def __init__(self, its_rule: Rule, past: list[Any]) -> None:
-        self.rule, self.states, self.now = its_rule, DictStates(), START
-        for gap, cost, value in past:
-            self.now += gap
-            self.ask("check", cost, value)
-
-    def ask(self, mode: Any, cost: int, value: str, later: int = 0) -> Decision:
-        asked = (min(cost, 1), value) if self.rule.distinct else (cost, "")
-        plan = Plan("quota", asked=[(self.rule, SUBJECT, *asked)])
-        decision = plan.read(driven(lambda operation, at: operation.run(self.states, at), plan, mode, self.now + later))
-        assert decision is not None
-        return decision
-
-
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([MINUTE, HOUR, 20 * SECOND]))
 HITS = st.tuples(GAPS, st.one_of(st.integers(0, 12), st.just(100)), st.sampled_from("abcde"))
 PAST = st.lists(HITS, min_size=1, max_size=25)
 
 
-@inputs(150, always=True)
-@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
-def test_a_wait_of_retry_after_is_enough_and_a_microsecond_less_is_not(
-    its_rule: Rule, past: list[Any], cost: int, spends: bool
-) -> None:
-    visitor = Visitor(its_rule, past)
-    decision = visitor.ask("check" if spends else "peek", cost, "new")
-    if decision:
-        return
-    if decision.retry_after is None:
-        assert not visitor.ask("peek", cost, "new", 400 * DAY)
-        return
-    wait = round(decision.retry_after * SECOND)
-    assert wait > 0
-    assert [bool(visitor.ask("peek", cost, "new", later)) for later in (wait - 1, wait)] == [False, True]
+def ask(limit: Spec, mode: Any, cost: int, value: str = "new", later: int = 0) -> Decision:
+    plan = limit.plan(cost, value)
+    decision = plan.read(limit.decide(plan, mode, later))
+    assert decision is not None
+    return decision
 
 
 def left(decision: Decision, number: int) -> int:
@@ -79,24 +46,32 @@ def left(decision: Decision, number: int) -> int:
     return 0 if outcome.why in ("blocked", "banned") else outcome.remaining
 
 
-@inputs(400)
-@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(1, 12), spends=st.booleans())
-def test_more_is_left_when_the_outcome_says_and_not_a_microsecond_sooner(
+@inputs(500)
+@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
+def test_a_wait_for_room_or_for_more_is_enough_and_a_microsecond_less_is_not(
     its_rule: Rule, past: list[Any], cost: int, spends: bool
 ) -> None:
-    visitor = Visitor(its_rule, past)
-    decision = visitor.ask("check" if spends else "peek", cost, "new")
-    for number, outcome in enumerate(decision.outcomes):
+    limit = Spec(its_rule)
+    for gap, *hit in past:
+        limit.now += gap
+        ask(limit, "check", *hit)
+    decision = ask(limit, "check" if spends else "peek", cost)
+    if not decision and decision.retry_after is None:
+        assert not ask(limit, "peek", cost, later=400 * DAY)
+    elif not decision:
+        wait = round((decision.retry_after or 0) * SECOND)
+        assert wait > 0
+        assert [bool(ask(limit, "peek", cost, later=later)) for later in (wait - 1, wait)] == [False, True]
+    for number, outcome in enumerate(decision.outcomes if cost else ()):
         now, more = left(decision, number), outcome.next_after
         if more is None:
-            assert left(visitor.ask("peek", 1, "new", 400 * DAY), number) == now
+            assert left(ask(limit, "peek", 1, later=400 * DAY), number) == now
             assert outcome.limit in (outcome.remaining, 0) or not decision
             continue
         after = round(more * SECOND)
-        assert left(visitor.ask("peek", 1, "new", after - 1), number) <= now
-        assert left(visitor.ask("peek", 1, "new", after), number) > now
-        if not outcome.allowed and outcome.retry_after is not None:
-            assert more <= outcome.retry_after
+        sooner, then = (left(ask(limit, "peek", 1, later=later), number) for later in (after - 1, after))
+        assert sooner <= now < then
+        assert outcome.allowed or outcome.retry_after is None or more <= outcome.retry_after
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from django_quota import Rule
-from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode
+from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode, Reply
 from django_quota.engine.decide import Decide
-from django_quota.engine.hits import CompiledLimit, Hit
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.stores.base import Store
@@ -47,10 +47,6 @@ def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = STAR
     return list(plan.operation(now, "check").hits)
 
 
-def limits_of(*rules: Rule, subject: str = SUBJECT) -> list[CompiledLimit]:
-    return [limit for hit in hits_of(*rules, subject=subject) for limit in hit.limits]
-
-
 def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
     """Decide hits on a store; return its reply."""
     return store.run(Decide(hits, mode), now)  # type: ignore[no-any-return]
@@ -73,14 +69,38 @@ def answers(reply: Sequence[Any]) -> list[Answer]:
 
 
 class Spec:
-    """One rule under the executable specification, with a clock that the test moves."""
+    """One subject under one rule in the executable specification, at a time that the test moves."""
 
-    def __init__(self, rate: str, algorithm: str = "sliding_window", **options: Any) -> None:
-        self.rule = Rule.make("rule", rate, algorithm=algorithm, **options)
+    def __init__(self, rate: str | Rule = "60/m", algorithm: str = "sliding_window", **options: Any) -> None:
+        self.rule = rate if isinstance(rate, Rule) else Rule.make("r", rate, algorithm=algorithm, **options)
         self.states = DictStates()
         self.now = START
-        self.value = "a" if self.rule.distinct else ""
 
-    def run(self, mode: Mode = "check", cost: int = 1) -> Answer:
-        hits = hits_of(self.rule, cost=cost, now=self.now, value=self.value)
-        return answers(Decide(hits, mode).run(self.states, self.now))[0]
+    def plan(self, cost: int = 1, value: str = "a") -> Plan:
+        asked = (min(cost, 1), value) if self.rule.distinct else (cost, "")
+        return Plan("quota", 100, asked=[(self.rule, SUBJECT, *asked)])
+
+    def decide(self, plan: Plan, mode: PlanMode, later: int = 0) -> list[Any]:
+        return driven(lambda operation, now: operation.run(self.states, now), plan, mode, self.now + later)
+
+    def run(self, mode: PlanMode = "check", cost: int = 1) -> Answer:
+        return answers(self.decide(self.plan(cost), mode)[: 2 + PER_LIMIT])[0]
+
+    def check(self, cost: int = 1, *, is_estimate: bool = False) -> Plan:
+        """Take a hit; return its plan, whose `taken` can be adjusted."""
+        plan = self.plan(cost)
+        if is_estimate:
+            plan.estimate()
+        plan.read(self.decide(plan, "check"))
+        return plan
+
+    def adjust(self, plan: Plan, actual: int = 0, *, undone: bool = False) -> Reply:
+        settled = plan.settled(plan.taken, [actual], undone=undone)
+        return Reply.decode(self.decide(settled, "adjust"), settled.hits)
+
+    @property
+    def used(self) -> int:
+        """The units that count, which may be more than the limit."""
+        plan = self.plan(0)
+        (peeked,) = Reply.decode(self.decide(plan, "peek"), plan.hits).hits[0]
+        return next(iter(plan.limits)).parameters.capacity - peeked.remaining

@@ -1,0 +1,141 @@
+"""Real processes on one Redis, some of them killed: counters stay exact, never do more hold a slot than may."""
+
+import fcntl
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+
+from django_quota import counter, slot
+from django_quota.engine.lease_operations import Renew
+from django_quota.exceptions import QuotaExceeded
+from tests.support.processes import ended, forks, heard, processes, started, threads_ran
+from tests.support.slots import keys_of
+from tests.support.steps import SECOND
+from tests.support.stores import current_store
+
+STOCK, CREDITS = counter("stock"), counter("credits")
+ACCOUNTS = [f"user:{number}" for number in range(50)]
+LIMIT = 3
+TOKEN_SIZE = 64
+"""Bytes in which a process tells its token."""
+
+pytestmark = [pytest.mark.thorough("processes"), forks, threads_ran, pytest.mark.usefixtures("redis_cache")]
+
+
+def test_100_processes_take_exactly_what_there_is(tmp_path: Path) -> None:
+    STOCK.set("sku:1", 1_000)
+    ready, go = os.pipe()
+
+    def buy(number: int) -> None:
+        os.close(go)
+        os.read(ready, 1)  # returns when the test closes its end: all begin at once
+        left = []
+        while STOCK.take("sku:1"):
+            left.append(STOCK.get("sku:1"))
+        assert min(left, default=0) >= 0
+        (tmp_path / str(number)).write_text(str(len(left)))
+
+    with processes() as children:
+        children.extend(started(partial(buy, number)) for number in range(100))
+        os.close(go)
+        assert ended(children) == [0] * 100
+    os.close(ready)
+    assert sum(int(each.read_text()) for each in tmp_path.iterdir()) == 1_000
+    assert STOCK.get("sku:1") == 0
+
+
+def test_10_000_transfers_keep_the_sum_though_a_worker_is_killed(raw: redis.Redis) -> None:
+    keys = [f"quota:1:{{{name}}}:c:credits" for name in ACCOUNTS]
+    for name in ACCOUNTS:
+        CREDITS.set(name, 100)
+    progress, report = os.pipe()
+
+    def move(chance: random.Random) -> bool:
+        source, destination = chance.choices(ACCOUNTS, k=2)
+        return CREDITS.transfer(source, destination, chance.randint(1, 60))
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        assert 0 < sum(move(chance) for _ in range(2_500)) < 2_500  # some are refused, some not
+
+    def work_for_ever() -> None:
+        chance = random.Random(99)
+        for _ in range(500):
+            move(chance)
+        os.write(report, b"!")
+        while True:
+            move(chance)
+
+    def look() -> None:
+        amounts = [int(amount) for amount in raw.mget(keys)]  # type: ignore[arg-type]
+        assert sum(amounts) == 50 * 100
+        assert min(amounts) >= 0
+
+    with processes() as children:
+        victim = started(work_for_ever)
+        children.append(victim)
+        children.extend(started(partial(work, seed)) for seed in range(4))
+        os.close(report)
+        assert heard(progress) == b"!"
+        for _ in range(50):
+            look()
+        os.kill(victim, signal.SIGKILL)
+        look()
+        assert sorted(ended(children)) == [-signal.SIGKILL, 0, 0, 0, 0]
+    os.close(progress)
+    look()
+
+
+@contextmanager
+def one_of(folder: Path) -> Iterator[None]:
+    """Lock one of as many files as there are slots, as the kernel does: one who is killed leaves it at once."""
+    for number in range(LIMIT):
+        with (folder / f"{number}").open("w") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+            return
+    raise AssertionError("more hold a slot than may")
+
+
+def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(tmp_path: Path) -> None:
+    reader, tell = os.pipe()
+    never, ever = os.pipe()
+
+    def hold_for_ever() -> None:
+        with slot("killed", LIMIT, lease=60, wait=30, renew=True) as lease, one_of(tmp_path):
+            os.write(tell, lease.token.ljust(TOKEN_SIZE).encode())
+            os.read(never, 1)
+
+    def work() -> None:
+        for _ in range(25):
+            with slot("killed", LIMIT, lease=20, wait=30), one_of(tmp_path):
+                pass
+
+    def hurry() -> None:
+        """Ask all the time, and never wait: that must not keep a lease alive."""
+        taken = 0
+        while taken < 5:
+            with suppress(QuotaExceeded), slot("killed", LIMIT, lease=20), one_of(tmp_path):
+                taken += 1
+
+    with processes() as victims, processes() as children:
+        victims.extend(started(hold_for_ever) for _ in range(LIMIT))
+        tokens = [heard(reader, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
+        victims.append(started(work))  # it waits for a slot
+        children.extend(started(each) for each in [work] * 6 + [hurry] * 2)
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        assert ended(victims) == [-signal.SIGKILL] * (LIMIT + 1)
+        for token in tokens:  # nobody renews it any more: it ends by itself, and for this test soon
+            assert current_store().run(Renew(keys_of("killed"), token, SECOND // 20))
+        assert ended(children) == [0] * 8
+    for end in (reader, tell, never, ever):
+        os.close(end)
+    assert slot("killed", LIMIT).holders() == []

@@ -1,0 +1,534 @@
+"""Redis, memory, rows and the specification do the same: random operations at random times, and they never differ.
+
+After every step every key has a TTL, and what was refused, peeked or read has changed nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from django_quota import Rule
+from django_quota.core.algorithms import NEVER
+from django_quota.core.algorithms.sliding_window import WRAP, Entry
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
+from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
+from django_quota.core.keys import field, status_key
+from django_quota.core.overrides import OverrideTable
+from django_quota.engine import counter_operations as counters
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Mode
+from django_quota.engine.decide import Decide
+from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
+from django_quota.engine.operations import Operation
+from django_quota.engine.plans import Place, Plan, PlanMode, Taken
+from django_quota.engine.subject_operations import (
+    BanSubject,
+    DropAside,
+    LiftBans,
+    Once,
+    ReadDays,
+    RecordHits,
+    SetAside,
+)
+from django_quota.engine.system_operations import (
+    FIELDS,
+    OTHER,
+    SUBJECTS,
+    AddMetrics,
+    MetricsKeys,
+    RegisterWorker,
+    Sweep,
+)
+from tests.support.inputs import inputs
+from tests.support.places import Machine, Places, run_machine
+from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
+from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, answers, hits_of
+
+DAY = 86_400 * SECOND
+CLIENTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
+SOME_RULES = st.just(RULES) | st.lists(st.sampled_from(RULES), min_size=1, max_size=2)
+"""All of them, or one or two that meet the same subjects again and again."""
+
+
+class Plans(Machine):
+    """Plans of any rules are decided, looked at, forced, refunded, and settled; bans come and go."""
+
+    @initialize(phase=st.integers(0, DAY), its_rules=SOME_RULES)
+    def begin(self, phase: int, its_rules: list[Rule]) -> None:
+        self.now = self.latest = START + phase
+        self.its_rules = its_rules
+        self.taken: list[tuple[list[Asked], Mapping[Place, Taken]]] = []
+
+    @rule(gap=GAPS | st.integers(-2 * SECOND, -1) | st.just(-3_600 * SECOND))
+    def time_passes_or_steps_back(self, gap: int) -> None:
+        self.now += gap
+
+    @rule(
+        mode=st.sampled_from(["check", "check", "check", "force", "peek", "refund"]),
+        hits=st.lists(st.tuples(st.integers(0, 99), CLIENTS, COSTS, st.sampled_from(VALUES)), min_size=1, max_size=3),
+        stale=st.integers(0, 40),
+        with_events=st.booleans(),
+        is_estimate=st.booleans(),
+    )
+    def a_plan_is_decided(
+        self, mode: PlanMode, hits: list[Any], stale: int, with_events: bool, is_estimate: bool
+    ) -> None:
+        asked: dict[tuple[str, str], Asked] = {}  # one rule asks one subject once, in a plan
+        for number, subject, cost, value in hits:
+            of = self.its_rules[number % len(self.its_rules)]
+            asked[of.name, subject] = (of, subject, *((min(cost, 1), value) if of.distinct else (cost, "")))
+        guess = self.now - (0 if stale else 3 * DAY)
+        before = self.places.dump()
+        plan, reply = self.everywhere(lambda: self.plan(asked.values(), with_events, is_estimate), mode, guess)
+        after = self.places.dump()
+        replied = dict(zip(plan.limits, answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))]), strict=True))
+        for step, answer in replied.items():
+            assert not answer.allowed or answer.retry_after == 0 or step.limit.algorithm.name == "leaky_bucket"
+            assert answer.allowed or answer.retry_after > 0 or answer.retry_after == NEVER
+        refused = {hit.group for hit in plan.hits if not all(replied[step].allowed for step in hit.limits)}
+        for hit in plan.hits:
+            changes_nothing = mode == "check" and (reply[1] != ALLOWED or hit.group in refused)
+            for step in hit.limits if changes_nothing else ():
+                # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
+                follows = self.now < self.latest and isinstance(step.limit.algorithm, TokenBucket)
+                if not (step.limit.options.count_refused and hit.group in refused) and not follows:
+                    assert after.get(step.key) == before.get(step.key)
+        if mode == "peek":
+            assert after == before
+        plan.read(reply)
+        if mode == "check" and plan.taken:
+            self.taken.append((list(asked.values()), plan.taken))
+
+    @rule(
+        which=st.integers(0, 5),
+        actual=st.lists(COSTS, min_size=3, max_size=3),
+        undone=st.booleans(),
+        with_events=st.booleans(),
+    )
+    def what_it_took_is_adjusted(self, which: int, actual: list[int], undone: bool, with_events: bool) -> None:
+        if not self.taken:
+            return
+        asked, taken = self.taken.pop(which % len(self.taken))
+        costs = [0 if undone else units for units in actual[: len(asked)]]
+        plan = self.plan(asked, with_events)
+        self.everywhere(lambda: plan.settled(taken, costs, undone=undone), "adjust")
+        dumped = self.places.dump()
+        self.everywhere(lambda: plan.settled({}, costs), "adjust")
+        assert self.places.dump() == dumped  # adjusting twice changes nothing
+
+    @rule(
+        counter=st.sampled_from([CREDITS, POOLED]),
+        subject=CLIENTS,
+        units=st.one_of(st.integers(-3, 40), st.sampled_from([10**12, 2**53 + 1, MAX_INT64, MAX_INT64 - 5, MIN_INT64])),
+    )
+    def a_counter_is_set(self, counter: Rule, subject: str, units: int) -> None:
+        (hit,) = self.plan([(counter, subject, 1, "")]).hits
+        self.places.run(counters.Set([hit.limits[0].key], units, hit.limits[0].parameters.a), self.now)
+
+    @rule(number=st.integers(0, 99), subject=CLIENTS, span=st.integers(1, 90 * SECOND))
+    def code_bans_a_subject(self, number: int, subject: str, span: int) -> None:
+        of = self.its_rules[number % len(self.its_rules)]
+        remembered = of.ban.durations[-1] if of.ban else 0
+        operation = BanSubject(status_key("quota", subject), field(of.name), span, remembered)
+        assert self.places.run(operation, self.now)[0] >= self.now + span
+
+    @rule(subject=CLIENTS)
+    def code_lifts_bans(self, subject: str) -> None:
+        fields = [field(each.name) for each in self.its_rules]
+        self.places.run(LiftBans(status_key("quota", subject), fields), self.now)
+
+    @rule(number=st.integers(0, 99), subject=CLIENTS)
+    def a_rule_is_reset(self, number: int, subject: str) -> None:
+        plan = self.plan([(self.its_rules[number % len(self.its_rules)], subject, 0, "")], with_events=True)
+        forgetting = plan.reset_operation(OverrideTable())
+        self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
+        self.places.in_database(forgetting, self.now)
+        assert self.places.in_redis(forgetting, self.now) == self.places.specified(forgetting, self.now)
+        assert set(forgetting.keys[1:]) & self.places.dump().keys() <= {"quota:1:{!}:bans"}
+
+    def plan(self, asked: Any, with_events: bool = False, is_estimate: bool = False) -> Plan:
+        plan = Plan("quota", 100 if with_events else 0, asked=list(asked))
+        if is_estimate:
+            plan.estimate()
+        return plan
+
+    def everywhere(self, make: Callable[[], Plan], mode: PlanMode, guess: int | None = None) -> tuple[Plan, list[Any]]:
+        decided = self.places.decide(make, mode, self.now, guess)
+        self.latest = max(self.latest, self.now)
+        return decided
+
+
+GIVING_BACK = [
+    Rule.make("bucket", "7/m", algorithm="token_bucket", burst=30),
+    Rule.make("buckets", "30/m; 60/h", algorithm="token_bucket"),
+    Rule.make("leaky", "30/m", algorithm="leaky_bucket"),
+    Rule.make("exact", "30/m"),
+    Rule.make("slices", "30/m", precision=3),
+    Rule.make("fixed", "30/m", algorithm="fixed_window"),
+    Rule.make("calendar", "30/m", algorithm="calendar"),
+    CREDITS,
+    POOLED,
+]
+PAUSES = st.just(0) | st.integers(0, 15 * SECOND) | st.sampled_from([MINUTE, MINUTE // 7, -SECOND, -3_600 * SECOND])
+ACTS = st.sampled_from(["refund", "peek", "force", *4 * ["check", "adjust"]])
+
+
+@pytest.mark.usefixtures("redis_cache")
+@inputs(250, suppress_health_check=list(HealthCheck), always=True)
+@given(
+    its_rule=st.sampled_from(GIVING_BACK),
+    phase=st.integers(0, DAY),
+    acts=st.lists(st.tuples(PAUSES, ACTS, st.integers(1, 12), st.integers(0, 14)), min_size=6, max_size=30),
+)
+def test_neither_do_they_in_what_they_give_back(raw: redis.Redis, its_rule: Rule, phase: int, acts: list[Any]) -> None:
+    """One subject's checks, refunds and adjusts, many at a time."""
+    raw.flushall()
+    places, now = Places(raw), START + phase
+    taken: list[Plan] = []
+
+    def decide(mode: PlanMode, cost: int) -> None:
+        plan, reply = places.decide(lambda: Plan("quota", asked=[(its_rule, "user:1", cost, "")]), mode, now)
+        plan.read(reply)
+        taken.extend([plan] if plan.taken else [])
+
+    for gap, what, cost, other in acts:
+        now += gap
+        if what != "adjust":
+            decide(what, cost)
+        elif taken:
+            plan = taken.pop(other % len(taken))
+            settled = partial(plan.settled, plan.taken, [cost - 1], undone=other == 0)
+            places.decide(settled, "adjust", now)
+            decide("peek", 1)
+    places.close()
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+MIDNIGHT = START // DAY * DAY
+TTL = 400 * DAY
+ACCOUNTS = st.sampled_from(["a", "b"])
+OFF = st.sampled_from([0, 0, 0, 0, 0, -1, 1])
+"""Days by which the day that is sent is not that of the moment."""
+BIG = st.sampled_from([2**53, 2**53 + 1, MAX_INT64 - 1, MAX_INT64])
+AMOUNTS = st.integers(0, 9) | BIG
+SIGNED = AMOUNTS | st.integers(-9, -1) | st.sampled_from([MIN_INT64, MIN_INT64 + 1, -(2**53) - 1])
+FOREIGN = Bucket(1, 1)
+"""The value in the specification for a list in Redis."""
+
+
+def key_of(subject: str, kind: str = "c:total") -> str:
+    return f"quota:1:{{{subject}}}:{kind}"
+
+
+class Counters(Machine):
+    """Counts, takes, moves and reads in any order: what is done is exact, and what is not done changes nothing."""
+
+    def is_done(self, operation: Operation) -> bool:
+        before = self.places.dump()
+        done = self.done(operation)[0] == counters.DONE
+        after = self.places.dump()
+        changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+        assert changed <= (set(operation.keys) if done else set())
+        return bool(done)
+
+    def totals(self) -> dict[str, int]:
+        kept = self.kept()
+        return {each: kept[key_of(each)] if isinstance(kept.get(key_of(each)), int) else 0 for each in "ab"}
+
+    def day(self, off: int) -> tuple[str, int, int]:
+        """Return a day near the current one, and when it begins and ends."""
+        number = (self.now - MIDNIGHT) // DAY + off
+        return f"{21 + number:02}", MIDNIGHT + number * DAY, MIDNIGHT + (number + 1) * DAY
+
+    @rule(gap=st.one_of(st.integers(0, 3), st.integers(0, 3 * DAY)), to_midnight=st.sampled_from([None, None, 0, 1]))
+    def time_passes(self, gap: int, to_midnight: int | None) -> None:
+        gap = gap if to_midnight is None else DAY - self.now % DAY - to_midnight
+        self.now = min(self.now + gap, MIDNIGHT + 9 * DAY)  # within the month, and within every ttl
+
+    @rule(subject=ACCOUNTS, amount=SIGNED, off=OFF)
+    def it_is_incremented(self, subject: str, amount: int, off: int) -> None:
+        before = self.totals()[subject]
+        keys = (key_of(subject), key_of(subject, "c:total:2025-11"))
+        if self.is_done(counters.Incr(keys, amount, TTL, *self.day(off))):
+            assert (off, self.totals()[subject]) == (0, before + amount)
+
+    @rule(subject=ACCOUNTS, amount=SIGNED)
+    def it_is_set(self, subject: str, amount: int) -> None:
+        if self.is_done(counters.Set([key_of(subject)], amount, TTL)):
+            assert self.totals()[subject] == amount
+
+    @rule(subject=ACCOUNTS, day=st.one_of(st.none(), st.integers(21, 29)))
+    def it_is_read(self, subject: str, day: int | None) -> None:
+        before = self.places.dump()
+        self.is_done(counters.Get(key_of(subject)))
+        months = [key_of(subject, f"c:total:2025-{month}") for month in (11, 12)]
+        self.is_done(counters.Days(months, [(20, 30), (1, 31)]))
+        self.is_done(counters.UniqueCount(key_of(subject, "u:total" + (f":2025-11-{day}" if day else ""))))
+        assert self.places.dump() == before
+
+    @rule(subject=ACCOUNTS)
+    def it_is_popped(self, subject: str) -> None:
+        if self.is_done(counters.Pop(key_of(subject))):
+            assert self.totals()[subject] == 0
+
+    @rule(subject=ACCOUNTS, amount=AMOUNTS.filter(bool))
+    def some_is_taken(self, subject: str, amount: int) -> None:
+        before = self.totals()[subject]
+        done = self.is_done(counters.Take([key_of(subject)], amount, TTL))
+        assert self.totals()[subject] == (before - amount if done else before) >= min(before, 0)
+
+    @rule(source=ACCOUNTS, destination=ACCOUNTS, amount=AMOUNTS)
+    def some_is_moved(self, source: str, destination: str, amount: int) -> None:
+        before = self.totals()
+        self.is_done(counters.Transfer([key_of(source), key_of(destination)], amount, TTL))
+        after = self.totals()
+        assert sum(after.values()) == sum(before.values())
+        assert all(after[each] >= min(before[each], 0) for each in "ab")
+
+    @rule(subject=ACCOUNTS, value=st.integers(0, 9), off=OFF)
+    def a_value_is_counted(self, subject: str, value: int, off: int) -> None:
+        day, *edges = self.day(off)
+        keys = (key_of(subject, "u:total"), key_of(subject, f"u:total:2025-11-{day}"))
+        self.is_done(counters.Unique(keys, f"value {value}", TTL, *edges))
+
+    @rule(
+        subject=ACCOUNTS,
+        kind=st.sampled_from(["c:total", "c:total:2025-11", "u:total", "u:total:2025-11-21"]),
+        cleared=st.booleans(),
+    )
+    def something_else_lies_there(self, subject: str, kind: str, cleared: bool) -> None:
+        key = key_of(subject, kind)
+        self.places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
+        if cleared:
+            self.places.drop(key)
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+KEYS = SlotKeys("quota:1:{global}:l:total", "quota:1:{global}:lately:total")
+TOKENS = st.sampled_from("abcdefg")
+LIMITS = st.sampled_from([1, 2, 2, 3, 3, 3])
+"""Who shares a slot may differ in what they think its limit is."""
+SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_600 * SECOND]))
+
+
+class Leases(Machine):
+    """Slots and values that were seen, beside a plain model: never do more hold a slot than may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: dict[str, int] = {}
+        """The model: when the lease of each holder ends."""
+        self.since: dict[str, int] = {}
+        """When each got its slot."""
+        self.spans: list[int] = []
+        """How long those held it who gave it back."""
+
+    def holders(self) -> set[str]:
+        return {token for token, stop in self.ends.items() if stop > self.now}
+
+    @rule(gap=st.one_of(st.integers(0, 3), st.integers(0, 12 * SECOND)), to_an_end=st.booleans())
+    def time_passes(self, gap: int, to_an_end: bool) -> None:
+        ends = [self.ends[token] for token in self.holders()]
+        self.now = min(ends) if to_an_end and ends else self.now + gap
+
+    @rule(token=TOKENS, limit=LIMITS, span=SPANS)
+    def a_slot_is_asked_for(self, token: str, limit: int, span: int) -> None:
+        before, held = self.kept(), self.holders()
+        granted, free, wait, reset, now = self.done(Acquire(KEYS, token, limit, span))
+        assert granted == (token in held or len(held) < limit)
+        assert now == self.now
+        if granted:
+            self.ends[token] = self.now + span
+            self.since[token] = now
+            assert token in held or len(self.holders()) <= limit
+        else:
+            assert self.kept() == before
+        ends = sorted(self.ends[holder] - self.now for holder in self.holders())
+        assert (free, reset) == (max(0, limit - len(ends)), ends[-1])
+        over = max(0, len(ends) - limit)
+        if before.get(KEYS.lately):  # the rate at which slots were given back, and never later than leases end
+            assert 0 < wait <= ends[over]
+            assert wait <= max(1, max(self.spans) * (over + 1) / len(ends))
+            assert wait >= min(ends[over], int(min(self.spans) * (over + 1) / len(ends)))
+        else:
+            assert wait == ends[over]
+
+    @rule(token=TOKENS, span=SPANS, again=st.booleans())
+    def a_lease_is_renewed(self, token: str, span: int, again: bool) -> None:
+        before = self.kept()
+        renewed = self.done(Renew(KEYS, token, span, again=again))
+        assert renewed == (again or token in self.holders())
+        if renewed:
+            self.ends[token] = self.now + span
+        else:
+            assert self.kept() == before
+
+    @rule(token=TOKENS, knows_since=st.booleans(), span=SPANS)
+    def a_slot_is_given_back(self, token: str, knows_since: bool, span: int) -> None:
+        before, was_held = self.kept(), token in self.holders()
+        since = self.since.get(token) if knows_since else None
+        assert self.done(Release(KEYS, token, since, span)) == was_held
+        if token not in self.ends:  # a foreign token changes nothing
+            assert self.kept() == before
+        self.ends.pop(token, None)
+        others = {other: stop for other, stop in before.get(KEYS.leases, {}).items() if other != token}
+        assert self.kept().get(KEYS.leases, {}) == others
+        if was_held and since is not None and KEYS.lately in before:
+            self.spans.append(max(1, self.now - since))
+        else:
+            assert self.kept().get(KEYS.lately) == before.get(KEYS.lately)
+
+    @rule()
+    def the_holders_are_looked_at(self) -> None:
+        before = self.kept()
+        reply = self.done(Holders(KEYS))
+        left = {token: self.ends[token] - self.now for token in self.holders()}
+        assert dict(zip(reply[::2], reply[1::2], strict=True)) == left
+        assert self.kept() == before
+
+    @rule(value=st.integers(0, 4), span=SPANS)
+    def a_value_is_seen(self, value: int, span: int) -> None:
+        key = f"quota:1:{{once:{value}}}:once:total"
+        until = self.kept().get(key, 0)
+        assert self.done(Once(key, span)) == (until <= self.now)
+        assert self.kept()[key] == (self.now + span if until <= self.now else until)
+
+
+# --- what is counted for the operator ---------------------------------------------------------------------------------
+
+TODAY, ASIDE = key_of("u", "day:2025-11-21"), key_of("u", "day:2025-11-21:aside")
+SETS = [key_of("u", f"l:{number}") for number in range(3)]
+METRICS = MetricsKeys(*(key_of("!", kind) for kind in ("day", "minute", "refused", "slots", "totals")))
+AROUND = st.integers(START - 5, START + 5)
+NAMES = st.sampled_from(["a", "b", "c"])
+COUNTS = st.dictionaries(NAMES.map("{}:a".format), st.integers(1, 9))
+TOKEN = st.integers(0, 3) | AROUND
+
+
+def aside(token: int) -> dict[str, int]:
+    return {"a:a": 5, "#": token}
+
+
+class Upkeep(Machine):
+    """The days of a subject, the metrics, the workers, and the sweep."""
+
+    @initialize(
+        day=st.none()
+        | st.dictionaries(st.sampled_from(["a:a", "a:r", "a:u"]), st.integers(-(2**62), 2**62), min_size=1),
+        was_aside=st.none() | TOKEN.map(aside),
+        sets=st.dictionaries(st.sampled_from(SETS), st.dictionaries(NAMES, AROUND, min_size=1)),
+    )
+    def begin(self, day: Any, was_aside: Any, sets: dict[str, dict[str, int]]) -> None:
+        for key, fields in ((TODAY, day), (ASIDE, was_aside)):
+            if fields:
+                self.places.put(
+                    key, fields, START + DAY, "HSET", key, *(part for pair in fields.items() for part in pair)
+                )
+        for key, scores in sets.items():
+            self.places.put(
+                key, scores, START + DAY, "ZADD", key, *(part for pair in scores.items() for part in pair[::-1])
+            )
+
+    @rule(gap=st.integers(0, 20 * SECOND))
+    def time_passes(self, gap: int) -> None:
+        self.now += gap
+
+    @rule(
+        operation=st.just(ReadDays([TODAY, ASIDE, key_of("u", "day:2025-11-20")]))
+        | st.builds(SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
+        | st.builds(DropAside, st.just(ASIDE), TOKEN)
+        | st.builds(
+            lambda *given: RecordHits(key_of("u", "s"), *given), st.sampled_from([TODAY, ""]), NAMES,
+            st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)), st.sampled_from([0, SECOND]),
+        )
+    )  # fmt: skip
+    def a_day_is_counted_and_moved(self, operation: Operation) -> None:
+        self.done(operation)
+
+    @rule(
+        operation=st.builds(RegisterWorker, st.just(key_of("!", "workers")), NAMES, st.just(30 * SECOND))
+        | st.builds(AddMetrics, st.just(METRICS), COUNTS, COUNTS, st.dictionaries(NAMES, st.just(SECOND)))
+    )
+    def a_process_tells(self, operation: Operation) -> None:
+        self.done(operation)
+
+    @rule(swept=st.lists(st.booleans(), min_size=3, max_size=3), most=st.integers(0, 9))
+    def what_has_expired_is_swept(self, swept: list[bool], most: int) -> None:
+        self.done(Sweep(SETS, swept, [1] * len(SETS), most, repairs=True))
+
+    def add(self, counts: dict[str, int], refused: dict[str, int]) -> dict[str, Any]:
+        self.done(AddMetrics(METRICS, counts, refused, {}))
+        return self.kept()
+
+
+@pytest.mark.hypothesis
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("machine", "examples"), [(Plans, 250), (Counters, 150), (Leases, 150), (Upkeep, 150)])
+def test_lua_and_specification_never_differ(machine: type[Machine], examples: int, raw: redis.Redis) -> None:
+    run_machine(machine, raw, examples)
+
+
+def test_neither_do_rows_in_a_file_and_in_postgresql(
+    database: dict[str, Any], redis_cache: Any, raw: redis.Redis
+) -> None:
+    """The test above has rows of SQLite in memory."""
+    run_machine(Plans, raw, examples=60)
+
+
+# --- what they seldom come to -----------------------------------------------------------------------------------------
+
+
+def test_metrics_do_not_grow_with_the_names_that_clients_bring(redis_cache: Any, raw: redis.Redis) -> None:
+    Upkeep.raw = raw
+    upkeep = Upkeep()
+    upkeep.add({f"rule{number}:a": 1 for number in range(FIELDS + 7)}, {})
+    rules = upkeep.add({"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {})[METRICS.day]
+    assert (rules["rule0:a"], rules[f"{OTHER}:a"], rules[f"{OTHER}:r"]) == (2, 8, 4)
+    assert len(rules) <= FIELDS + 3
+    many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
+    subjects = upkeep.add({}, many)[METRICS.refused]
+    assert (len(subjects), subjects["ip:5"]) == (SUBJECTS, 2)
+    upkeep.teardown()
+
+
+def test_a_check_asks_for_new_edges_outside_the_periods_and_the_day_sent(places: Places) -> None:
+    calendar = hits_of(Rule.make("calendar", "9/m", algorithm="calendar"))
+    daily: Any = hits_of(Rule.make("daily", "9/m"), subject="user:1")
+    (begins, _, ends, *_), day = calendar[0].limits[0].parameters[1:], daily[0].day
+    for hits, edges in ((calendar, (begins, ends)), (daily, (day.begins, day.ends))):
+        moments = (edges[0] - 1, edges[0], edges[1] - 1, edges[1])
+        verdicts = [places.run(Decide(hits, "check"), now)[1] for now in moments]
+        assert verdicts == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, places: Places) -> None:
+    never = Rule.make("never", "0/m", algorithm=algorithm, count_refused=True)
+    reply = places.run(Decide(hits_of(never), "check"), START)
+    assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (REFUSED, NEVER)
+    assert not [key for key in places.dump() if ":r:" in key]
+
+
+def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
+    (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
+    key, expiry = hit.limits[0].key, START + MINUTE
+    near_its_end = (Entry(2 * WRAP - 3, 1, expiry),)  # of its numbers
+    places.put(key, near_its_end, expiry, "ZADD", key, expiry, f"{2 * WRAP - 3}:1")
+
+    modes: list[Mode] = ["check", "check", "peek"]
+    found = [answers(places.run(Decide([hit], mode), START + n))[0] for n, mode in enumerate(modes, 1)]
+    assert [each.remaining for each in found] == [6, 3, 3]
+    totals = [int(entry.partition(":")[0]) for entry in places.lying()[key]]
+    assert totals == [each.total for each in places.states.get(key)]
+    assert all(WRAP <= total < 2 * WRAP for total in totals)
+    (dear,) = hits_of(Rule.make("sliding", "10/m"), cost=6)
+    waits = [answers(places.run(Decide([dear], "peek"), now))[0].retry_after for now in (START + 4, START + MINUTE)]
+    assert waits == [MINUTE - 3, 1]
+    assert answers(places.run(Decide([hit], "peek"), START + MINUTE))[0].remaining == 4
