@@ -1,6 +1,6 @@
 """Counters as users call them, and `once`: every verb, sync and async; their bounds, keys and errors.
 
-That every store does the same, and that racing takers take what there is, is in tests/core/test_counter_properties.py.
+That every store does the same, and that racing takers take what there is, is in tests/core.
 """
 
 import asyncio

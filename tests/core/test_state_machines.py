@@ -179,7 +179,7 @@ ACTS = st.sampled_from(["refund", "peek", "force", *4 * ["check", "adjust"]])
 
 
 @pytest.mark.usefixtures("redis_cache")
-@inputs(250, suppress_health_check=list(HealthCheck), always=True)
+@inputs(1_000, suppress_health_check=list(HealthCheck))
 @given(
     its_rule=st.sampled_from(GIVING_BACK),
     phase=st.integers(0, DAY),
