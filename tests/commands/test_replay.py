@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,11 @@ from tests.support.inputs import inputs
 from tests.support.pages import blocks
 from tests.support.steps import ALGORITHMS, SECOND, START
 
-LINE = '{ip} - - [21/Nov/2025:04:{minute:02}:{second:02} +0000] "{method} {path} HTTP/1.1" {status} 12 "-" "{agent}"'
 
-
-def line(second: int, ip: str = "203.0.113.9", path: str = "/api/plain/", **more: Any) -> str:
+def line(second: int, ip: str = "203.0.113.9", path: str = "/api/plain/", method: str = "GET") -> str:
     """A line of a log, so many seconds after START."""
-    given = {"method": "GET", "status": 200, "agent": "curl", **more}
-    return LINE.format(ip=ip, path=path, minute=40 + second // 60, second=second % 60, **given)
+    time = f"21/Nov/2025:04:{40 + second // 60:02}:{second % 60:02} +0000"
+    return f'{ip} - - [{time}] "{method} {path} HTTP/1.1" 200 12 "-" "curl"'
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +47,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
     settings.QUOTA = {"RULES": {"api": {"rate": "3/m", "match": "/api/plain/"}}}
 
-    def asked(*_: Any) -> None:
-        pytest.fail("Redis was asked")
-
-    monkeypatch.setattr(RedisStore, "run", asked)
+    monkeypatch.setattr(RedisStore, "run", lambda *_: pytest.fail("Redis was asked"))
 
 
 @pytest.fixture
@@ -70,19 +66,12 @@ def run_json(*words: str) -> dict[str, Any]:
     return json.loads(run(*words, "--json"))  # type: ignore[no-any-return]
 
 
-def error_of(*words: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        run(*words)
-    return str(caught.value)
-
-
 def log(lines: Sequence[str], name: str = "access.log") -> str:
     Path(name).write_text("\n".join(lines) + "\n")
     return name
 
 
 RULES: list[dict[str, Any]] = [
-    {"api": {"rate": "2/10s", "match": "/api/"}},
     {"api": {"rate": ["2/10s", "5/m"], "match": "/api/", "exclude": "/api/v1/"}, "all": {"rate": "9/m", "match": "/"}},
     {"pair": {"rate": "1/10s", "key": ["ip", "path"], "match": "/"}, "each": {"rate": "4/m", "match": "/"}},
     {"fixed": {"rate": "2/10s", "algorithm": "fixed_window", "key": "global", "match": "/", "shadow": True}},
@@ -93,14 +82,13 @@ RULES: list[dict[str, Any]] = [
      "soft": {"rate": "1/s", "block": False, "match": "/"}},
     {"banning": {"rate": "2/10s", "match": "/", "ban": {"after": "2/m", "for": ["30s", "1m"]}}},
     {"agents": {"rate": "1/10s", "distinct": "header:User-Agent", "match": "/"},
-     "q": {"rate": "2/10s", "key": "get:q", "match": "/"}},
-    {"costly": {"rate": "150/10s", "cost": 40, "match": "/"}},
+     "q": {"rate": "100/10s", "cost": 40, "key": "get:q", "match": "/"}},
 ]  # fmt: skip
 PATHS = [*(f"/{name}/" for name in ("api/plain", "api/search", "api/v1/items", "class", "method")), "/api/plain/?q=1"]
 
 Requests = list[tuple[int, str, str, str, str]]  # time, method, address, path and user agent
 
-requests = st.lists(
+STEPS = st.lists(
     st.tuples(
         st.integers(0, 4 * SECOND) | st.integers(0, 15 * SECOND),  # until the next one
         st.sampled_from(["GET", "GET", "POST"]),
@@ -112,11 +100,8 @@ requests = st.lists(
 
 
 def timed(steps: Requests) -> Requests:
-    now, found = START, []
-    for wait, *rest in steps:
-        now += wait
-        found.append((now, *rest))
-    return found  # type: ignore[return-value]
+    times = accumulate(wait for wait, *_ in steps)
+    return [(START + time, *step[1:]) for time, step in zip(times, steps, strict=True)]
 
 
 def as_lines(traffic: Requests) -> list[str]:
@@ -127,14 +112,14 @@ def as_lines(traffic: Requests) -> list[str]:
 
 
 def live(traffic: Requests) -> list[int]:
-    """Send requests through the middleware, on the memory store; return the places of those that are refused."""
+    """Send requests through the middleware, on the memory store; return the times of those that are refused."""
     clear()
     client, refused = Client(raise_request_exception=False), []
-    for place, (time, method, ip, path, agent) in enumerate(traffic):
+    for time, method, ip, path, agent in traffic:
         with freeze(time):
             response = client.generic(method, path, REMOTE_ADDR=ip, HTTP_USER_AGENT=agent)
         if response.status_code == 429:
-            refused.append(place)
+            refused.append(time)
     return refused
 
 
@@ -148,15 +133,13 @@ def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> tuple[Rul
     return replayed, traffic
 
 
-@given(st.sampled_from(RULES), requests)
+@given(st.sampled_from(RULES), STEPS)
 @inputs(100)
 def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps: Requests) -> None:
     sent = timed(steps)
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ROOT_URLCONF="tests.support.urls_of_rules"):
-        expected = [sent[place][0] for place in live(sent)]
         replayed, traffic = read(as_lines(sent))
-        refusals = decide(replayed, traffic)
-        assert [traffic.times[position] for position in refusals.positions] == expected
+        assert [traffic.times[position] for position in decide(replayed, traffic).positions] == live(sent)
 
 
 def test_requests_of_one_time_stay_in_their_order(folder: Path) -> None:
@@ -172,17 +155,15 @@ def test_requests_of_one_time_stay_in_their_order(folder: Path) -> None:
     st.sampled_from([*({"algorithm": name} for name in ALGORITHMS), {"distinct": "header:User-Agent"}]),
     st.lists(
         st.tuples(
-            st.integers(0, 8) | st.integers(0, 8 * SECOND), st.sampled_from(["1.1.1.1", "2.2.2.2"]),
-            st.sampled_from("abcde"),
+            st.integers(0, 8) | st.integers(0, 8 * SECOND), st.just("GET"), st.sampled_from(["1.1.1.1", "2.2.2.2"]),
+            st.just("/"), st.sampled_from("abcde"),
         ),
         min_size=1, max_size=40,
     ),
 )  # fmt: skip
 @inputs(150)
-def test_the_tightest_count_refuses_nobody_and_one_less_does(
-    options: dict[str, Any], steps: list[tuple[int, str, str]]
-) -> None:
-    lines = as_lines(timed([(wait, "GET", ip, "/", agent) for wait, ip, agent in steps]))
+def test_the_tightest_count_refuses_nobody_and_one_less_does(options: dict[str, Any], steps: Requests) -> None:
+    lines = as_lines(timed(steps))
 
     def replayed(count: int) -> tuple[RuleSet, Traffic]:
         return read(lines, {"api": {"rate": f"{count}/10s", "match": "/", **options}})
@@ -211,17 +192,9 @@ def test_the_tightest_count_knows_slices_bursts_and_costs(
     assert tightest(demand, demand.limits[0]) == least
 
 
-def test_the_report_says_what_would_have_been_refused_and_fits_eighty_columns(folder: Path) -> None:
-    name = log([line(second) for second in range(5)] + [line(5, ip="198.51.100.7"), line(6, path="/nowhere/")])
-    printed = run(name)
-    for words in (
-        "access.log: 7 requests in the format combined", r"the settings would have refused 2 requests \(28.6%\).",
-        r"refused +2 \(33.3%\)", r"subjects refused +1 \(50.0%\)", r"no refusals from +5/m",
-        r"2 of 5 requests \(40.0%\)",
-    ):  # fmt: skip
-        assert re.search(words, printed), words
-    assert "203.0.113.9" not in printed
-    assert "ip:203.0.113.9" in run(name, "--show-subjects")
+def test_the_report_fits_eighty_columns_and_hides_subjects_unless_asked_for(folder: Path) -> None:
+    assert "ip:203.0.113.9" not in run(log([line(second) for second in range(5)]))
+    assert "ip:203.0.113.9" in run("access.log", "--show-subjects")
     rule = 'rate = "10/s; 500/h; 5000/d"\nmatch = "/"\nkey = ["ip", "path"]\n'
     Path("a-long-name-of-drafts.toml").write_text("".join(f"[a-rule-with-a-long-name-{n}]\n{rule}" for n in "ab"))
     lines = [line(second, path="/a/very/long/path/" * 9) for second in range(50)] + ["?" * 200, "\x1b[31m"]
@@ -230,20 +203,22 @@ def test_the_report_says_what_would_have_been_refused_and_fits_eighty_columns(fo
     assert "\x1b" not in printed
 
 
-def test_a_rate_alone_answers_the_quick_question(folder: Path) -> None:
+def test_a_rate_alone_a_chosen_rule_and_a_draft_are_replayed(folder: Path, settings: Any) -> None:
     lines = [line(second, ip=f"203.0.113.{second % 2}", path=f"/{second}") for second in range(6)]
     found = run_json(log(lines), "--rate", "2/m", "--key", "ip")
     assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
-    assert run_json(log(lines), "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
-    assert run_json(log(lines), "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
-
-
-def test_one_rule_can_be_chosen_and_bans_are_counted(folder: Path, settings: Any) -> None:
+    assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
+    assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
     ban = {"after": "2/m", "for": "10s"}
-    settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}, "other": {"rate": "1/m"}}}
-    found = run_json(log([line(second) for second in range(30)]), "--rule", "api")
+    settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}, "named": "4/m"}}
+    log([line(second, path="/named/") for second in range(30)])
+    found = run_json("access.log", "--rule", "api")
     assert (list(found["rules"]), found["left_out"]) == (["api"], {})
     assert (found["rules"]["api"]["refused"], found["rules"]["api"]["bans"]) == (29, 3)
+    settings.ROOT_URLCONF = (url("named/", quota(rule="named")(lambda request: HttpResponse())),)
+    Path("drafts.toml").write_text('named = "2/m"\n')  # instead of that of the settings, which the view names
+    assert run_json("access.log", "--rule", "named")["refused"] == 26
+    assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
 
 
 def test_packed_logs_several_files_and_stdin_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +236,8 @@ def test_lines_that_cannot_be_used_are_counted_and_shown(folder: Path) -> None:
     assert (found["requests"], found["unreadable"], found["lines"]) == (1, 7, 9)
     reasons = [(each["number"], each["reason"]) for each in found["first_unreadable"]]
     assert reasons == [(2, "it is not in this format"), (3, "it has no request"), (4, "it has no request")]
-    error = error_of(log(["\x1b[2J\x07\u202egnp", line(0, method="get")]))
-    assert error.endswith(r"The first: line 1, it is not in this format: \x1b[2J\x07\u202egnp")
+    with pytest.raises(CommandError, match=r"The first: line 1, it is not in this format: \\x1b\[2J\\x07\\u202egnp$"):
+        run(log(["\x1b[2J\x07\u202egnp", line(0, method="get")]))
 
 
 def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> None:
@@ -278,12 +253,10 @@ def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"key": "user_or_ip"}, "the user"),
         ({"key": ("ip", "session")}, "the session"),
         ({"key": "post:phone"}, "the body"),
         ({"key": "header:X-Api-Key"}, "header:X-Api-Key"),
         ({"key": line}, "a function"),
-        ({"skip": line}, "skip= is a function"),
         ({"settle": line}, "settle= is a function"),
         ({"exempt": "staff"}, "the user"),
         ({"distinct": True}, "only your code knows the value"),
@@ -339,25 +312,23 @@ def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None
         (["access.log", "--rules", "nowhere.toml"], "Use a TOML file"),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "empty.toml"], "has no rule"),
-        (["access.log", "--rules", "wrong.toml"], "wrong.toml['api']: '10/month' is not a rate"),
-        (["access.log", "--rules", "unkeyed.toml"], "unkeyed.toml['api']: key='usr' is not a key. Did you mean"),
+        (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
         (["access.log", "--key", "ip"], "only for --rate"),
         (["access.log", "--rate", "10/m", "--rules", "wrong.toml"], "Leave --rules"),
         (["access.log", "--rate", "10/mo"], "'mo' is not a unit"),
-        (["access.log", "--rule", "apy"], "Did you mean 'api'?"),
-        (["odd.log"], "The format of the log is unknown"),
+        (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
+        (["broken.toml"], "The format of the log is unknown"),
         (["empty.toml"], "No line of the log"),
         (["cut.gz"], "cannot be read to its end"),
     ],
 )
 def test_a_wrong_option_is_named(words: list[str], error: str, folder: Path) -> None:
     log([line(0)])
-    log(["nothing of a log"], "odd.log")
-    Path("cut.gz").write_bytes(gzip.compress(b"".join(f"{line(n % 60)}\n".encode() for n in range(99)))[:-20])
-    unkeyed = '[api]\nrate = "1/m"\nkey = "usr"'
-    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"', "unkeyed": unkeyed}.items():
+    Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
+    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"'}.items():
         Path(f"{name}.toml").write_text(text)
-    assert error in error_of(*words)
+    with pytest.raises(CommandError, match=error):
+        run(*words)
 
 
 MOMENT = START + 123_000
@@ -394,10 +365,8 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "moment"),
     [
-        ("1763700000", START),
         ("1763700000.123", MOMENT),
         ("1763700000123", MOMENT),
-        ("1763700000123000", MOMENT),
         ("1763700000123000000", MOMENT),
         ("2025-11-21T05:40:00.123+01:00", MOMENT),
         ("2025-11-21 04:40:00,123", MOMENT),
@@ -408,76 +377,51 @@ def test_a_time_is_read_to_the_microsecond(text: str, moment: int) -> None:
     assert read_time(text) == moment
 
 
-JSON = '{"time": 1763700000, "method": "GET", "path": "/"}'
+JSON = {"time": "1763700000.1", "ip": "203.0.113.9", "host": "a.example", "request": "GET / HTTP/1.1"}
+NO_TIMES = ["", "today", "12", "40/Nov/2025:04:40:00 +0000", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00+05:00"]
+AS_KEYS = {
+    "query": {"rate": "5/m", "key": "get:q", "match": "/"},
+    "header": {"rate": "5/m", "key": "header:X-Key", "match": "/"},
+    "host": {"rate": "5/day", "algorithm": "calendar", "match": "host:*.example"},
+}
 
 
 def read_line(text: str, first: str) -> Traffic:
-    """Read a line of a log that begins with another one."""
+    """Read a line of a log that begins with another one, and decide it."""
     log_format = find_format([first])
-    return read_traffic([text], log_format, RuleSet({}, log_format.fields))
-
-
-def test_a_draft_replaces_the_rule_that_a_view_names(folder: Path, settings: Any) -> None:
-    settings.ROOT_URLCONF = (url("named/", quota(rule="named")(lambda request: HttpResponse())),)
-    settings.QUOTA = {"RULES": {"named": "4/m"}}
-    Path("drafts.toml").write_text('named = "2/m"\n')
-    name = log([line(second, path="/named/") for second in range(5)])
-    assert run_json(name, "--rules", "drafts.toml")["refused"] == 3
-    assert run_json(name)["refused"] == 1
-
-
-LOGGED = {"ip": "203.0.113.9", "time": "1763700000.1", "host": "a.example", "request": "GET / HTTP/1.1"}
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"request": "GET http://[x HTTP/1.1"}, "it has no request"),
-        ({"request": f"GET /?{'&' * 2000}q=1 HTTP/1.1"}, "DATA_UPLOAD_MAX_NUMBER_FIELDS"),
-        ({"time": "9999-12-31T23:59:59Z"}, "its time is before 1970 or too late"),
-        ({"host": None}, None),  # it meets rules of hosts, as a host that is not allowed does
-        ({"http_x_key": "\udcff\ud800"}, None),
-    ],
-)
-def test_what_strangers_send_does_not_stop_a_replay(given: dict[str, Any], reason: str | None) -> None:
-    log_format = find_format([json.dumps({**LOGGED, "http_x_key": "k"})])
-    rules = {
-        "query": {"rate": "5/m", "key": "get:q", "match": "/"},
-        "header": {"rate": "5/m", "key": "header:X-Key", "match": "/"},
-        "host": {"rate": "5/day", "algorithm": "calendar", "match": "host:*.example"},
-    }
-    replayed = RuleSet(read_rules(rules, "rules"), log_format.fields)
-    traffic = read_traffic([json.dumps(LOGGED | given)], log_format, replayed)
+    replayed = RuleSet(read_rules(AS_KEYS if first.startswith("{") else {}, "rules"), log_format.fields)
+    traffic = read_traffic([text], log_format, replayed)
     decide(replayed, traffic)
-    assert [(reason or "no reason") in each.reason for each in traffic.shown] == ([] if reason is None else [True])
-    assert [len(plan) for plan in traffic.plans] == ([3] if reason is None else [])
+    return traffic
 
 
-NO_TIMES = ["", "today", "12", "40/Nov/2025:04:40:00 +0000", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00+05:00"]
+@pytest.mark.parametrize("odd", [{"host": None}, {"http_x_key": "\udcff\ud800"}])
+def test_an_odd_request_meets_rules_as_one_without_a_host_or_with_any_header(odd: dict[str, Any]) -> None:
+    traffic = read_line(json.dumps(JSON | odd), json.dumps({**JSON, "http_x_key": "k"}))
+    assert [len(plan) for plan in traffic.plans] == [3]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *(json.dumps({"time": time, "method": "GET", "path": "/"}) for time in NO_TIMES),
-        '{"time": 1763700000}', "{", "[]", "a:" * 45_000, '{"a":' * 990 + "1" + "}" * 990,
-        '{"time": 1763700000, "method": "GET", "path": "-"}',
-        '{"time": 1, "method": "GET", "path": "/%s"}' % ("x" * 5_000),
-        "203.0.113.9 - " + " [" * 40_000,
-        "203.0.113.9 - - " + " " * 90_000,
+        *(json.dumps(JSON | {"time": time}) for time in NO_TIMES),
+        *(json.dumps(JSON | {"request": f"GET {path} HTTP/1.1"}) for path in (
+            "http://[x", f"/?{'&' * 2000}q=1", "-", "/\ud800?",
+        )),
+        json.dumps(JSON | {"time": "12", "agent": "x" * 5_000}), "{", "[]", "a:" * 45_000,
+        '{"a":' * 990 + "1" + "}" * 990, "203.0.113.9 - " + " [" * 40_000, "203.0.113.9 - - " + " " * 90_000,
         '203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "' + '" 1 ' * 20_000,
-        json.dumps({"time": 1763700000, "method": "GET", "path": "/\ud800?"}),
     ],
     ids=lambda text: text[:40].strip(),
 )  # fmt: skip
 def test_a_line_that_is_no_request_is_unreadable_and_shown_in_short(text: str) -> None:
     """Also one that is long: to read it takes no more than a look at each sign."""
-    traffic = read_line(text, JSON if text.startswith(("{", "[]")) else COMMON)
+    traffic = read_line(text, json.dumps(JSON) if text.startswith(("{", "[]")) else COMMON)
     assert (traffic.requests, traffic.unreadable, len(traffic.shown)) == (0, 1, 1)
     assert len(traffic.shown[0].text) <= MAX_TEXT
 
 
-@given(st.text(max_size=80), st.sampled_from([line(0), JSON]))
+@given(st.text(max_size=80), st.sampled_from([line(0), json.dumps(JSON)]))
 @inputs(100)
 def test_no_line_stops_the_reader(text: str, first: str) -> None:
     traffic = read_line(text, first)
