@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import DatabaseError
 from django.http import HttpResponse
-from django.test import RequestFactory, override_settings
+from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import check, quota, reserve, reset_subject, slot
@@ -39,20 +39,13 @@ pytestmark = pytest.mark.usefixtures("redis_cache")
 @pytest.fixture(autouse=True)
 def rules(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.QUOTA = {
-        "RULES": {
-            "search": {"rate": "10/m; 100/h"},
-            "banning": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}},
-            "function": {"rate": lambda request: "5/m"},
-            "free": {"rate": None},
-            "broken": {"rate": "10/month"},
-        }
-    }
+    banning = {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}
+    settings.QUOTA = {"RULES": {"search": "10/m; 100/h", "banning": banning, "free": None}}
 
 
-def run(*words: str) -> str:
+def run(*words: str) -> Any:
     with freeze(START):
-        return str(said(*words))
+        return said(*words)
 
 
 def test_it_shows_limits_their_source_and_overrides() -> None:
@@ -77,11 +70,9 @@ def test_it_shows_limits_their_source_and_overrides() -> None:
 def test_it_shows_bans_slots_days_and_what_refused() -> None:
     user = "user:42"
     with freeze(START):
-        for _ in range(2):
+        for lease in (30, 50):
             check("banning", user)
-        slot("seats", 3, 30, subject=user).acquire()
-        slot("seats", 3, 50, subject=user).acquire()
-        for _ in range(2):
+            slot("seats", 3, lease, subject=user).acquire()
             check("1/h", user, name="transfer")
             check("1/h", SUBJECT, name="transfer")
     printed = run("quota_status", user)
@@ -94,20 +85,16 @@ def test_it_shows_bans_slots_days_and_what_refused() -> None:
     ):
         assert line in printed
     assert "by transfer" not in run("quota_status", user, "--rule", "search")
-    with freeze(START):
-        shown = said("quota_status", user, "--json")
+    shown = run("quota_status", user, "--json")
     assert (shown["subject"], shown["overrides"], shown["bans"]) == (user, [], {"banning": 3_600.0})
     assert {limit["rule"] for limit in shown["limits"]} == {"search", "banning", "viewed"}
     assert {(event["rule"], event["subject"]) for event in shown["refused"]} == {("banning", user), ("transfer", user)}
     assert next(iter(shown["days"].values()))["banning"] == {"allowed": 1, "refused": 1, "units": 1}
 
 
-def test_all_also_shows_unused_limits_tiers_and_shadow_rules(settings: Any) -> None:
-    rules = {
-        "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
-        "quiet": {"rate": "1/m", "shadow": True},
-    }
-    settings.QUOTA = {"RULES": {**rules, "free": None}}
+def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
+    tiered = {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}
+    settings.QUOTA = {"RULES": {"tiered": tiered, "quiet": {"rate": "1/m", "shadow": True}}}
     assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
     shown = run("quota_status", SUBJECT, "--all")
     for line in ("viewed: 7/m", "  tiered (anonymous): 5/m by", "  tiered (authenticated): 50/m by"):
@@ -115,8 +102,7 @@ def test_all_also_shows_unused_limits_tiers_and_shadow_rules(settings: Any) -> N
     assert "Nothing is used" not in shown
     with freeze(START):
         check("quiet", SUBJECT)
-    words = "1 of 1 used, 0 left; the next hit is admitted in 1 minute (a shadow rule: it only reports)"
-    assert words in run("quota_status", SUBJECT)
+    assert "the next hit is admitted in 1 minute (a shadow rule: it only reports)" in run("quota_status", SUBJECT)
 
 
 def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
@@ -129,22 +115,16 @@ def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
         with freeze(START - 1):
             check("banning", subject)
     with freeze(START):
-        override("r 0 0 1/d", "banning")
-        override("r 0 0 1/d", "banning", used)
+        for subject in (SUBJECT, used):
+            override("r 0 0 1/d", "banning", subject)
         found = [load_snapshot(subject, ["banning"], scan=True) for subject in (SUBJECT, used)]
     assert [ban.ends_in for each in found for ban in each.bans] == [3_600.0 - 1e-6] * 2
     assert [limit.retry_after for each in found for limit in each.limits] == [3_600.0 - 1e-6, 84_600.0]
 
 
-def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first() -> None:
-    with freeze(START):
-        override("b 0 0 ", ALL_RULES)
-        check("search", "ip:192.0.2.1")
-    shown = run("quota_status", SUBJECT)
-    assert "by sliding_window" not in shown
-    assert "  override  *: blocked\n" in shown  # once, not for each rule
-    assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
-    override("", ALL_RULES)
+def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
         override("s 0 0 ", "search", whose)
     override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
@@ -157,8 +137,6 @@ def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first(
         "  override  search for *: shadow",
     ]
 
-
-def test_overrides_that_could_not_be_read_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away(DatabaseRows):
         def latest(self) -> tuple[int, int]:
             raise DatabaseError("the connection is closed")
@@ -167,28 +145,25 @@ def test_overrides_that_could_not_be_read_are_noted(monkeypatch: pytest.MonkeyPa
     assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
 
 
+HALTED: dict[str, tuple[Any, str, bool]] = {
+    "deny": ("10/m", "no hit is admitted while Redis takes no changes", False),
+    "open": ({"rate": "10/m", "on_unavailable": "allow"}, "the next hit is admitted, and not counted", True),
+    "own": (
+        {"rate": "10/m", "on_unavailable": "local"},
+        "each process decides by itself while Redis takes no changes",
+        True,
+    ),
+    "used": ("1/m", "the next hit is admitted in 1 minute", False),
+    "free": ("10/m", "the next hit is admitted (exempt)", True),
+}
+
+
 @pytest.mark.parametrize("halted", ["full", "replica"])
 def test_a_redis_that_takes_no_changes_shows_what_happens_to_a_hit(
     halted: str, raw: redis.Redis, settings: Any
 ) -> None:
     """Refusals are known, since it can be read; `on_unavailable` decides about hits that it would count."""
-    settings.QUOTA = {
-        "ON_UNAVAILABLE": "deny",
-        "RULES": {
-            "search": "10/m",
-            "open": {"rate": "10/m", "on_unavailable": "allow"},
-            "own": {"rate": "10/m", "on_unavailable": "local"},
-            "used": "1/m",
-            "free": "10/m",
-        },
-    }
-    ends = {
-        "search": "no hit is admitted while Redis takes no changes",
-        "open": "the next hit is admitted, and not counted",
-        "own": "each process decides by itself while Redis takes no changes",
-        "used": "the next hit is admitted in 1 minute",
-        "free": "the next hit is admitted (exempt)",
-    }
+    settings.QUOTA = {"ON_UNAVAILABLE": "deny", "RULES": {name: rule for name, (rule, _, _) in HALTED.items()}}
     with freeze(START):
         assert check("used", SUBJECT)
         override("x 0 0 ", "free")
@@ -197,14 +172,14 @@ def test_a_redis_that_takes_no_changes_shows_what_happens_to_a_hit(
             raw.config_set("maxmemory", 1)
         else:
             raw.replicaof("127.0.0.1", 1)
-        shown = run("quota_status", SUBJECT, *(word for name in ends for word in ("--rule", name)))
+        shown = run("quota_status", SUBJECT, *(word for name in HALTED for word in ("--rule", name)))
         with freeze(START):
-            assert [bool(check(name, SUBJECT)) for name in ends] == [False, True, True, False, True]
+            assert [bool(check(name, SUBJECT)) for name in HALTED] == [allowed for _, _, allowed in HALTED.values()]
     finally:
         raw.config_set("maxmemory", 0)
         raw.replicaof("NO", "ONE")
     printed = [line.partition("; ")[2] for line in shown.splitlines() if " left; " in line]
-    assert printed == list(ends.values())
+    assert printed == [words for _, words, _ in HALTED.values()]
     assert "Note: Redis takes no changes, so nothing is counted. It says: " in shown
     assert list(raw.scan_iter("*probe*")) == []
 
@@ -219,19 +194,17 @@ def sign_in(rules: None, settings: Any) -> Callable[[], object]:
     return lambda: check("login", RequestFactory().post("/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
 
 
-@pytest.mark.parametrize("asked", [WHOLE, "203.0.113.9+post:username=ann", "ip:203.0.113.9+post: username =ann"])
-def test_plain_values_find_a_subject_of_several_parts(asked: str, sign_in: Callable[[], object]) -> None:
+@pytest.mark.django_db(transaction=True)
+def test_plain_values_find_a_subject_of_several_parts(sign_in: Callable[[], object]) -> None:
+    hidden = f"ip:203.0.113.9+post.username:{digest('ann')}"
     with freeze(START):
         sign_in()
-    shown = run("quota_status", asked)
-    assert shown.startswith(f"ip:203.0.113.9+post.username:{digest('ann')}\n")
-    assert "1 of 2 used" in shown
-    assert "=ann" not in shown
-    assert run("quota_reset", asked).startswith("Reset login for ip:203.0.113.9+post.username:")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_override_is_set_for_plain_values_and_holds(sign_in: Callable[[], object]) -> None:
+    for asked in (WHOLE, "203.0.113.9+post:username=ann", "ip:203.0.113.9+post: username =ann"):
+        shown = run("quota_status", asked)
+        assert shown.startswith(f"{hidden}\n")
+        assert "1 of 2 used" in shown
+        assert "=ann" not in shown
+    assert run("quota_reset", WHOLE) == f"Reset login for {hidden}\n"
     run("quota_override", "set", WHOLE, "blocked")
     assert "no hit is admitted (blocked)" in run("quota_status", WHOLE, "--rule", "login")
     assert "=ann" not in run("quota_override", "list", "--subject", WHOLE)
@@ -263,59 +236,44 @@ def test_wrong_input_is_a_clear_error(words: list[str], says: str) -> None:
         run("quota_status", *words)
 
 
-@pytest.mark.parametrize("subject", ["group:*", "group:[1]", "a?b", "x\\y", "{group:1}", "a\nb\x1b[31m"])
-def test_special_characters_of_redis_and_terminals_are_escaped(subject: str) -> None:
-    with freeze(START):
-        check("search", subject, 3)
-        check("search", "group:1", 5)
-    shown = run("quota_status", subject, "--rule", "search")
-    assert "3 of 10 used" in shown
-    assert "\x1b" not in shown
-    assert "5 of 10 used" in run("quota_status", "group:1")
-    assert "5 of 10 used" not in shown
-
-
-@override_settings(QUOTA={"STORE": "memory"})
 @pytest.mark.parametrize("command", ["quota_reset", "quota_status"])
-def test_the_memory_of_a_process_is_refused(command: str) -> None:
+def test_the_memory_of_a_process_is_refused(command: str, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory"}
     with pytest.raises(CommandError, match='is "memory"'):
         run(command, SUBJECT)
 
 
-class TestReset:
-    def test_it_forgets_all_that_was_counted_and_lifts_bans(self, raw: redis.Redis) -> None:
-        rules = ["5/30m", "9/d", "banning", "search"]
-        with freeze(START):
-            check("search", SUBJECT, 10)
-            check("5/30m", SUBJECT)
-            check("banning", SUBJECT)
-            check("banning", SUBJECT)
-            reserve("9/d", SUBJECT, 3)
-            override("r 0 0 50/m", "search")
-        before = {key: raw.dump(key) for key in raw.scan_iter()}
-        assert run("quota_reset", SUBJECT, "--dry-run").splitlines() == [
-            f"Would reset {name} for {SUBJECT}" for name in rules
-        ]
-        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
-        assert run("quota_reset", SUBJECT).splitlines() == [f"Reset {name} for {SUBJECT}" for name in rules]
-        assert raw.zcard("quota:1:{!}:bans") == 0
-        with freeze(START):
-            assert check("banning", SUBJECT)
-            assert check("search", SUBJECT).limit == 50  # an override stays
+def test_a_reset_forgets_all_that_was_counted_and_lifts_bans(raw: redis.Redis) -> None:
+    rules = ["5/30m", "9/d", "banning", "search"]
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        check("5/30m", SUBJECT)
+        check("banning", SUBJECT)
+        check("banning", SUBJECT)
+        reserve("9/d", SUBJECT, 3)
+        override("r 0 0 50/m", "search")
+    before = {key: raw.dump(key) for key in raw.scan_iter()}
+    assert run("quota_reset", SUBJECT, "--dry-run") == "".join(f"Would reset {name} for {SUBJECT}\n" for name in rules)
+    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+    assert run("quota_reset", SUBJECT) == "".join(f"Reset {name} for {SUBJECT}\n" for name in rules)
+    assert raw.zcard("quota:1:{!}:bans") == 0
+    with freeze(START):
+        assert check("banning", SUBJECT)
+        assert check("search", SUBJECT).limit == 50  # an override stays
 
-    def test_it_resets_only_the_named_rules_of_this_subject(self) -> None:
-        with freeze(START):
-            check("search", SUBJECT, 10)
-            check("10/m", SUBJECT)
-            check("search", f"{SUBJECT}9")
-        done = {"subject": SUBJECT, "rules": ["search"], "dropped": 2, "dry_run": False}
-        assert run("quota_reset", SUBJECT, "--rule", "serch").count('Did you mean "search"?') == 1
-        with freeze(START):
-            assert said("quota_reset", SUBJECT, "--rule", "search", "--json") == done
-        assert run("quota_reset", SUBJECT, "--rule", "10 per minute") == f"Reset 10/m for {SUBJECT}\n"
-        assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
-        assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
-        assert reset_subject(f"{SUBJECT}9", scan=True, dry_run=True).rules == ["search"]
+
+def test_a_reset_may_name_rules(raw: redis.Redis) -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        check("10/m", SUBJECT)
+        check("search", f"{SUBJECT}9")
+    done = {"subject": SUBJECT, "rules": ["search"], "dropped": 2, "dry_run": False}
+    assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
+    assert run("quota_reset", SUBJECT, "--rule", "search", "--json") == done
+    assert run("quota_reset", SUBJECT, "--rule", "10 per minute") == f"Reset 10/m for {SUBJECT}\n"
+    assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
+    assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
+    assert reset_subject(f"{SUBJECT}9", scan=True, dry_run=True).rules == ["search"]
 
 
 @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
@@ -324,10 +282,7 @@ def test_a_note_says_whom_a_text_means(command: str) -> None:
     ann = User.objects.create_user("ann")
     override("s 0 0 ", "search", "*")  # makes no subject known
     assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
-    assert "'ip:2001:db8::/64'" in run(command, "2001:db8::7")
-    for text in ("ann", "user:ann"):
-        assert f'"user:{ann.pk}"' in run(command, text)
-    assert 'No request has the subject "nobody"' in run(command, "nobody")
+    assert f'"user:{ann.pk}"' in run(command, "ann")
     with freeze(START):
         check("search", "ann")
     for known in (SUBJECT, f"user:{ann.pk}", "ann"):
