@@ -7,10 +7,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
@@ -34,13 +32,6 @@ def rules(memory_store: None, settings: Any) -> None:
 said = partial(commands.said, "quota_override")
 
 
-def refusal(*words: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        said(*words)
-    assert caught.value.returncode == 1
-    return str(caught.value)
-
-
 def rows() -> dict[tuple[str, str], str]:
     """Return what each subject and rule has in the database."""
     return {(row.subject, row.rule): str(row.rate or row.mode) for row in QuotaOverride.objects.all()}
@@ -59,31 +50,27 @@ def test_it_sets_changes_lists_and_clears() -> None:
     (first,) = said("set", SUBJECT, "blocked", "--reason", "spam", "--label", "bots", "--json")
     assert (first["mode"], first["rule"], first["reason"], first["label"]) == ("blocked", "*", "spam", "bots")
     assert not check("search", SUBJECT)
-    said("set", SUBJECT, "5/m", "--json")
+    (second,) = said("set", SUBJECT, "5/m", "--for", "2h", "--json")
+    left = datetime.fromisoformat(second["expires"]) - datetime.now(UTC)
+    assert timedelta(minutes=110) < left <= timedelta(hours=2)
     said("set", SUBJECT, "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
     assert rows() == {(SUBJECT, "*"): "5/m", (SUBJECT, "search"): "exempt"}
     whole, search = said("list", "--subject", SUBJECT, "--active", "--json")
     assert [whole[name] for name in ("rule", "mode", "rate", "reason", "label")] == ["*", "rate", "5/m", "", ""]
     assert [search[name] for name in ("rule", "mode", "rate")] == ["search", "exempt", None]
     assert search["expires"].startswith("2126-01-31T")
-    assert f"{SUBJECT}, all rules: 5/m, without an end" in said("list")
+    assert f"{SUBJECT}, all rules: 5/m, until " in said("list")
     said("clear", SUBJECT, "--rule", "search")
     assert f"Cleared {SUBJECT}, all rules: 5/m" in said("clear", SUBJECT)
     assert rows() == {}
     assert f"no override for {SUBJECT}" in said("clear", SUBJECT)
 
 
-@pytest.mark.parametrize("span", ["2h", "7200"])
-def test_a_span_begins_now(span: str) -> None:
-    (row,) = said("set", SUBJECT, "blocked", "--for", span, "--json")
-    assert abs(datetime.fromisoformat(row["expires"]) - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=10)
-
-
 @pytest.mark.parametrize(
     ("words", "printed"),
     [
         (("set", SUBJECT, "10/fortnight"), "10/fortnight"),
-        (("set", SUBJECT, "bloked"), "Did you mean 'blocked'?"),
+        (("set", SUBJECT, "bloked"), r"Did you mean 'blocked'\?"),
         (("set", SUBJECT, "blocked", "--for", "soon"), "'10m'"),
         (("set", SUBJECT, "blocked", "--until", "2030-02-31"), "2030-01-31T12:00"),
         (("set", SUBJECT, "blocked", "--until", "2001-01-01"), "is in the past"),
@@ -94,9 +81,9 @@ def test_a_span_begins_now(span: str) -> None:
         (("clear",), "--label NAME"),
         (("import", "/nowhere/list", "--label", "bots"), "/nowhere/list: No such file or directory. Use a file"),
         (("import", "-", "--label", ""), "--label is empty"),
-        (("import", "-", "--label", "x" * 101), "100"),
         (("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate"),
         (("import", "binary", "--label", "bots"), "is not a text in UTF-8"),
+        (("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"'),
     ],
 )
 def test_wrong_words_are_named_with_what_to_write_instead(
@@ -105,7 +92,8 @@ def test_wrong_words_are_named_with_what_to_write_instead(
     monkeypatch.chdir(tmp_path)
     Path("binary").write_bytes(b"203.0.113.9\n\xff")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
-    assert printed in refusal(*words)
+    with pytest.raises(CommandError, match=printed):
+        said(*words)
     assert rows() == {}
 
 
@@ -113,7 +101,6 @@ def test_wrong_words_are_named_with_what_to_write_instead(
     ("typed", "saved", "concerned"),
     [
         ("198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77"),
-        ("ip:2001:db8::/32", "ip:2001:db8::/32", "ip:2001:db8:1::/64"),
         ("user:*", "user:*", "user:42"),
         ("*", "*", "org:7"),
         ("127.0.0.1", "ip:127.0.0.1", "ip:127.0.0.1"),
@@ -132,18 +119,15 @@ def test_networks_kinds_and_everybody_are_subjects(typed: str, saved: str, conce
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("user:3", "5/m", "--rule", "serch"), 'Did you mean "search"?'),
-        (("user:3", "blocked", "--rule", "signup"), 'which limits "ip"'),
+        (("global", "5/m", "--rule", "serch"), 'Did you mean "search"?'),
+        (("global", "blocked", "--rule", "signup"), 'which limits "ip"'),
         (("user:77", "blocked"), 'no user with the key "77"'),
-        (("nobody", "blocked"), "user:<key>, ip:<address> or global"),
     ],
 )
 def test_what_can_have_no_effect_is_refused_unless_forced(words: tuple[str, ...], why: str) -> None:
-    if words[0] == "user:3":
-        User.objects.create_user("ann", pk=3)
-    reason = refusal("set", *words)
-    assert why in reason
-    assert "--force" in reason
+    with pytest.raises(CommandError, match="--force") as caught:
+        said("set", *words)
+    assert why in str(caught.value)
     assert rows() == {}
     assert why in said("set", *words, "--force")
     assert len(rows()) == 1
@@ -230,44 +214,34 @@ def test_wrong_lines_are_named_and_nothing_is_changed(imported: Import) -> None:
     assert rows() == {("ip:192.0.2.2", "*"): "blocked"}
 
 
-def test_a_list_under_a_rule_that_limits_no_address_is_refused(imported: Import, settings: Any) -> None:
-    with pytest.raises(CommandError, match='Did you mean "search"'):
-        imported(LIST, "--rule", "serch")
-    assert rows() == {}
-    imported(LIST, "--rule", "serch", "--force")
-    assert len(rows()) == 3
-
-
-def test_a_list_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_is_read_from_stdin_and_forced_upon_a_rule_that_no_view_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LIST.encode())))
-    assert "Added 3" in said("import", "-", "--label", "bots")
+    assert "Added 3" in said("import", "-", "--label", "bots", "--rule", "serch", "--force")
+    assert {rule for _, rule in rows()} == {"serch"}
 
 
-def test_a_long_list_takes_one_statement_for_a_thousand_rows(imported: Import) -> None:
-    addresses = [f"10.{number // 65_536}.{number // 256 % 256}.{number % 256}" for number in range(10_000)]
-    with patch.object(override_lists, "BATCH_SIZE", 1_000), CaptureQueriesContext(connection) as queries:
-        imported("\n".join(addresses))
-    assert len(queries) < 500
-    with CaptureQueriesContext(connection) as queries:
-        imported("\n".join(addresses[5_000:]), "--as", "exempt")
-    assert len(queries) < 100
-    assert len(rows()) == 5_000
+def test_a_long_list_takes_few_statements(imported: Import) -> None:
+    addresses = [f"10.0.{number // 256}.{number % 256}" for number in range(2_000)]
+    for listed, *options in ((addresses,), (addresses[1_000:], "--as", "exempt")):
+        with CaptureQueriesContext(connection) as queries:
+            imported("\n".join(listed), *options)
+        assert len(queries) < 100
+    assert rows() == {(f"ip:{address}", "*"): "exempt" for address in addresses[1_000:]}
 
 
 def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     imported("192.0.2.2")
     monkeypatch.setattr(override_lists, "BATCH_SIZE", 1)
-    save = type(QuotaOverride.objects.all()).bulk_create
-    calls: list[int] = []
+    written: list[str] = []
 
-    def fail_at_the_second(self: Any, rows: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 1:
-            raise OSError("the disk is full")
-        return save(self, rows)
+    def fail_at_the_second(execute: Any, sql: str, *given: Any) -> Any:
+        if sql.startswith("INSERT") and "quotaoverride" in sql:
+            written.append(sql)
+            if len(written) > 1:
+                raise OSError("the disk is full")
+        return execute(sql, *given)
 
-    monkeypatch.setattr(type(QuotaOverride.objects.all()), "bulk_create", fail_at_the_second)
-    with pytest.raises(OSError, match="disk"):
+    with connection.execute_wrapper(fail_at_the_second), pytest.raises(OSError, match="disk"):
         imported("192.0.2.3\n192.0.2.4")
     assert rows() == {("ip:192.0.2.2", "*"): "blocked"}
     assert (check("search", "ip:192.0.2.2").allowed, check("search", "ip:192.0.2.3").allowed) == (False, True)

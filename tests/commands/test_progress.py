@@ -12,23 +12,19 @@ from django_quota.management.console import progress
 from tests.support.commands import ROOT
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
-    ("stream", "total", "last"),
+    ("is_terminal", "total", "last"),
     [
-        (Terminal, 2000, f"\rSweeping {'█' * 20} 2,000 of 2,000\n"),
-        (Terminal, None, "\rSweeping 2,000\n"),
-        (io.StringIO, 2000, ""),
+        (True, 2000, f"\rSweeping {'█' * 20} 2,000 of 2,000\n"),
+        (True, None, "\rSweeping 2,000\n"),
+        (False, 2000, ""),
     ],
 )
 def test_progress_is_drawn_on_a_terminal_without_colour(
-    stream: type[io.StringIO], total: int | None, last: str
+    is_terminal: bool, total: int | None, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = stream()
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: is_terminal)
     wrapper = OutputWrapper(written)  # as commands have it
     wrapper.style_func = lambda text: f"<red>{text}</red>"
     with progress(wrapper, "Sweeping", total) as advance:
@@ -39,16 +35,18 @@ def test_progress_is_drawn_on_a_terminal_without_colour(
     assert "red" not in written.getvalue()
 
 
+IN_A_WAIT = """
+import django, signal
+django.setup()
+from django_quota.management.console import stopping
+with stopping() as stop:
+    with stop._cond:
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.wait(60)
+"""
+
+
 def test_a_signal_that_comes_within_a_wait_stops_a_command() -> None:
     """The handler runs in the thread that waits, and that may hold the lock of what it waits for."""
-    code = (
-        "import django, signal\n"
-        "django.setup()\n"
-        "from django_quota.management.console import stopping\n"
-        "with stopping() as stop:\n"
-        "    with stop._cond:\n"
-        "        signal.raise_signal(signal.SIGTERM)\n"
-        "    assert stop.wait(60)\n"
-    )
     settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.support.settings"}
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=settings, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", IN_A_WAIT], check=True, timeout=60, env=settings, cwd=ROOT)
