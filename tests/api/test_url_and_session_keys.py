@@ -3,7 +3,7 @@
 import asyncio
 from http.cookies import SimpleCookie
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -12,8 +12,6 @@ from django.contrib.sessions.models import Session
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import ResolverMatch, path, re_path
-from django.utils.decorators import method_decorator
-from django.views import View
 
 from django_quota import quota
 from django_quota.adapters import digest
@@ -35,22 +33,16 @@ def with_arguments(**kwargs: Any) -> HttpRequest:
     return made
 
 
-class TestURLArguments:
-    @pytest.mark.parametrize(
-        ("given", "shown"),
-        [
-            ({"pk": 42}, "kwarg.pk:42"), ({"pk": "a slug"}, "kwarg.pk:a slug"), ({"pk": 0}, "kwarg.pk:0"),
-            ({"pk": "a+ip:1%\n"}, "kwarg.pk:a%2Bip:1%25%0A"), ({}, IP), ({"pk": None}, IP), ({"pk": ""}, IP),
-        ],
-    )  # fmt: skip
-    def test_the_argument_names_the_subject_and_without_it_the_ip(self, given: dict[str, Any], shown: str) -> None:
-        assert subject_of("kwarg:pk", with_arguments(**given)) == shown
-        assert subject_of("kwarg:pk", request()) == IP
-
-    def test_a_converter_may_return_what_has_a_text_and_nothing_else(self) -> None:
-        assert subject_of("kwarg:x", with_arguments(x=SimpleNamespace(a=1))) == "kwarg.x:namespace(a=1)"
-        with pytest.raises(RuleError, match=r"The URL argument 'x' is a object.*__str__"):
-            subject_of("kwarg:x", with_arguments(x=object()))
+def test_the_argument_names_the_subject_and_without_it_the_ip() -> None:
+    given: list[tuple[dict[str, Any], str]] = [
+        ({"pk": 0}, "kwarg.pk:0"), ({"pk": "a+ip:1%\n"}, "kwarg.pk:a%2Bip:1%25%0A"), ({}, IP), ({"pk": None}, IP),
+        ({"pk": ""}, IP), ({"pk": SimpleNamespace(a=1)}, "kwarg.pk:namespace(a=1)"),
+    ]  # fmt: skip
+    for kwargs, found in given:
+        assert subject_of("kwarg:pk", with_arguments(**kwargs)) == found
+    assert subject_of("kwarg:pk", request()) == IP
+    with pytest.raises(RuleError, match=r"The URL argument 'pk' is a object.*__str__"):
+        subject_of("kwarg:pk", with_arguments(pk=object()))
 
 
 def shown(request: QuotaRequest, **_: Any) -> HttpResponse:
@@ -61,16 +53,9 @@ async def ashown(request: QuotaRequest, **_: Any) -> HttpResponse:
     return shown(request)
 
 
-class OfMethod(View):
-    @method_decorator(quota("2/m", key="kwarg:pk", name="of-method"))
-    async def get(self, request: QuotaRequest, pk: int) -> HttpResponse:
-        return shown(request)
-
-
 urlpatterns = [
     path("function/<int:pk>/", quota("2/m", key="kwarg:pk", name="function")(shown)),
     path("function-async/<int:pk>/", quota("2/m", key="kwarg:pk", name="function-async")(ashown)),
-    path("of-method/<int:pk>/", OfMethod.as_view()),
     path("settings/<int:pk>/", shown),
     re_path(r"^settings/(?:opt-(?P<pk>\w+)/)?$", shown),
     path("settings/fixed/", shown, {"pk": "fixed"}),
@@ -81,22 +66,16 @@ urlpatterns = [
 
 @both
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("middleware", [[], ["django_quota.middleware.QuotaMiddleware"]])
-@pytest.mark.parametrize("name", ["function", "function-async", "of-method"])
-def test_decorators_limit_by_the_argument(kind: str, name: str, middleware: list[str], settings: Any) -> None:
+def test_decorators_and_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = middleware
-    assert [ask(kind, f"/{name}/{pk}/")[0] for pk in (1, "01", 2, 1)] == [200, 200, 200, 429]
-    assert ask(kind, f"/{name}/2/")[1] == "kwarg.pk:2"
-
-
-@both
-@pytest.mark.usefixtures("memory_store")
-def test_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
     rule = {"rate": "2/m", "key": "kwarg:pk", "match": "/settings/"}
     settings.QUOTA = {"STORE": "memory", "RULES": {"by-pk": rule}}
+    settings.MIDDLEWARE = []
+    for number, name in enumerate(("function", "function-async")):
+        assert [ask(kind, f"/{name}/{pk}/")[0] for pk in (1, "01", 2, 1)] == [200, 200, 200, 429]
+        assert ask(kind, f"/{name}/2/")[1] == "kwarg.pk:2"
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+        assert ask(kind, f"/{name}/{number + 3}/")[1] == f"kwarg.pk:{number + 3}"
     for url, found in (("1", "1"), ("opt-ab", "ab"), ("fixed", "fixed")):
         assert ask(kind, f"/settings/{url}/") == (200, f"kwarg.pk:{found}")
     # without the argument or a view, by IP
@@ -146,17 +125,12 @@ class TestSessions:
         asked = asubject_of("session", with_session(cache.SessionStore(key)))
         assert asyncio.run(asked) == f"session:{digest(key)}"
 
-    MIDDLEWARES: ClassVar = [
-        ["django.contrib.sessions.middleware.SessionMiddleware"],
-        ["django.contrib.sessions.middleware.SessionMiddleware", "django_quota.middleware.QuotaMiddleware"],
-        ["django_quota.middleware.QuotaMiddleware", "django.contrib.sessions.middleware.SessionMiddleware"],
-    ]
-
     @pytest.mark.usefixtures("memory_store")
-    @pytest.mark.parametrize("middleware", MIDDLEWARES)
-    def test_a_site_limits_by_the_session(self, middleware: list[str], settings: Any) -> None:
+    @pytest.mark.parametrize("order", [[0], [0, 1], [1, 0]])
+    def test_a_site_limits_by_the_session(self, order: list[int], settings: Any) -> None:
+        known = ("django.contrib.sessions.middleware.SessionMiddleware", "django_quota.middleware.QuotaMiddleware")
         settings.ROOT_URLCONF = __name__
-        settings.MIDDLEWARE = middleware
+        settings.MIDDLEWARE = [known[each] for each in order]
         name, key = settings.SESSION_COOKIE_NAME, saved()
 
         async def aget(cookie: str) -> Any:
