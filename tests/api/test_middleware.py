@@ -40,13 +40,6 @@ def test_a_quota_exceeded_in_any_view_is_a_429_over_either_server(kind: str, vie
     assert 1 <= int(replies[-1].headers["Retry-After"]) <= 60
 
 
-def test_what_another_app_calls_quota_on_the_request_is_left_alone() -> None:
-    request = get()
-    request.quota = SimpleNamespace(outcomes="x")
-    response: Any = QuotaMiddleware(lambda r: HttpResponse())(request)
-    assert "RateLimit" not in response.headers
-
-
 @override_settings(QUOTA=MEMORY)
 def test_a_refusal_by_hand_shows_beside_the_limits_of_the_decorator() -> None:
     @quota("9/m", name="outer")
@@ -57,16 +50,16 @@ def test_a_refusal_by_hand_shows_beside_the_limits_of_the_decorator() -> None:
     response = run(view)
     assert response.status_code == 429
     assert response.headers["RateLimit-Policy"] == '"outer";q=9;w=60, "inner";q=0;w=60'
+    request = get()
+    request.quota = SimpleNamespace(outcomes="x")  # what another app calls so is left alone
+    plain: Any = QuotaMiddleware(lambda r: HttpResponse())(request)
+    assert "RateLimit" not in plain.headers
 
 
 @both
 @pytest.mark.usefixtures("memory_store")
 class TestOptions:
-    @pytest.mark.parametrize("is_async", [False, True])
-    def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str, is_async: bool) -> None:
-        if kind == "sync" and is_async:
-            return  # refused at import: test_decorators
-
+    def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str) -> None:
         def of(name: str, kind_of: Any) -> Any:
             def value(request: HttpRequest) -> Any:
                 return kind_of(request.META.get(name, ""))
@@ -74,21 +67,18 @@ class TestOptions:
             async def avalue(request: HttpRequest) -> Any:
                 return value(request)
 
-            return avalue if is_async else value
+            return avalue if kind == "async" else value
 
         view = quota(of("RATE", str), skip=of("SKIP", bool), cost=of("COST", int), key=of("KEY", str))(made(kind))
         given = {"RATE": "5/m", "COST": "3", "KEY": "a"}
-        asked: list[dict[str, str]] = [
-            given, given, {**given, "SKIP": "1"}, {**given, "KEY": "b"}, {**given, "COST": "2"}, given,
-            {**given, "RATE": "50/m"},
-        ]  # fmt: skip
-        assert [run(view, get(**meta)).status_code for meta in asked] == [200, 429, 200, 200, 200, 429, 200]
+        changes = [{}, {}, {"SKIP": "1"}, {"KEY": "b"}, {"COST": "2"}, {}, {"RATE": "50/m"}]
+        found = [run(view, get(**{**given, **change})).status_code for change in changes]
+        assert found == [200, 429, 200, 200, 200, 429, 200]
 
-    @pytest.mark.parametrize("cost", ["1", None, -1, 1.5, True])
+    @pytest.mark.parametrize("cost", ["1", None, -1, True])
     def test_a_function_that_returns_no_cost_is_a_clear_error_that_names_the_rule(self, kind: str, cost: Any) -> None:
-        with pytest.raises(RuleError, match="is not a whole number") as caught:
+        with pytest.raises(RuleError, match=r"uploads.* is not a whole number"):
             run(quota("1/m", name="uploads", cost=lambda request: cost)(made(kind)))
-        assert "uploads" in str(caught.value)
 
     def test_block_false_lets_the_view_decide_and_does_not_stop_other_rules(self, kind: str) -> None:
         seen: list[Decision] = []
@@ -107,8 +97,6 @@ class TestOptions:
         assert [reply.status_code for reply in replies] == [200, 200, 429]
         assert [reply.headers["RateLimit-Policy"] for reply in replies] == ['"hard";q=2;w=60'] * 3
         assert caplog.messages[0] == "Shadow rule 'shade' would have refused 'ip:192.0.2.1'."
-        alone = quota("0/m", shadow=True)(made(kind))
-        assert "RateLimit" not in run(alone).headers
 
     def test_what_the_settings_say_is_read_at_each_request_and_no_address_is_no_free_pass(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
@@ -122,9 +110,8 @@ class TestOptions:
 
 
 @pytest.fixture
-def dead_redis(settings: Any, tmp_path: Any) -> None:
-    url = f"unix://{tmp_path}/closed.sock"
-    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
+def dead_redis(settings: Any) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/closed.sock"}}
 
 
 def unlimited(request: HttpRequest) -> None:
@@ -168,16 +155,14 @@ class TestRedisIsGone:
     def test_what_a_view_lets_through_is_answered_as_a_rule_that_denies(
         self, kind: str, view: str, accept: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def shown(reply: Any, path: str) -> tuple[Any, ...]:
+        def shown(path: str) -> tuple[Any, ...]:
+            (reply,) = fetch(kind, path, Accept=accept)
             headers = {name: value for name, value in reply.headers.items() if name != "Content-Length"}
             return reply.status_code, headers, reply.content.decode().replace(path, "/here/")
 
-        (denied,) = fetch(kind, "/denies/", Accept=accept)
-        wanted = shown(denied, "/denies/")
+        wanted = shown("/denies/")
         assert (wanted[0], wanted[1]["Retry-After"]) == (503, "1")
-        for what in ("counter", "once", "slot", "reset"):
-            (reply,) = fetch(kind, f"/{view}/?what={what}", Accept=accept)
-            assert shown(reply, f"/{view}/?what={what}") == wanted
+        assert [shown(f"/{view}/?what={what}") for what in ("counter", "once", "slot", "reset")] == [wanted] * 4
         assert fetch(kind, f"/{view}/?what=by-hand")[0].status_code == 503
         # Django logs no request: it mails each of these errors to ADMINS.
         logged = [record for record in caplog.records if record.name in ("django_quota", "django.request")]

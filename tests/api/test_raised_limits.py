@@ -25,17 +25,14 @@ pytestmark = pytest.mark.usefixtures("memory_store", "database")
 
 @pytest.fixture(autouse=True)
 def rules(memory_store: None, settings: Any) -> Iterator[None]:
-    settings.QUOTA = {
-        **settings.QUOTA,
-        "RULES": {
-            "tokens": {"rate": "1000/month", "algorithm": "calendar"},
-            "jobs": "10/m; 100/h",
-            "bucket": {"rate": "10/m", "algorithm": "token_bucket"},
-            "leaky": {"rate": "10/m", "algorithm": "leaky_bucket"},
-            "tiers": {"rate": {"anonymous": "5/h", "authenticated": "50/h"}},
-            "free": {"rate": None},
-        },
+    rules = {
+        "tokens": {"rate": "1000/month", "algorithm": "calendar"},
+        "jobs": "10/m; 100/h",
+        "bucket": {"rate": "10/m", "algorithm": "token_bucket"},
+        "tiers": {"rate": {"anonymous": "5/h", "authenticated": "50/h"}},
+        "free": {"rate": None},
     }
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
     with freeze(NOW):
         yield
 
@@ -66,23 +63,19 @@ def test_a_window_is_raised_for_one_window_from_now() -> None:
     assert row(rule="jobs").rate == "+50"
     assert [outcome.remaining for outcome in peek("jobs", "org:7").outcomes] == [0, 140]
     with freeze(NOW + HOUR):
-        assert peek("jobs", "org:7").limit == 10
         assert [outcome.limit for outcome in peek("jobs", "org:7").outcomes] == [10, 100]
 
 
-@pytest.mark.parametrize("until", [NOW + HOUR, "1h", 3_600, HOUR])
-def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone(until: Any) -> None:
+@pytest.mark.parametrize("until", [NOW + HOUR, "1h", HOUR])
+def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone(until: Any, settings: Any) -> None:
     zoned = Rule.make("zoned", "1000/month", algorithm="calendar", tz="Asia/Tokyo")
     assert raise_limit("org:7", zoned, 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
     assert raise_limit("org:7", "tokens", 500, until) == NOW + HOUR
     with freeze(NOW + HOUR):
         assert left() == 1_000
-
-
-def test_naive_times_are_those_of_the_settings(settings: Any) -> None:
     settings.USE_TZ = False
-    assert raise_limit("org:7", "tokens", 500, datetime(2026, 3, 16)) == datetime(2026, 3, 16, tzinfo=UTC)  # noqa: DTZ001
-    assert left() == 1_500
+    naive = datetime(2026, 3, 16)  # noqa: DTZ001
+    assert raise_limit("org:8", "tokens", 500, naive) == naive.replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("subject", "rule"), [("org:7", "*"), ("org:*", "tokens"), ("*", "*")])
@@ -96,29 +89,21 @@ def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subj
 
 @pytest.mark.parametrize(("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)])
 def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: Any, ends: Any) -> None:
-    QuotaOverride.objects.create(
-        subject="org:7", rule="tokens", rate="2000/month", reason="contract", label="gold", expires=expires
-    )
+    values = {"reason": "contract", "label": "gold", "expires": expires}
+    QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month", **values)
     assert raise_limit("org:7", "tokens", 500) == ends
     found = row()
     assert (found.rate, found.reason, found.label, found.expires) == ("2500/month", "contract", "gold", ends)
 
 
-def test_an_override_that_has_ended_is_not_built_on() -> None:
-    QuotaOverride.objects.create(
-        subject="org:7", rule="tokens", rate="9/month", reason="old", label="list", expires=NOW - HOUR
-    )
+def test_an_override_that_has_ended_is_not_built_on_and_one_of_another_process_is() -> None:
+    values = {"reason": "old", "label": "list", "expires": NOW - HOUR}
+    QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="9/month", **values)
     raise_limit("org:7", "tokens", 500)
     assert (row().rate, row().reason, row().label) == ("+500", "raise_limit()", "")
-
-
-def test_what_another_process_has_just_raised_is_built_on() -> None:
-    for _ in range(2):
-        raise_limit("org:7", "tokens", 500)
-    assert left() == 2_000
     overrides.table.drop(row().pk)
     raise_limit("org:7", "tokens", 500)
-    assert row().rate == "+1500"
+    assert (row().rate, left()) == ("+1000", 2_000)
 
 
 def test_threads_that_raise_at_the_same_time_add_up() -> None:
@@ -144,24 +129,21 @@ def test_a_rollback_takes_it_back() -> None:
 
 def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
     ann = User.objects.create_user("ann")
-    raise_limit(ann, "tiers", 1)
-    assert row(f"user:{ann.pk}", "tiers").rate == "+1"
-    raise_limit(RequestFactory().get("/"), "tiers", 5)
-    assert row("ip:127.0.0.1", "tiers").rate == "+5"
+    for who, subject in ((ann, f"user:{ann.pk}"), (RequestFactory().get("/"), "ip:127.0.0.1")):
+        raise_limit(who, "tiers", 5)
+        assert row(subject, "tiers").rate == "+5"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("org:7", "tokens", 0), "by=0 is not a whole number from 1"),
-        (("org:7", "tokens", 1.5), r"by=1\.5 is not"),
         (("org:7", "tokens", True), "by=True is not"),
         (("org:7", "tokens", 10**12), "above 1000000000000"),
         (("org:7", "tokens", 5, NOW), "is in the past"),
         (("org:7", "token", 5), "Did you mean 'tokens'"),
         ((7, "tokens", 5), "7 is not a subject"),
         (("org:7", "bucket", 5), "is a token_bucket, which refills all the time: it has no period"),
-        (("org:7", "leaky", 5), "is a leaky_bucket"),
         (("org:7", "free", 5), "has no rate"),
     ],
 )
@@ -182,8 +164,7 @@ def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(overr
     saved = QuotaOverride.objects.create(subject="org:7", **override)
     with pytest.raises(RuleError, match=f"override of org:7 {says}"):
         raise_limit("org:7", "tokens", 5)
-    assert QuotaOverride.objects.get() == saved
-    assert QuotaOverride.objects.get().rate == saved.rate
+    assert QuotaOverride.objects.values_list("pk", "rate").get() == (saved.pk, saved.rate)
 
 
 def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
@@ -191,13 +172,11 @@ def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
     with pytest.raises(RuleError, match="or tier="):
         raise_limit("org:7", plans, 50)
     raise_limit("org:7", plans, 50, tier="free")
-    limits = {
-        tier: [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] for tier in ("free", "pro", "all")
-    }
-    assert limits == {"free": [5, 150], "pro": [1_050], "all": []}
+    for tier, limits in {"free": [5, 150], "pro": [1_050], "all": []}.items():
+        assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
 
 
-@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "++5", "+5/m", "+1000000000001", "+5; 10/m"])
+@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m"])
 def test_units_of_an_override_are_a_whole_number(rate: str) -> None:
     with pytest.raises(RateError, match="it adds no whole number of units from 1 to 1,000,000,000,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
