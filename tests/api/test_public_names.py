@@ -13,25 +13,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import django_quota
-from django_quota import (
-    Decision,
-    Rule,
-    acheck,
-    adapters,
-    apeek,
-    arefund,
-    areserve,
-    areset,
-    check,
-    exceptions,
-    metrics,
-    peek,
-    quota,
-    refund,
-    reserve,
-    reset,
-    types,
-)
+from django_quota import Decision, Rule, acheck, adapters, areset, check, exceptions, metrics, quota, reserve, types
 from django_quota.core.errors import StoreCommandDenied
 from django_quota.exceptions import (
     ConfigurationError,
@@ -74,16 +56,10 @@ def test_a_module_has_these_public_names(module: ModuleType) -> None:
 
 TYPOS: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("1/m", "user:1", algoritm="fixed_window"), "algorithm"),  # type: ignore[call-arg]
-    (lambda: peek("1/m", "user:1", brust=2), "burst"),  # type: ignore[call-arg]
-    (lambda: refund("1/m", "user:1", nam="a"), "name"),  # type: ignore[call-arg]
-    (lambda: reset("1/m", "user:1", precison=10), "precision"),  # type: ignore[call-arg]
     (lambda: reserve("1/m", "user:1", shadw=True), "shadow"),  # type: ignore[call-arg]
     (lambda: quota("1/m", exemt="staff"), "exempt"),  # type: ignore[call-arg]
     (lambda: acheck("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
-    (lambda: apeek("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
-    (lambda: arefund("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
-    (lambda: areset("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
-    (lambda: areserve("1/m", "user:1", algoritm="a"), "algorithm"),  # type: ignore[call-arg]
+    (lambda: areset("1/m", "user:1", nam="a"), "name"),  # type: ignore[call-arg]
     (lambda: check("1/m", "user:1", algorithm="fixed_windw"), "fixed_window"),  # type: ignore[arg-type]
     (lambda: quota("1/m", algorithm="token_buket"), "token_bucket"),  # type: ignore[arg-type]
     (lambda: check("1/m", "user:1", on_unavailable="alow"), ""),  # type: ignore[arg-type]
@@ -117,22 +93,20 @@ def test_the_types_name_every_option_and_algorithm() -> None:
 LIMIT = Rule.make("search", "10/m").limits[0]
 REFUSED = Decision.of((types.Outcome(LIMIT, "user:42", 1, False, 0, 61.2, 90.0),))
 WRONG = RateError("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
-AWAY = StoreUnavailable("ConnectionError: refused")
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (ConfigurationError("x"), "x"), (RuleError("x"), "x"), (StoreCommandDenied("not permitted"), "not permitted"),
+        (ConfigurationError("x"), "x"), (StoreCommandDenied("not permitted"), "not permitted"),
         (WRONG, "'5/mx' is not a rate: 'mx' is not a unit (at position 2). Units: s, m."),
         (RateError(10, None, "it is an int", "H."), "10 is not a rate: it is an int. H."),
         (QuotaExceeded(REFUSED), "Rule 'search' admits 10 per minute for user:42; try again in 1 minute 2 seconds."),
-        (AWAY, "The quota store is unavailable: ConnectionError: refused"),
+        (StoreUnavailable("refused"), "The quota store is unavailable: refused"),
     ],
 )  # fmt: skip
 def test_an_error_is_a_quota_error_says_what_is_wrong_and_survives_pickling(error: QuotaError, text: str) -> None:
-    with pytest.raises(QuotaError):
-        raise error
+    assert isinstance(error, QuotaError)
     assert text in str(error)
     for back in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(back), vars(back), str(back)) == (type(error), vars(error), str(error))
@@ -140,5 +114,4 @@ def test_an_error_is_a_quota_error_says_what_is_wrong_and_survives_pickling(erro
 
 def test_what_errors_carry() -> None:
     assert (WRONG.text, WRONG.position, WRONG.problem, WRONG.hint) == ("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
-    assert (QuotaExceeded(REFUSED).decision, AWAY.reason) == (REFUSED, "ConnectionError: refused")
-    assert repr(LIMIT) == "<Limit 10/m by sliding_window of 'search'>"
+    assert (QuotaExceeded(REFUSED).decision, StoreUnavailable("refused").reason) == (REFUSED, "refused")

@@ -4,22 +4,15 @@ What each algorithm gives back, and that settling never mints, is in tests/core/
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, nullcontext
 from datetime import date
 from typing import Any
 
 import pytest
+from django.http import HttpResponse, StreamingHttpResponse
 
-from django_quota import (
-    Decision,
-    areserve,
-    check,
-    counter,
-    peek,
-    refund,
-    reserve,
-    reserve_all,
-    usage,
-)
+from django_quota import Decision, areserve, check, counter, peek, refund, reserve, reserve_all, usage
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Hold
@@ -294,3 +287,138 @@ def test_a_rule_or_tier_that_no_longer_exists_is_named(settings: Any) -> None:
         Hold.loads(plain)
     with pytest.raises(RuleError, match=r"Rule 'tiered' has no tier 'pro'. Known: 'x'"):
         Hold.loads(tiered)
+
+
+# --- `hold.stream`: a reservation is settled when its stream is over, however it ends ---------------------------------
+
+
+@pytest.fixture
+def frozen(memory_store: None) -> Iterator[None]:
+    with freeze(START):
+        yield
+
+
+streaming = pytest.mark.usefixtures("frozen")
+
+
+class Model:
+    """Streams parts, and knows what they have cost so far."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.used = 0
+        self.breaks = breaks
+        self.is_closed = False
+
+    def parts(self) -> Iterator[bytes]:
+        try:
+            for _ in range(3):
+                self.used += 10
+                yield b"part"
+            if self.breaks:
+                raise ZeroDivisionError
+        finally:
+            self.is_closed = True
+
+    async def aparts(self) -> AsyncIterator[bytes]:
+        try:
+            for part in self.parts():
+                yield part
+        finally:
+            self.is_closed = True
+
+    def cost(self) -> int:
+        return self.used
+
+
+def estimate() -> Hold:
+    return reserve("1000/h", USER, 600)
+
+
+@streaming
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_end_of_the_stream_or_its_error_settles_it(breaks: bool) -> None:
+    model = Model(breaks=breaks)
+    stream = estimate().stream(model.parts(), used=model.cost)
+    assert left() == 400
+    with pytest.raises(ZeroDivisionError) if breaks else nullcontext():
+        assert list(stream) == [b"part"] * 3
+    assert left() == 970
+
+
+@streaming
+def test_a_response_is_settled_when_it_has_been_read_and_a_client_that_leaves_pays_what_was_made() -> None:
+    model, held = Model(), estimate()
+    response = held.stream(StreamingHttpResponse(model.parts()), used=model.cost)
+    assert response.getvalue() == b"part" * 3
+    assert (left(), held.is_open) == (970, False)
+    response.close()
+    assert left() == 970
+    model = Model()
+    response = estimate().stream(StreamingHttpResponse(model.parts()), used=model.cost)
+    next(iter(response))
+    response.close()
+    assert (model.is_closed, left()) == (True, 960)
+
+
+@streaming
+@pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: "many", lambda: -1])
+def test_if_used_fails_the_estimate_stays_spent(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+    list(estimate().stream(iter([b"part"]), used=wrong))
+    assert "the estimate of its reservation stays spent" in caplog.text
+    assert left() == 400
+
+
+@streaming
+@pytest.mark.parametrize("wrong", [HttpResponse(b"all"), b"all", 5])
+def test_what_is_no_stream_is_named(wrong: Any) -> None:
+    with pytest.raises(RuleError, match=r"is not a stream. "):
+        estimate().stream(wrong, used=lambda: 1)
+
+
+@streaming
+@pytest.mark.parametrize(("is_over", "times"), [(False, 1), (True, 1), (True, 2)])
+def test_a_cancelled_task_and_a_client_that_goes_away_behind_the_last_part_pay(is_over: bool, times: int) -> None:
+    reached = asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"part"
+        reached.set()
+        if not is_over:  # else the task is about to settle it
+            await asyncio.Event().wait()
+
+    async def read() -> None:
+        held = await areserve("1000/h", USER, 600)
+        async for _ in held.stream(parts(), used=lambda: 10):
+            pass
+
+    async def work() -> None:
+        task = asyncio.create_task(read())
+        await reached.wait()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
+    assert left() == 990
+
+
+@streaming
+@pytest.mark.parametrize(("of_django", "parts"), [(False, 1), (True, 1), (True, 3)])
+def test_its_end_aclose_or_django_which_closes_it_in_a_thread_settle_it(of_django: bool, parts: int) -> None:
+    model = Model()
+
+    async def work() -> None:
+        held = await areserve("1000/h", USER, 600)
+        stream: Any = model.aparts()
+        response = held.stream(StreamingHttpResponse(stream) if of_django else stream, used=model.cost)
+        async with aclosing(aiter(response)) as found:
+            for _ in range(parts):
+                assert await anext(found) == b"part"
+            assert await anext(found, None) is None or parts < 3
+        if of_django:
+            await asyncio.to_thread(response.close)
+
+    asyncio.run(work())
+    assert (model.is_closed, left()) == (True, 1_000 - model.used)

@@ -65,12 +65,9 @@ def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: Quota
     [
         (("9/m",), {"share": 0}, r"share=0 is not a share of the limit, from 0.001 to 1\. Use, for example, 0.5"),
         (("9/m",), {"share": {"batch": 2}, "tier": kind_of}, r"share\['batch'\]=2 is not a share"),
-        (("9/m",), {"share": {}, "tier": kind_of}, "does not name tiers"),
         (("9/m",), {"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
-        (("9/m",), {"share": {"anonymous": 0.5}}, "There is no share for the tier 'authenticated'"),
         (("9/m",), {"tier": kind_of}, r"tier= needs rates by tier, or share= by tier"),
         (({"anonymous": "1/m", "authenticated": "2/m"},), {"share": KINDS, "tier": kind_of}, "the same for all tiers"),
-        (("9/m",), {"share": 0.5, "count_refused": True}, "share= does not go with count_refused="),
         (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= does not go with ban="),
     ],
 )

@@ -21,7 +21,7 @@ SENTINEL: dict[str, Any] = {
     "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
     "SENTINELS": [("10.0.0.1", 26379)],
 }
-NO_TIMES = [-1, 0, -0.0, "0.25", True, False, math.nan, math.inf, [1], 10**400, 1e300, ""]
+NO_TIMES = [-1, 0, "0.25", True, math.nan, math.inf, [1], 10**400]
 
 
 def of(location: str = "redis://127.0.0.1:1/0", **options: Any) -> dict[str, Any]:
@@ -54,25 +54,21 @@ KWARGS = "Give CONNECTION_POOL_KWARGS options of redis.Connection"
 @pytest.mark.parametrize(
     ("location", "options", "code", "words", "hint"),
     [
-        *((each, {}, "E004", "", "") for each in ("redis://:12,wort@h/0", "redis://:12,wort,x@h/0", "redis://a,b")),
-        (["redis://a/0", "redis://:1#wort@h"], {}, "E004", "", ""),
+        ("redis://:12,wort@h/0", {}, "E004", "", ""), (["redis://a/0", "redis://:1#wort@h"], {}, "E004", "", ""),
         (URL, {"CONNECTION_POOL_KWARGS": {"max_conections": 5}}, "E014", "'max_conections'", KWARGS),
         (URL, {"CONNECTION_POOL_KWARGS": {"max_connections": -1}}, "E014", "must be a positive integer", KWARGS),
         (URL, {"CONNECTION_POOL_KWARGS": [1]}, "E014", "TypeError", KWARGS),
-        (URL, {"CONNECTION_POOL_CLASS": "nowhere.Pool"}, "E014", "No module named 'nowhere'", KWARGS),
         (URL, {**SENTINEL, "SENTINEL_KWARGS": {"pasword": "x"}}, "E014", "'pasword'", KWARGS),
         (URL, {**SENTINEL, "SENTINELS": ["10.0.0.1:26379"]}, "E014", "unpack", KWARGS),
         (URL, {**CLUSTER, "CONNECTION_POOL_KWARGS": {"hots": "a"}}, "E014", "'hots'", KWARGS),
         ("rediss://:wort@mymaster/0", SENTINEL, "E014", "", '"CONNECTION_POOL_KWARGS": {"ssl": True}'),
     ],
-)
+)  # fmt: skip
 def test_what_no_connection_can_be_made_of_is_named(
     location: Any, options: dict[str, Any], code: str, words: str, hint: str
 ) -> None:
     (found,) = found_in(location, **options)
-    assert found.id == f"django_quota.{code}"
-    assert words in found.msg
-    assert hint in str(found.hint)
+    assert (found.id, words in found.msg, hint in str(found.hint)) == (f"django_quota.{code}", True, True)
     assert "wort" not in f"{found.msg} {found.hint}"
 
 
@@ -84,7 +80,6 @@ def test_what_no_connection_can_be_made_of_is_named(
         (URL, {"CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool", "CONNECTION_POOL_KWARGS": {"timeout": 5}}),
         (URL, {**CLUSTER, "REDIS_CLIENT_KWARGS": {"address_remap": print}}),
         (URL, {**SENTINEL, "SENTINEL_KWARGS": {"password": "x", "ssl": True, "socket_timeout": 0.1}}),
-        (URL, {**SENTINEL, "SENTINEL_KWARGS": None}), (URL, {"SOCKET_TIMEOUT": 2, "SOCKET_CONNECT_TIMEOUT": 0.001}),
     ],
 )  # fmt: skip
 def test_right_options_have_no_findings(location: str, options: dict[str, Any]) -> None:
@@ -130,8 +125,7 @@ def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(seconds: float, ex
 @pytest.mark.parametrize(
     ("quota", "expected", "words"),
     [
-        ({}, [], ""), ({"ENABLED": True, "STORE": "redis"}, [], ""),
-        ({"ENABLED": False}, ["W010"], "nothing is limited"),
+        ({"ENABLED": True, "STORE": "redis"}, [], ""), ({"ENABLED": False}, ["W010"], "nothing is limited"),
         ({"STORE": "memory"}, ["W011"], "each process counts for itself"),
         ({"ENABLED": False, "STORE": "memory"}, ["W010", "W011"], ""),
     ],
