@@ -80,7 +80,7 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     `Decision.enforced` says whether to refuse the request. Then answer with `refusal`. In any case pass the Decision to
     `apply_decision`, so that it shows on `request.quota` and in the headers.
 
-    Raises `RuleError` if a rule is wrong. While Redis does not answer, nothing is raised and the Decision is
+    Raises `RuleError` if a rule is wrong. While the store does not answer, nothing is raised and the Decision is
     `degraded`.
     """
     read, pairs = _read_rules(rules)
@@ -104,7 +104,7 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
 
 def take_waiting_slots(request: Any) -> Decision | None:
-    """Take the slots of `@concurrency` that wait for the view, since they are those of a user; see `decides_later`.
+    """Take the slots of `@concurrency` that wait for the view, because they need the user; see `decides_later`.
 
     Call it when the rules have allowed the request. Return the refusal if a slot is not free, else None. The refusal is
     on `request.quota`, and what the rules took is given back. The slots are given back when the view has answered.
@@ -133,7 +133,7 @@ def apply_decision(request: Any, decision: Decision) -> Decision:
 
 
 def refusal(request: Any, decision: Decision) -> HttpResponse:
-    """Return the response to a refused request, as `@quota` sends it: 429, or 503 if Redis did not answer.
+    """Return the response to a refused request, as `@quota` sends it: 429, or 503 if the store did not answer.
 
     `decision`: what `apply_decision` returned. The response has its headers. Raises `ConfigurationError` if the
     `RESPONSE` setting returns something else than a response.

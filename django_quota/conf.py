@@ -172,7 +172,7 @@ class QuotaSettings:
     """Whether limits apply. If not, everything is allowed, and no store is asked."""
 
     store: Setting[Literal["redis", "database", "memory"]] = _one_of(("redis", "database", "memory"), "redis")
-    """Where it counts: "database" for a site without Redis, "memory" for tests and single processes."""
+    """Where limits count: "database" for a site without Redis, "memory" for tests and single processes."""
 
     database = _text("default", "Use, for example, 'default'.")
     """The alias in `DATABASES` that keeps the states if `STORE` is "database"."""
@@ -181,10 +181,10 @@ class QuotaSettings:
     """The alias in `CACHES` of the Redis to use."""
 
     redis: Setting[object] = Setting(None, read=_read_redis)
-    """A URL, a dict of redis-py's options, or a function that returns either; None: that of `CACHE`."""
+    """A URL, a dict of redis-py's options, or a function that returns either; None: the Redis of `CACHE`."""
 
     prefix = _text("quota", "Use a text without braces, for example 'quota'.", re.compile("[^{}]+").fullmatch)
-    """How every key in Redis begins."""
+    """How every key in the store begins."""
 
     trusted_proxies: Setting[tuple[Network | Literal["unix"], ...]] = Setting(
         (),
@@ -218,8 +218,8 @@ class QuotaSettings:
     def without_store(self, *, is_full: bool) -> OnUnavailable:
         """Return the default of `on_unavailable` while the store cannot decide.
 
-        `is_full`: whether the memory of Redis is full. Then "allow" becomes "local", so that nobody switches the
-        limits off by filling Redis.
+        `is_full`: whether the store is full. Then "allow" becomes "local", so that nobody switches the limits off by
+        filling the store.
         """
         return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
 
@@ -246,7 +246,7 @@ class QuotaSettings:
     If it is None, or returns None, the default response is sent."""
 
     events = _number(10_000, 0, 10_000_000, 10_000)
-    """About how many refusals, bans and warnings the stream in Redis keeps; 0 turns events off."""
+    """About how many refusals, bans and warnings the event log keeps; 0 turns events off."""
 
     memory_keys = _number(100_000, 1_000, 100_000_000, 100_000)
     """The most keys that a process keeps in its own memory; a subject has one or two."""
@@ -323,7 +323,7 @@ def current() -> QuotaSettings:
 
 
 def force_enabled(enabled: bool | None) -> bool | None:
-    """Have `ENABLED` this value, however a test changes the settings; None: as they say. Return the one until now."""
+    """Give `ENABLED` a value, however a test changes the settings; None: follow the settings. Return the one before."""
     global _forced_enabled
     before, _forced_enabled = _forced_enabled, enabled
     current.cache_clear()

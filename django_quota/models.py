@@ -1,6 +1,6 @@
-"""The tables: overrides, how many changes of them there were, and the daily usage.
+"""The tables: overrides and the number of their last change, the daily usage, and what the database store keeps.
 
-Each process keeps a copy of the overrides, see `limiting.overrides`. `rollup` copies usage from Redis.
+Each process keeps a copy of the overrides, see `limiting.overrides`. `rollup` moves usage here from the store.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
 
 
 class QuotaOverride(models.Model):
-    """An override: another rate for a subject, no limit at all, or a block, until a moment."""
+    """An override: another rate for a subject, no limit, a block, or only reports, until a moment."""
 
     class Mode(models.TextChoices):
         """What applies instead of the rule."""
@@ -337,7 +337,7 @@ class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
 
 
 class DailyCounter(models.Model):
-    """What a rule allowed and refused a subject on a day, as far as `quota_rollup` has moved it from Redis.
+    """What a rule allowed and refused a subject on a day, as far as `quota_rollup` has moved it from the store.
 
     `units` is what the allowed checks cost. A reservation counts what it was settled with; a cancelled one is no check.
     """
@@ -404,7 +404,7 @@ class QuotaState(models.Model):
     expires = models.BigIntegerField()
     """Microseconds since 1970. It has no index: then a hit changes the row in place."""
     hour = models.IntegerField(db_index=True)
-    """The hour since 1970 after which a sweep deletes it."""
+    """The hour since 1970 from which on a sweep deletes the row."""
 
     class Meta:
         """Nobody edits it."""
@@ -438,7 +438,7 @@ class QuotaEvent(models.Model):
 
 
 class QuotaBan(models.Model):
-    """A ban of the database store on PostgreSQL, for the list of all bans. What is in force, the states say."""
+    """A ban of the database store on PostgreSQL, for the list of all bans. Decisions read bans from the states."""
 
     id = models.UUIDField(primary_key=True, editable=False)
     """The digest of the log, the subject and the rule."""

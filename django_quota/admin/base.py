@@ -87,7 +87,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
     """An admin with pages of our own."""
 
     def check_view(self, request: HttpRequest) -> None:
-        """Let only those see a page who may view the model. Raises `PermissionDenied`."""
+        """Raise `PermissionDenied` for whoever may not view the model."""
         request.current_app = self.admin_site.name
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -105,7 +105,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
     def find(self, request: HttpRequest, page: str) -> HttpResponse:
         """Answer a search: a redirect to the subject's page of this name, whom to choose from, or what is wrong.
 
-        It comes by POST, so a plain value never becomes part of a URL.
+        The text comes by POST, so a plain value never becomes part of a URL.
         """
         try:
             found = find_subjects(request.POST.get("find", ""), with_users=may_see_users(request))

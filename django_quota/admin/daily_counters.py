@@ -244,7 +244,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         return BY_SUBJECT if request.GET.get("kind") in KINDS and not is_bounded else NEWEST
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
-        """Return the columns by which the rows of one day can be sorted. To sort others reads all of them."""
+        """Return the columns by which the rows of one day can be sorted. Sorting more rows would read all of them."""
         return ("subject_link", "rule", *COUNTS) if request.GET.get("day__day") else ()
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

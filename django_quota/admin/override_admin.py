@@ -50,7 +50,7 @@ MAX_NAMED = 20
 
 
 class LabelFilter(admin.AllValuesFieldListFilter):
-    """Filters by label; to choose those without one, there is something to press."""
+    """Filters by label. The choice of overrides without one has a text to press, too."""
 
     def choices(self, changelist: Any) -> Any:
         for choice in super().choices(changelist):

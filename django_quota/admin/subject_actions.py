@@ -77,7 +77,7 @@ class Action:
     destructive = False
     """Whether it takes something from the subject."""
     permissions: tuple[str, ...]
-    """It needs all of them."""
+    """The permissions that a user needs, all of them."""
     form: type[forms.Form] = forms.Form
 
     def __init__(self, subject: str, rule: str) -> None:
@@ -173,7 +173,7 @@ def _ends(given: Mapping[str, Any]) -> datetime | None:
 
 
 class Raise(OverrideAction):
-    """More of each rate, for a while: every rule by its own rates."""
+    """Multiply the rates of each rule for a while."""
 
     label = gettext_lazy("Raise for a day")
     consequence = gettext_lazy(
@@ -235,7 +235,7 @@ def _not_raised(found: Collection[Raising]) -> str:
 
 
 class Exempt(OverrideAction):
-    """No limit."""
+    """Admit everything."""
 
     label = gettext_lazy("Exempt")
     consequence = gettext_lazy(
@@ -246,7 +246,7 @@ class Exempt(OverrideAction):
 
 
 class Block(OverrideAction):
-    """Nothing is admitted. A block keeps somebody out, and others ask why: it needs a reason."""
+    """Admit nothing. A block needs a reason, because others will ask why."""
 
     label = gettext_lazy("Block")
     consequence = gettext_lazy(

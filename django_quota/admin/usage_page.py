@@ -152,7 +152,7 @@ def _context(request: HttpRequest, asked: Asked) -> dict[str, Any]:
         "hint": "" if first_day else subject_hint(asked.subject, with_users=may_see_users(request)),
         "totals": [*of_another, *((title, since(first)) for title, first in totals)],
         "years": range(max(first_year, last_year - MAX_YEARS + 1), last_year + 1),
-        # The clock of Redis may be ahead of this one, so the last day of the map may be tomorrow.
+        # The clock of the store may be ahead of this one, so the last day of the map may be tomorrow.
         "heat_map": heat_map(asked.year, of_year, max([now, *of_year])),
         "is_late_in_year": asked.year == now.year and now.month > 6,  # noqa: PLR2004
         "periods": zip(PERIODS, (_("Last 30 days"), _("Last 90 days"), str(asked.year)), strict=True),

@@ -57,7 +57,7 @@ QUOTA_PACE = 10
 """Tasks that wait for a used-up quota run at this multiple of its rate: a calendar quota is free all at once."""
 
 OUTAGE_WAIT = (10, 20)
-"""While Redis does not answer and the rule says "deny", a task asks again after so many seconds, chosen by chance."""
+"""While the store does not answer and the rule says "deny", a task asks again after so many seconds, at random."""
 
 DEFAULT_VISIBILITY_TIMEOUT = 1800
 """Seconds for which brokers leave a message with a worker, if the settings do not say: RabbitMQ and SQS half an hour,
@@ -189,7 +189,8 @@ class QuotaTask(Task):
         """Publish the task with its place, so that it need not be published again; else as `apply_async` does.
 
         Raises `TaskWouldExpire` if the task would expire before its turn, and `TaskRefused` if it would never start.
-        While Redis does not answer, and for limits that do not space their tasks, it does what `apply_async` does.
+        While the store does not answer, and for limits that do not space their tasks, this does what `apply_async`
+        does.
         """
         limits, task_id = self.limits(), task_id or uuid()
         if limits.spacing is not None and not self.app.conf.task_always_eager:
@@ -238,7 +239,7 @@ class QuotaTask(Task):
             self._publish_again(at, at)
 
     def _next_try(self, decision: Decision, place: int | None) -> int:
-        """Return when a refused task may ask again. While Redis does not answer, it is published again at once."""
+        """Return when a refused task may ask again. While the store does not answer, publish the task again here."""
         if decision.degraded:
             self._publish_again(now() + round(uniform(*OUTAGE_WAIT) * SECOND), place)  # noqa: S311 — no secret
         return now() + self._wait_of(decision)

@@ -61,7 +61,8 @@ def limits(
     `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), and the IP
     address of a request without one. Several `@limits` of an operation are decided in one call.
 
-    A refusal goes to the exception handlers of the API as `OperationRefused`. Raises `RuleError` at import.
+    A refusal goes to the exception handlers of the API as `OperationRefused`. Raises `RuleError` at import if an
+    argument is wrong.
     """
     if rule is not None and (rates or options or name is not None):
         raise RuleError("@limits(rule=...) takes everything from the rule, so it accepts no other arguments.")
@@ -299,7 +300,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         return _last.get().retry_after
 
     def get_ident(self, request: HttpRequest) -> str:
-        """Return the address of the client, that of IPv6 as its network."""
+        """Return the address of the client, an IPv6 address as its network."""
         if ninja_settings.NUM_PROXIES is None:
             return adapters.client_ip(request)
         ident = str(super().get_ident(request))

@@ -45,9 +45,9 @@ class TaskQuota:
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a task for the moment of its place; return its `TaskResult`.
 
-        Raises `QuotaExceeded` if no moment helps: the subject is blocked, the rate is 0, or Redis does not answer and
-        the rule says `on_unavailable="deny"`. Raises `ConfigurationError` if the backend of the task cannot defer, and
-        `RuleError` if the rule is wrong.
+        Raises `QuotaExceeded` if no moment helps: the subject is blocked, the rate is 0, or the store does not answer
+        and the rule says `on_unavailable="deny"`. Raises `ConfigurationError` if the backend of the task cannot defer,
+        and `RuleError` if the rule is wrong.
         """
         return _later(task, check(*self._asks(task, args, kwargs))).enqueue(*args, **kwargs)
 

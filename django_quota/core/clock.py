@@ -71,8 +71,8 @@ def moved_now() -> int | None:
 class MovableClock:
     """The clock of a test: it stands still, or is the store's, until freezegun or time-machine move it.
 
-    While one of them sets the time, this clock has their time and goes as theirs does. A test may set it then too, and
-    it goes on from there. When they are done, it has the time from before.
+    While one of them sets the time, this clock follows. If the test sets this clock meanwhile, it goes on from there.
+    When they are done, it has its earlier time again.
     """
 
     def __init__(self, now: int | None = None) -> None:

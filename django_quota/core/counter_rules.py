@@ -14,12 +14,12 @@ from django_quota.core.rules import Rule
 T = TypeVar("T")
 
 _NO_RATE = Rate(1, "second")
-"""A `Limit` has a rate; nobody sees that of a counter."""
+"""A `Limit` needs a rate; nobody sees a counter's."""
 
 
 @dataclass(frozen=True)
 class CounterRule(Rule):
-    """The rule of a counter. It is data: it has no overrides, events or counts of days, and fails closed."""
+    """The rule of a counter. Counters are data: no overrides, events or counts of days; it fails closed."""
 
     group: str | None = None
     ttl: int = 0

@@ -67,13 +67,13 @@ class Outcome(NamedTuple):
     def limit(self) -> int:
         """The count of the rate, or the burst of a bucket: the units that are left when nothing is used.
 
-        A counter has no limit: it is what the counter holds.
+        Of a counter: what it holds.
         """
         return self.of.capacity
 
     @property
     def used(self) -> int:
-        """Units that count now, also above the limit; 0 for an override that blocks or exempts: no store is asked."""
+        """Units that count now, even above the limit; 0 if an override blocks or exempts, since no store is asked."""
         return 0 if self.why == "blocked" else self.limit - self.remaining + self.over
 
     @property
@@ -107,7 +107,7 @@ class Decision:
     outcomes: tuple[Outcome, ...]
     """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
     degraded: bool
-    """Whether the decision was made without Redis; see `on_unavailable`."""
+    """Whether the decision was made without the store; see `on_unavailable`."""
     binding: Outcome | None
     """The outcome of the binding limit."""
     enforced: bool
@@ -171,7 +171,7 @@ class Decision:
 
     @property
     def used(self) -> int | None:
-        """Units that count under the binding limit now, also above it; None if nothing limits."""
+        """Units that count under the binding limit now, even above it; None if nothing limits."""
         return self.binding.used if self.binding else None
 
     @property
@@ -331,7 +331,7 @@ DEGRADED_RETRY_AFTER = 1.0
 
 
 _READ_LATER = frozenset({"rule", "subject", "cost", "outcomes", "binding"})
-"""What a decision that `Decision.lazy` made reads when somebody looks at it."""
+"""The attributes that a lazy decision reads when somebody first looks at one."""
 
 
 def _binding(outcomes: tuple[Outcome, ...]) -> Outcome:

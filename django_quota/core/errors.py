@@ -67,22 +67,22 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
 
     def __init__(self, reason: str) -> None:
         self.reason: str = without_secrets(reason)
-        super().__init__(self.reason)  # the one that was given may have secrets
+        super().__init__(self.reason)  # the given reason may have secrets
 
     def __str__(self) -> str:
         return f"The quota store is unavailable: {self.reason}"
 
 
 class StoreRefusesWrites(StoreUnavailable):
-    """Redis answers, but accepts no writes: it is a replica, cannot save, has too few replicas, or is full."""
+    """The store answers, but accepts no writes: it is a replica, cannot save, has too few replicas, or is full."""
 
 
 class StoreOutOfMemory(StoreRefusesWrites):
-    """The memory of Redis is full."""
+    """The memory of Redis, or the disk of the database, is full."""
 
 
 class StorePermissionDenied(StoreUnavailable):
-    """Redis refuses the login or a command. Change the user in Redis, or the password in the settings."""
+    """The store refuses the login or a command. Change the user there, or the password in the settings."""
 
 
 class StoreCommandDenied(StorePermissionDenied):
@@ -90,7 +90,7 @@ class StoreCommandDenied(StorePermissionDenied):
 
 
 class StoreDataError(StoreUnavailable):
-    """Redis works, but a key holds data that is not ours. Other subjects are still decided."""
+    """The store works, but a key holds data that is not ours. Other subjects are still decided."""
 
 
 class StoreFull(StoreUnavailable):
@@ -101,7 +101,7 @@ class StoreFull(StoreUnavailable):
 
 
 class CounterError(QuotaError):
-    """A counter would pass 64 bits, or its key holds another type. Nothing was changed.
+    """A counter would leave 64 bits, or its key holds another type. Nothing was changed.
 
     `counter` and `subject` say which counter, `problem` what is wrong.
     """

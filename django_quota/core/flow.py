@@ -82,7 +82,7 @@ def to_the_end(flow: Flow[Any]) -> IOCall:
 async def run_to_the_end(flow: Flow[T]) -> T:
     """Run a flow in a task of its own, and wait for its end even if the caller is cancelled, however often.
 
-    Then it raises the caller's `CancelledError`, and not what the flow has returned or raised.
+    A cancelled caller gets its `CancelledError` then, not the result or the error of the flow.
     """
     work, cancelled = asyncio.ensure_future(run_async(flow)), None
     while not work.done():

@@ -57,7 +57,9 @@ class Key(NamedTuple):
 
 def escape(part: str) -> str:
     """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
-    return _escape(part) if len(part) <= MAX_PART else digested(part)  # a client may send a text that takes long
+    return (
+        _escape(part) if len(part) <= MAX_PART else digested(part)
+    )  # a client may send a text that takes long to encode
 
 
 @lru_cache(maxsize=8192)

@@ -57,7 +57,7 @@ def _bits_of(subject: str) -> tuple[_Size, int] | None:
         return None
     try:
         network = ip_network(text)
-    except ValueError:  # of several parts
+    except ValueError:  # a subject of several parts
         return None
     number = int(network.network_address)
     return _Size(network.version, network.prefixlen), number >> network.max_prefixlen - network.prefixlen
@@ -157,7 +157,7 @@ class OverrideTable:
             self._set(known.subject, pk, ())
 
     def keep(self, pks: Collection[int]) -> None:
-        """Drop the overrides with other primary keys than these."""
+        """Drop all overrides except those with these primary keys."""
         for pk in self._by_pk.keys() - set(pks):
             self.drop(pk)
 

@@ -1,7 +1,7 @@
 """Rates as people write them: `10/m`, `5/30s`, `1000 per day`, `10/s; 500/h`.
 
-The parser is strict: it reads the whole text or raises, so `10/month` never becomes ten a minute. Which units an
-algorithm takes is up to the algorithm.
+The parser is strict: it reads the whole text or raises, so `10/month` never becomes ten a minute. Each algorithm checks
+the units itself.
 """
 
 from __future__ import annotations
@@ -216,4 +216,4 @@ def validate_cost(cost: object, rule: str) -> int:
         raise RuleError(
             f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}. Use, for example, 1."
         )
-    return int(cost)  # str() of an IntEnum member is its name, which Lua cannot read
+    return int(cost)  # str() of an enum member may be its name, which Lua cannot read

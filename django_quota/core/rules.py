@@ -199,7 +199,7 @@ class Rule:
     match: Match | None = declare(None, read=partial(Match.read, "match"), only_in="settings")
     """Where the middleware applies the rule; only for configured rules."""
     exclude: Match | None = declare(None, read=partial(Match.read, "exclude"), only_in="settings")
-    """Where the middleware does not apply it although `match` fits; only for configured rules."""
+    """Where the middleware does not apply the rule, even if `match` fits; only for configured rules."""
     on_unavailable: OnUnavailable | None = declare(
         None, fits=get_args(OnUnavailable).__contains__, problem="is not 'allow', 'deny' or 'local'.", is_shared=True
     )
@@ -208,7 +208,7 @@ class Rule:
     With `"local"` each process counts by itself, with its share of the limit.
     """
     ban: Any = declare(None, read=Ban.read, is_shared=True)
-    """`{"after": "20/m", "for": ["10m", "1h"]}`: that many refusals ban the subject, each time for longer."""
+    """`{"after": "20/m", "for": ["10m", "1h"]}`: 20 refusals in a minute ban for 10 minutes, then for an hour."""
     warn_at: float | Sequence[float] | None = declare(
         0.8,
         read=_as_tuple,
@@ -230,7 +230,7 @@ class Rule:
     cache_refusals: float | None = declare(None, read=read_refusal_span)
     """How long, up to a minute, a process repeats a refusal without asking Redis; 0 for never.
 
-    None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
+    None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` always ask the store.
     """
     share: Any = declare(None, read=read_share)
     """How much of each limit requests may fill, from 0.001 to 1, or a dict by tier; None for all of it.
@@ -403,7 +403,7 @@ class Rule:
         return replace(self, name=name)
 
     def is_compatible_with(self, other: Rule) -> bool:
-        """Say whether two rules of one name differ only in rates, key and algorithm, and share no count."""
+        """Say whether two rules of one name differ only in rates, key and algorithm; what they both count is equal."""
         shared = [(own, limit) for own in self.limits for limit in other.limits if own.state_id == limit.state_id]
         is_same = all(
             getattr(self, name) == getattr(other, name) for name, declared in OPTIONS.items() if declared.is_shared
@@ -447,7 +447,7 @@ _OTHER_WORDS: dict[str, str] = {
 
 
 def check_option_names(options: Iterable[str], known: Collection[str] = _IN_CODE, *others: str) -> None:
-    """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: what may be meant, too."""
+    """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: more names to suggest."""
     for option in options:
         if option not in known:
             only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
@@ -566,7 +566,7 @@ def _check_options(rule: Rule) -> None:
         if {option, other} <= given:
             raise RuleError(f"{option}= does not go with {other}=: {why}.", f"Leave out {option}=.")
     for option, function in (*functions_of(rule), *key_parts(rule)):
-        # A bare @quota takes the view for a rate; a system check reports that.
+        # @quota without parentheses takes the view for a rate; a system check reports that.
         if callable(function) and option != "rate":
             _check_arguments(option, function)
 

@@ -39,7 +39,7 @@ class Adjustment(NamedTuple):
     actual: int
     """What was really used, in units."""
     places: Sequence[bool]
-    """For each limit, whether it counted the hit. If not, it only charges the hit."""
+    """For each limit, whether it counted the hit. If not, it gives nothing back."""
 
     def encode(self) -> str:
         """Return the adjustment, encoded for `lua/adjust.lua`."""
@@ -119,7 +119,7 @@ class Reply:
     def decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
         """Read the reply to a decision about these hits.
 
-        Raises `StoreDataError` if this is no such reply: what answers may be a proxy instead of Redis.
+        Raises `StoreDataError` for any other reply: a proxy may have answered in place of Redis.
         """
         try:
             return cls._decode(reply, hits)
@@ -165,7 +165,7 @@ class Reply:
 
 
 def allows_without_flags(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply allows a plan and has no flags. In a plan without groups, all limits allow then."""
+    """Say whether a reply allows a plan and has no flags. Then all limits allow, if the plan has no groups."""
     numbers = HEADER
     for hit in hits:
         numbers += PER_LIMIT * len(hit.limits)

@@ -55,7 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
 PARTS = ("lifetimes", "constants", "sliding_entries", "count_day")
-"""The files that the frame and the modules use parts of."""
+"""The files whose functions the frame and the modules share."""
 
 
 def _composed() -> str:
@@ -193,7 +193,7 @@ _NUMBER = 8
 
 
 def _is_outside(hit: Hit, now: int, *, counts: bool) -> bool:
-    """Say whether `now` is outside a calendar period that was sent, or outside the day if the hit counts there."""
+    """Say whether `now` is outside a calendar period that was sent, or, if the hit `counts`, outside its day."""
     if counts and hit.day is not None and not hit.day.begins <= now < hit.day.ends:
         return True
     return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
@@ -224,8 +224,7 @@ def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, r
 def _adjust(states: States, hit: Hit, adjustment: Adjustment, now: int) -> None:
     """Charge what a hit used beyond what it took, even past the limit, or give back what it did not use.
 
-    That is how a reservation is settled, and how a request gives back what it took if it is refused after all. The
-    specification of `lua/adjust.lua`.
+    This settles a reservation, and undoes a request that is refused after all. The specification of `lua/adjust.lua`.
     """
     moment, actual, places = adjustment
     more = actual - hit.cost

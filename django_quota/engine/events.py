@@ -1,7 +1,7 @@
 """What happens around a decision: the counts of the day, bans after too many refusals, and events.
 
-The specification of `lua/subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua`. Redis alone keeps the event
-stream and the index of bans; the specification only returns the flags that report events.
+The specification of `lua/subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua`. It keeps no event stream
+and no index of bans, but returns the flags that report events.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class EventRecord(NamedTuple):
 
 
 class AppendEvents(Operation):
-    """Write events that decisions in other slots of a Cluster reported. The reply is how many there were."""
+    """Write events that decisions with a `REMOTE_LOG` reported. The reply is how many there were."""
 
     script: ClassVar[Script] = script("clock", "lifetimes", "event_log", "append_events")
 
@@ -205,6 +205,6 @@ class AppendEvents(Operation):
         super().__init__(log.keys, len(events), log.length, *(word for event in events for word in event))
         self.events = events
 
-    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — Redis alone keeps the log
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — states hold no log
         """Return how many events there are."""
         return len(self.events)

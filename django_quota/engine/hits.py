@@ -34,7 +34,7 @@ class CompiledLimit(NamedTuple):
         return self.limit.algorithm
 
     def state(self, states: States, now: int) -> Any:
-        """Return its state; of a counter, which keeps its plain total, with its expiry.
+        """Return its state. A counter keeps its plain total: the state is the total with its expiry.
 
         Raises `StoreDataError` if the key of a counter holds something else.
         """
@@ -72,7 +72,7 @@ class CompiledRule(NamedTuple):
     field: str
     """The rule's name, escaped for fields of hashes."""
     limits: tuple[CompiledLimit, ...]
-    """Its limits. Their keys lack the beginning, `Hit.base`, and a calendar needs its edges; see `at`."""
+    """Its limits. Their keys lack the beginning, `Hit.base`, and a calendar its edges; see `CompiledLimit.at`."""
     timeless: bool
     """Whether all limits are the same at any time."""
     arguments: tuple[str | int, ...]
@@ -143,7 +143,7 @@ class Hit:
         """The digest of the hit's value, if its limits count different values."""
 
     def move_to(self, base: str, key: str) -> None:
-        """Give it the keys of a counter in a group: what they begin with, and that of its total."""
+        """Give the hit the keys of a counter in a group. `base`: what they begin with; `key`: the total's."""
         self.base, self.status_key = base, base + "s"
         self.limits = [limit._replace(key=key) for limit in self.limits]
 

@@ -38,9 +38,9 @@ class _LeaseOperation(Operation):
 
 
 class Acquire(_LeaseOperation):
-    """Take one of some slots; the reply: see `lua/lease_acquire.lua`.
+    """Take a slot if one is free; the reply: see `lua/lease_acquire.lua`.
 
-    Its arguments: the token, how many slots there are, and for how many microseconds.
+    Its arguments: the token, how many slots there are, and how long the lease lasts, in microseconds.
     """
 
     script: ClassVar[Script] = _script("lease_acquire")
@@ -92,7 +92,7 @@ class Release(_LeaseOperation):
     """Give a slot back; the reply is 1, or 0 if the lease has ended.
 
     `since`: when it was taken, in microseconds of the store's clock; None if that is not known. `span`: how long a
-    lease lasts. The store also remembers for that long how long the slot was held.
+    lease lasts, and also how long the store remembers for what time the slot was held.
     """
 
     script: ClassVar[Script] = _script("lease_release")

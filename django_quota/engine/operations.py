@@ -1,6 +1,6 @@
 """What a store runs: an operation is one Lua script, with an executable specification.
 
-The Redis store sends the script; the memory store runs the specification. A state machine in the tests compares their
+The Redis store sends the script; every other store runs the specification. A state machine in the tests compares their
 replies.
 """
 

@@ -168,7 +168,7 @@ class Plan:
         self.asked.append((rule, subject, cost, value))
 
     def ask_counters_only(self) -> bool:
-        """Ask the store about no rule but counters, because limits are off; say whether there is any counter."""
+        """Ask the store about counters only, because limits are off; say whether there is any."""
         self.unsent = {(rule.name, subject) for rule, subject, _, _ in self.asked if not rule.is_counter}
         return bool(self)
 
@@ -391,7 +391,7 @@ class Plan:
         return Decision(allowed=True, rule=rule.name, subject=subject, degraded=degraded)
 
     def without_store(self, refusing: Sequence[Rule]) -> Decision:
-        """Return the refusal by one of these rules, rather by one that blocks; allow the plan if none limits it."""
+        """Return the refusal by one of these rules, preferably one that blocks; allow the plan if none limits it."""
         found = [
             Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
             for rule, subject, _, _ in self.sent

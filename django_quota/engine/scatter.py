@@ -1,7 +1,8 @@
 """Scatter-gather: how an operation with keys in several slots of a Redis Cluster runs.
 
 A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
-async driver run the same scatter, and the tests run it over the memory store.
+async driver run the same scatter. The database store runs it to get the events of a decision, and the tests run it over
+the memory store.
 
 A plan over several slots takes its parts in turn. When a later part refuses, the earlier ones give back what they took,
 and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less room

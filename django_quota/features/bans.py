@@ -1,4 +1,4 @@
-"""Bans that your code sets and lifts. They look like those that a rule with `ban=` sets after too many refusals."""
+"""Bans that your code sets and lifts. They look like the bans that a rule with `ban=` sets itself."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _PROBLEMS = {
 
 
 def counter(name: str, ttl: Duration = TTL, *, group: str | None = None) -> Counter:
-    """Return the counter of this name. It costs nothing, and all counters of one name and group count the same.
+    """Return the counter of this name. This costs nothing, and all counters of one name and group share their counts.
 
     `ttl`: how long the counter of a subject lives after its last change, one second to a hundred years, by default
     400 days. Each month of daily counts has its own TTL.
@@ -63,7 +63,7 @@ class Counter(CounterEntry):
     at midnight in the zone of the `TIME_ZONE` setting, by the store's clock. Each method is one atomic call to the
     store, and has an async form. Each raises
 
-    * `CounterError` where an argument is out of range, the result does not fit into 64 bits, or the key in Redis holds
+    * `CounterError` if an argument is out of range, the result does not fit into 64 bits, or the key in the store holds
       something else. Nothing has changed then.
     * `RuleError` for a wrong subject.
     * `StoreUnavailable` if the store does not answer. If only the answer was lost, the change was made.
@@ -129,7 +129,7 @@ class Counter(CounterEntry):
         """Take `n` (1 or more) from the total if it holds that much, else nothing; return whether it did.
 
         The total never falls below zero, however many callers take at the same time. The days stay as they are.
-        To take from it and hit limits, all or nothing, make it an entry of `check_all`.
+        To take from a counter and hit limits, all or nothing, make the counter an entry of `check_all`.
         """
         return run_call(self._take(subject, n))
 
@@ -169,7 +169,7 @@ class Counter(CounterEntry):
         """Count a distinct value, in total and for the day; return whether the total count has changed.
 
         Redis keeps a HyperLogLog of at most 12 KB, whose count is right to about 0.8 %: now and then a new value does
-        not change it, and a known one never does. The values cannot be read back. The memory store is exact, and keeps
+        not change it, and a known one never does. The values cannot be read back. The other stores are exact, and keep
         32 characters for each value. 1 and "1" are the same value. The counter's total is not changed.
         """
         return run_call(self._unique(subject, value))

@@ -1,7 +1,7 @@
 """The event log: refusals, bans and near-limit warnings of all processes, in one capped stream in Redis, or in a table.
 
-A decision writes it. An `EventLog` reads it for anybody. `EventGroup` reads the stream as a consumer group of Redis:
-each event goes to one reader of the group, and stays until it is acknowledged.
+Decisions write the log. An `EventLog` reads it for anybody. An `EventGroup` reads the stream as a consumer group of
+Redis: each event goes to one reader of the group, and stays until it is acknowledged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Event:
     """One event. Times are microseconds since 1970."""
 
     id: str
-    """Its id in the stream, such as `"1763700000000-0"`."""
+    """Its id in the log, such as `"1763700000000-0"`."""
     kind: str
     """One of `KINDS`."""
     rule: str | None
@@ -85,7 +85,7 @@ class Event:
 
     @property
     def at(self) -> int:
-        """The time of the event by Redis' clock, to the millisecond."""
+        """The time of the event by the store's clock, to the millisecond."""
         return moment_of(self.id)
 
     @property
@@ -99,7 +99,7 @@ class Event:
         return max(0, self.until - self.at) // 1_000 * 1_000 if self.until else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for JSON: the fields, with times as ISO 8601 in UTC (`until` is null if there is none).
+        """Return the event for JSON: the fields, with times as ISO 8601 in UTC (`until` is null if there is none).
 
         `ip`: the subject's address, or the network of an IPv6 client; null if the subject is not exactly one.
         """
@@ -148,7 +148,7 @@ class EventLog(ABC):
 
     @abstractmethod
     def newest(self, count: int, before: str = "") -> list[StreamEntry]:
-        """Return the last `count` entries, the newest first; those before this id, if there is one."""
+        """Return the last `count` entries, the newest first. `before`: only entries before this id."""
 
     @abstractmethod
     def after(self, entry_id: str) -> list[StreamEntry]:
@@ -156,7 +156,7 @@ class EventLog(ABC):
 
     @abstractmethod
     def last_id(self) -> str:
-        """Return the id after which nobody has read; `BEGINNING` if there is no entry."""
+        """Return the id of the last entry, after which a new reader begins; `BEGINNING` if there is none."""
 
 
 class EventStream(EventLog):
@@ -189,7 +189,7 @@ class EventRows(EventLog):
         self._table = EventTable(store, system_key(prefix, "events"))
 
     def last_id(self) -> str:
-        """Return the id of the last entry before which none can come any more."""
+        """Return the id of the last entry that a follower would have seen."""
         position = self._table.end()
         return f"0-{position.batch}.{position.id}"
 

@@ -42,9 +42,9 @@ def login_hits(names: Iterable[str], request: HttpRequest | None) -> list[tuple[
 def unlock(name: str, address: str | None = None) -> int:
     """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
 
-    `address`: only those from this address. Without one, it walks through all keys in Redis, which alone know the
-    addresses. Limits by address alone stay: reset the address itself. Raises `RuleError` for an empty name,
-    `StoreUnavailable` if Redis does not answer.
+    `address`: only those from this address. Without one, this walks through all keys of the store, since only they know
+    the addresses. Limits by address alone stay: reset the address itself. Raises `RuleError` for an empty name,
+    `StoreUnavailable` if the store does not answer.
     """
     rules, subject = current().login, login_subject(name)
     there = with_addresses(subject) if address is None else [named_subject(f"{subject}+ip:{address}")]
@@ -52,9 +52,9 @@ def unlock(name: str, address: str | None = None) -> int:
 
 
 def with_addresses(subject: str) -> list[str]:
-    """Return the longer subjects of a user name's subject, one for each address that Redis knows; empty for others.
+    """Return the longer subjects of a user name's subject, one for each address in the store; empty for others.
 
-    It walks through all keys in Redis.
+    This walks through all keys of the store.
     """
     if not subject.startswith(LOGIN) or "+" in subject:
         return []

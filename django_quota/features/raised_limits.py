@@ -39,8 +39,8 @@ def raise_limit(
     from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
     others. `tier`: the name of the subject's tier, which a rule with a `tier` function needs where there is no request.
 
-    Then the override ends, and what held before holds again. If an override of this subject and rule ends later, or
-    never, so does the raised rate: the result says so.
+    At `until` the override ends, and what held before holds again. If an override of this subject and rule ends later,
+    or never, so does the raised rate: the result says so.
 
     Raises `RuleError` if an argument is wrong, for a bucket, which refills all the time and has no period, for a rule
     without a rate, and if the subject is blocked, exempt or in shadow by an override.

@@ -57,7 +57,7 @@ class Hold:
         """When the store counted it, in microseconds since 1970; None without an answer of the store."""
         self._plan = plan
         self._taken = plan.taken
-        """What it took; empty if nothing was spent or counted for a day, without Redis, and once it is settled."""
+        """What it took; empty if nothing was spent or counted for a day, if no store answered, and once settled."""
         self._has_stream = False
         """Whether a stream settles it. Then the end of a `with` block leaves it open."""
 
@@ -119,7 +119,7 @@ class Hold:
         return stream
 
     def dumps(self) -> str:
-        """Return it as a text (JSON) to store with your job; another process settles `Hold.loads(text)`.
+        """Return the reservation as a text (JSON) to store with your job; another process settles `Hold.loads(text)`.
 
         Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
         same transaction. The text has under 1,000 characters for a usual entry. Keep it on your servers: whoever can
@@ -131,7 +131,7 @@ class Hold:
     def loads(cls, text: str) -> Self:
         """Return the reservation of a text that `dumps` made, in any process.
 
-        `Hold.loads(text).settle(640)`. A configured rule has its limits of today, any other rule those of then. The
+        `Hold.loads(text).settle(640)`. A configured rule has its present limits, any other rule keeps its own. The
         `decision` has no outcomes.
 
         Raises `RuleError` for another text, and if a configured rule or its tier no longer exists.
@@ -241,8 +241,8 @@ def reserve_all(entries: Iterable[Entry]) -> Hold:
 
     `with reserve_all([("rpm", user), ("tpm", user, 900)]) as hold: ...; hold.settle({"tpm": 640})`.
 
-    The entries are those of `check_all`. Raises `QuotaExceeded` if any entry has no
-    room, and `RuleError` if an argument is wrong.
+    The entries are those of `check_all`. Raises `QuotaExceeded` if any entry has no room, and `RuleError` if an
+    argument is wrong.
     """
     return run_call(_hold_flow(entries_plan_flow(entries)))
 

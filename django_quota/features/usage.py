@@ -163,7 +163,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
 
     For each day, or for each month by the date of its first day, it has the rules with an `allowed`, a `refused` and
     `units`, which the allowed checks cost. It adds the `DailyCounter` rows and what a roll-up has not moved yet. Each
-    check is in it once, also while a roll-up runs or after one was killed. A day is one of `QUOTA["TIME_ZONE"]`.
+    check counts once, even while a roll-up runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
 
     `subject`: a text such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
     Django's `DatabaseError`: it never leaves out what it cannot read. In async code: `await sync_to_async(usage)(...)`.

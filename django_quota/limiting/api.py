@@ -53,8 +53,8 @@ def check(
     count the hit even if there is no room, for work that is done already; `allowed` says whether there was room, and
     `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for `distinct=`.
 
-    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While Redis does
-    not answer, nothing is raised and the Decision is `degraded`.
+    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While the store
+    does not answer, nothing is raised and the Decision is `degraded`.
     """
     planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
     return run_call(_decided_flow(planning, "force" if force else "check"))
@@ -191,9 +191,9 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     `check_all([("rpm", user), ("tpm", user, 900), ("org-tpm", f"org:{org}", 900)])`.
 
     Each entry is a rule and a subject as for `check`, and a cost in units, 1 to 10^12; without one, or with None, the
-    rule's own (1). A fourth item names the tier.
-    All are decided in one trip to Redis. A Redis Cluster is asked slot by slot, and what was counted is taken back if a
-    later slot refuses. The Decision has the outcomes in the order of the entries, and describes the one that binds.
+    rule's own (1). A fourth item names the tier. All are decided in one call to the store. A Redis Cluster is asked
+    slot by slot, and what was counted is given back if a later slot refuses. The Decision has the outcomes in the order
+    of the entries, and describes the one that binds.
 
     An entry may have a counter in place of the rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if
     the counter holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not
@@ -201,7 +201,7 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     answer, a call with a counter is refused; if only the answer was lost, the units were taken.
 
     Raises `RuleError` if there is no entry or more than 1,000, if a rule or a counter is listed twice for one subject,
-    or if an argument is wrong. While Redis does not answer, nothing is raised and the Decision is `degraded`.
+    or if an argument is wrong. While the store does not answer, nothing is raised and the Decision is `degraded`.
     """
     return run_call(_decided_flow(entries_plan_flow(entries), "check"))
 
@@ -214,7 +214,7 @@ async def acheck_all(entries: Iterable[Entry]) -> Decision:
 def peek_all(entries: Iterable[Entry]) -> Decision:
     """Return what `check_all` would return, and count nothing; each `remaining` is what is left now.
 
-    All are looked at in one trip to Redis. For the entries and the errors see `check_all`. No `cost` function runs.
+    All are looked at in one call to the store. For the entries and the errors see `check_all`. No `cost` function runs.
     """
     return run_call(_decided_flow(entries_plan_flow(entries, is_peek=True), "peek"))
 

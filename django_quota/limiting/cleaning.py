@@ -1,4 +1,4 @@
-"""A process that decides deletes some expired rows of the database store now and then: no site needs a cron job."""
+"""Processes delete expired rows of the database store now and then, so no site needs a cron job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cleaning:
         flusher.add(self)
 
     def flush(self) -> None:
-        """Delete a batch where one is due. It raises `StoreUnavailable`; the next round tries again."""
+        """Delete a batch if one is due. Raises `StoreUnavailable`; the next round tries again."""
         if self._clock() < self._next:
             return
         done = delete_expired(self._store, clock.now(), current().events, BATCH)

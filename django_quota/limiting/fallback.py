@@ -23,7 +23,7 @@ class Fallback:
         """Decides for rules with `on_unavailable="local"`."""
 
     def allows(self, plan: Plan) -> bool:
-        """Say whether all rules of a plan allow everything."""
+        """Say whether all rules of a plan allow everything while the store does not answer."""
         default = current().on_unavailable
         return all((rule.on_unavailable or default) == "allow" for rule in plan.rules)
 

@@ -1,6 +1,6 @@
 """The limiter: it turns a plan into a Decision, counts the Decision, and notifies the observers.
 
-The overrides are first: they need no store. Then the store is asked once. Two layers save that call: a refusal that the
+Overrides come first: they need no store. Then the store is asked once. Two layers save that call: a refusal that the
 process remembers (`refusals`), and what decides while the store does not answer (`fallback`).
 """
 

@@ -1,7 +1,7 @@
 """Metrics: what this process has allowed and refused, by rule. The flusher sends them every second.
 
 Counting is a few additions in memory. Counts that could not be sent go with the next message, so a message whose answer
-was lost counts twice. All counts of a message belong to the minute and the day of the last one. `operating.activity`
+was lost counts twice. All counts of a message go to the minute and the day of the last count. `operating.activity`
 reads the sums of all processes.
 """
 
@@ -194,7 +194,7 @@ class DecisionMetrics:
     def flush(self) -> None:
         """Send what was counted up to now.
 
-        Raises `StoreUnavailable` if the store does not answer: then the next message has it too.
+        Raises `StoreUnavailable` if the store does not answer: then the next message contains these counts, too.
         """
         with self._lock:
             now, counts, refused, slots = self._now, self._counts, self._refused, self._slots

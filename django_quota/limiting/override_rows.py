@@ -31,7 +31,7 @@ DISPATCH_UID = "django_quota.limiting.overrides"
 
 
 def write_database() -> str:
-    """Return the database that overrides are written to. It is read from too, because a replica may lag."""
+    """Return the database that overrides are written to, and read from: a replica may lag."""
     return router.db_for_write(QuotaOverride)
 
 

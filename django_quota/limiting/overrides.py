@@ -138,7 +138,7 @@ class OverrideCopy:
         """Forget what only the parent can finish: its threads, and its transactions."""
         self._lock = threading.RLock()
         self._running: Future[None] | None = None
-        """The refresh that reads; None if none does. An earlier one may not change anything."""
+        """The refresh that reads; None if none does. An earlier one must not change anything."""
         self._started = 0.0
         """When it was started."""
         self._is_late = False

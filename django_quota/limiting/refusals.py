@@ -5,7 +5,8 @@ A process remembers what a rule with `cache_refusals` refused, for at most that 
 store. Only the store decides requests with other rules. A reset, a refund or a lifted ban of this process takes effect
 at once, because the process then forgets its refusals. Other processes repeat theirs until their time is over.
 
-Refusals from memory count in the metrics, and like other hits that no store decides; see `unasked`.
+Refusals from memory count in the metrics. They count by day and as events like other hits that no store decides; see
+`unasked`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Refusal(NamedTuple):
         return self.hit.day is not None or self.ends - self.begins > SECOND
 
     def event(self) -> EventRecord:
-        """Return the event that reports it."""
+        """Return the event that reports the refusal."""
         refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
         longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
         until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)

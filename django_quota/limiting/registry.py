@@ -55,9 +55,9 @@ def _make_store() -> Store:
 
 
 def force_store(store: Store | None) -> Store | None:
-    """Count in this store, whatever the settings say; None: count where they say. Return the store until now.
+    """Count in this store, whatever the settings say; None: follow the settings. Return the store until now.
 
-    It holds for all threads, and however a test changes the settings: so no test reaches Redis by accident.
+    All threads use it, however a test changes the settings: so no test reaches Redis by accident.
     """
     global _forced
     before, _forced = _forced, store
@@ -66,7 +66,7 @@ def force_store(store: Store | None) -> Store | None:
 
 
 def clear_memory() -> None:
-    """Forget what this process counts in its own memory. Redis keeps what it has."""
+    """Forget what this process counts in its own memory. A shared store keeps what it has."""
     limiter = _limiter
     if limiter is not None:
         limiter.fallback.local.clear_memory()

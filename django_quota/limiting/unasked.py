@@ -1,9 +1,9 @@
 """Hits that this process decides without the store.
 
-They are those of exempt and blocked subjects, of tiers without a limit, and refusals from memory.
+These are hits of exempt and blocked subjects, hits of tiers without a limit, and refusals from memory.
 
-The flusher counts them about once a second for the day. A refusal is an event, at most once a second for a rule and a
-subject. What the store did not take waits for the next round; if only its answer was lost, it counts twice.
+The flusher counts them by day, about once a second. A refusal is an event, at most once a second for a rule and a
+subject. Hits that the store did not count wait for the next round; if only its answer was lost, they count twice.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class UnaskedHits:
         return announcements
 
     def settle(self, plan: Plan) -> None:
-        """Count what the hits of a plan that no limit counted really used; one that used nothing is no hit."""
+        """Count what a plan's hits without a limit really used; a hit that used nothing no longer counts."""
         for rule, subject, taken, more, is_undone in plan.settled_here():
             place = _place_of(rule, subject, taken.moment)
             if place.day_key:
@@ -139,7 +139,7 @@ class UnaskedHits:
             return True
 
     def flush(self) -> None:
-        """Count them. Raises `StoreUnavailable` if the store does not answer; then they wait for the next round."""
+        """Count the hits. Raises `StoreUnavailable` if the store does not answer; then they wait for the next round."""
         with self._lock:
             tallies, self._tallies = list(self._tallies.items()), {}
             self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}

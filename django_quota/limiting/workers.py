@@ -1,4 +1,4 @@
-"""How many processes share the limits, so that each can take its part while Redis is gone.
+"""How many processes share the limits, so that each can take its part while the store does not answer.
 
 While a process serves requests, its flusher says every five seconds that it is alive.
 """
@@ -30,7 +30,7 @@ TTL = 30 * SECOND
 
 
 class Workers:
-    """Knows how many processes share the limits of a store. One until it has asked."""
+    """Knows how many processes share the limits of a store; only this one, until the store has said."""
 
     purpose = "say that this process is alive"
     at_exit = False
@@ -61,7 +61,7 @@ class Workers:
             found = max(1, int(self._store.run(alive, frozen_now())))
         except StoreUnavailable:  # an outage is reported elsewhere; what was learned before holds
             return
-        # A Redis that was emptied learns of the others within `INTERVAL`: so a lower number must come twice.
+        # A store that was emptied learns of the others within `INTERVAL`: so a lower number must come twice.
         self.number, self._found = max(found, self._found), found
         self._next = now + INTERVAL
 

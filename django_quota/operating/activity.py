@@ -182,7 +182,7 @@ class Activity:
 
 
 class RunningTotals(NamedTuple):
-    """What all processes have decided since the site was set up, or since Redis last lost its memory."""
+    """What all processes have decided since the site was set up, or since the store last lost its data."""
 
     rules: list[RuleActivity]
     """Only the totals of each. Rules that came after too many others are summed up, so no total ever falls."""
@@ -310,7 +310,7 @@ def _add_minutes(store: Store, now: int, rules: Sequence[RuleActivity]) -> None:
     names = [f"metrics:{minute}" for minute in range(last - MINUTES + 1, last + 1)]
     if not fields:
         return
-    if store.redis is not None:  # which sends the fields of the listed rules alone
+    if store.redis is not None:  # Redis sends only the fields of the listed rules
         with store.redis.commands() as client, client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.hmget(_key(name), fields)

@@ -2,7 +2,7 @@
 
 By default everything is read by name in a few round trips: the rules of the settings and the views, the rules that the
 subject's own keys name, and the slots of views. With `scan=True`, as in the commands, the code walks through all keys
-in Redis, and so finds rules and slots that only calls in your code name.
+of the store, and so finds rules and slots that only calls in your code name.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LimitStatus:
     why: Why
     """What takes precedence over the limit; see `Outcome.why`."""
     source: str
-    """The key in Redis that holds the state."""
+    """The key that holds the state."""
     tier: str = ""
     """The tier that the limit belongs to, where the rule has rates by tier."""
     is_last_tier: bool = False
@@ -151,7 +151,7 @@ class HeldStatus:
     ends_in: tuple[float, ...]
     """Seconds until each ends, the first to end first; only the first hundred are listed."""
     source: str
-    """The key in Redis that holds them."""
+    """The key that holds them."""
     number: int = 0
     """How many there are in all."""
 
@@ -197,7 +197,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
 
     Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier that the
     subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it walks
-    through all keys in Redis instead: use that in a command, not in a request. The memory store is always read by name.
+    through all keys of the store: use that in a command, not in a request. The memory store is always read by name.
 
     Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
     """
@@ -231,8 +231,8 @@ def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str,
 def recent_refusals(subject: str) -> list[Event]:
     """Return a subject's refusals and bans among the newest events of all subjects, the newest first.
 
-    Rules that only a call in your code names appear here too. It is empty if the store is not Redis or keeps no events.
-    Raises `StoreUnavailable`.
+    Rules that only a call in your code names appear here, too. Empty if the store keeps no events. Raises
+    `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, PAGE)
     return [event for event in events if event.subject == subject and event.kind in ("refused", "banned")][
@@ -333,7 +333,7 @@ def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) 
 
 
 def contents_of(subjects: Iterable[str]) -> dict[str, Contents]:
-    """Read the hashes of these subjects, with one call to one Redis. Raises `StoreUnavailable`."""
+    """Read the hashes of these subjects, in one round trip to a single Redis. Raises `StoreUnavailable`."""
     names = list(dict.fromkeys(subjects))
     operations = [InspectSubject(keys.status_key(current().prefix, name), []) for name in names]
     replies = get_limiter().reporting_store.try_all(operations, frozen_now()) if names else []

@@ -137,8 +137,8 @@ NOT_PLACED = "it has no match=, and no view has it on its outside. Add, for exam
 class RuleSet:
     """Rules that are replayed together, as the middleware would decide them.
 
-    `rules`: those of the settings or of a draft, by name. `views`: the rules of `@quota` on views, and how those of a
-    request are found. `fields`: what the log has. `only`: the names to replay; None for all.
+    `rules`: those of the settings or of a draft, by name. `views`: the rules of `@quota` on views, and the function
+    that finds those of a request. `fields`: what the log has. `only`: the names to replay; None for all.
     """
 
     def __init__(

@@ -43,10 +43,10 @@ def reset_subject(
 ) -> ResetReport:
     """Reset what these rules have counted for a subject, or all rules that can be found, and lift their bans.
 
-    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules and
-    the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys in Redis, as
-    `load_snapshot` does. Use that in a command, not in a request. Without it, a name that no known rule has is read as
-    a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.
+    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules, those of
+    the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys of the store,
+    as `load_snapshot` does. Use that in a command, not in a request. Without it, a name that no known rule has is read
+    as a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.
 
     Raises `RuleError` if `subject` is not a subject, and `StoreUnavailable`.
 
@@ -77,7 +77,7 @@ def _log() -> EventLog:
 
 
 def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleState] | None:
-    """Return, by rule, where Redis holds something that a reset drops; None for another store."""
+    """Return, by rule, where the store holds something that a reset drops; None for the memory of a process."""
     found = scan_keys(subject)
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """The sweep of a database: deletes expired states, bans that have ended, and events beyond those that are kept.
 
-It deletes a batch of each table at a time, and pauses in between. A process that decides does so too, now and then:
+It deletes a batch of each table at a time, and pauses in between. Serving processes delete batches, too; see
 `limiting.cleaning`.
 """
 
@@ -25,11 +25,11 @@ class RowReport:
 
     rows: Expired
     is_complete: bool = False
-    """Whether it came to the end."""
+    """Whether the sweep came to the end."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for `--json`."""
+        """Return the report for `--json`."""
         return {**self.rows._asdict(), "complete": self.is_complete, "seconds": self.seconds}
 
 

@@ -56,8 +56,9 @@ MAX_JSON = 2_621_440
 def json_object_of(request: HttpRequest) -> dict[str, Any]:
     """Return the object in the JSON body of a request, or what the framework has parsed.
 
-    A view may parse the body whatever its Content-Type says, so this tries to parse it too. Raises `BadRequest` if the
-    Content-Type says JSON and the body is not, and `RequestDataTooBig`.
+    A view may parse the body whatever its Content-Type says, so this tries it, too. If the Content-Type says JSON,
+    raises `BadRequest` for a body that is not, `RequestDataTooBig` for a long one, and `ConfigurationError` if other
+    code has read it as a stream.
     """
     notes = body_notes(request)
     found: Any = {}

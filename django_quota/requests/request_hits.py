@@ -43,8 +43,8 @@ def asked_flow(
     """Return what the rules that apply to a request ask for, each with its subject and cost.
 
     `counted`: what the request has asked for before. A rule with a `match` counts once for a request and a subject,
-    also if a decorator names it. `is_peek`: ask for one unit of each, without a call of a `cost` function, without the
-    rules that read the body.
+    even if a decorator names it. `is_peek`: ask for one unit of each, without a call of a `cost` function, and without
+    the rules that read the body.
     """
     found: list[Asked] = []
     key: object = None
@@ -77,7 +77,7 @@ def asked_flow(
 def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Asked]:
     """Return what one rule asks for, whatever its `methods`, `skip` and `exempt` say.
 
-    `cost` and `value` are used instead of the rule's own unless they are None.
+    `cost` and `value`: None takes the rule's own.
     """
     subject = yield from subject_flow(rule.key, request)
     if rule.dynamic:

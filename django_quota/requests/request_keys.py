@@ -1,6 +1,6 @@
 """Keys: how a request tells who is limited. A key is compiled into resolvers when its rule is first used.
 
-A resolver that has to wait is a flow.
+A resolver that has to wait returns a flow.
 """
 
 from __future__ import annotations

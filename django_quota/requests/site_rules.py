@@ -1,8 +1,8 @@
-"""What the settings limit by a `match`, and what of it fits a request.
+"""The rules and slots that the settings apply by a `match`, and which of them fit a request.
 
-A site may have thousands of such rules, and a request may spend only microseconds on them. So an index finds them by
-the name of the view, its namespaces and the first part of the path, and only those are compared with the request. It
-remembers what it has found for a path and a view.
+A site may have thousands of such rules, and a request may spend only microseconds on them. So an index picks candidates
+by the name of the view, its namespaces and the first part of the path, and only these are compared with the request.
+The index remembers what fits a path and a view.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django_quota.core.matching import Match, Target
 from django_quota.core.rules import Rule
 
 MAX_KNOWN, MAX_PATH = 1_000, 200
-"""For how many pairs of a path and a view a process remembers the rules, and how long these paths may be."""
+"""For how many pairs of a path and a view a process remembers the rules, and how many characters such a path has."""
 
 
 class RequestTarget:
@@ -64,7 +64,7 @@ class Placed(Protocol):
 
     @property
     def exclude(self) -> Match | None:
-        """Where it does not although `match` fits."""
+        """Where the middleware does not apply it, even if `match` fits."""
 
 
 P = TypeVar("P", bound=Placed)
@@ -79,7 +79,7 @@ class RuleIndex(Generic[P]):
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
         self._asks_host = False
-        """Whether the host of a request matters, too: then nothing is remembered."""
+        """Whether the host of a request matters, too. Then nothing is remembered."""
         self._known: dict[tuple[str, str], list[P]] = {}
         for rule in rules:
             self._add(rule)

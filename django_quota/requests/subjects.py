@@ -28,9 +28,9 @@ class Subject(str):
     function counts under the name of the function. So what a client sends is never somebody else's subject: make a
     Subject only of what your code has checked.
 
-    `kind`: a word in lower case, but none that a key uses, such as `header` and `path`. `value`: a text, a whole number
-    or a UUID that does not change, such as a primary key. `Subject("user", 7)` is the user with this key. Raises
-    `RuleError` for any other value.
+    `kind`: a word in lower case, 50 characters at most, but none that a key uses, such as `header` and `path`. `value`:
+    a text, a whole number or a UUID that does not change, such as a primary key. `Subject("user", 7)` is the user with
+    this key. Raises `RuleError` for any other kind or value.
     """
 
     __slots__ = ()

@@ -50,7 +50,7 @@ class Breaker:
         """Start over in a forked process: the thread that holds the lock or the probe is not in it."""
         self._lock = threading.Lock()
         self._probe_from = 0.0
-        """From when the next caller may ask, while it is open."""
+        """When the next caller may ask, while the breaker is open (seconds of the clock)."""
 
     @property
     def is_open(self) -> bool:

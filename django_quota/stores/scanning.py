@@ -60,7 +60,7 @@ class Walk:
 
 
 def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Yield names, at most so many at a time."""
+    """Yield names, at most `size` at a time."""
     while found := list(islice(names, size)):
         yield found
 

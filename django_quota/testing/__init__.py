@@ -28,7 +28,7 @@ __all__ = [
 def clear() -> None:
     """Delete what this process has counted in its own memory.
 
-    With `STORE="memory"` these are all limits, bans, counters, leases and reservations.
-    Redis keeps its counts.
+    With `STORE="memory"` these are all limits, bans, counters, leases and reservations. A shared store keeps its
+    counts.
     """
     clear_memory()

@@ -73,7 +73,7 @@ class QuotaKit:
         self.now += timedelta(microseconds=parse_duration("by", by, least=0, most=MAX_TTL))
 
     def exhaust(self, rule: RuleOrRate, subject: AnySubject, **options: Unpack[CallOptions]) -> Decision:
-        """Use a limit up, so that the next hit is refused; return how it stands then.
+        """Use a limit up, so that the next hit is refused; return the refusal.
 
         Raises `AssertionError` if nothing limits the subject, as with an override that makes it exempt.
         """
@@ -120,7 +120,7 @@ def isolated(*, memory: bool = True, enabled: bool | None = None, clock: Movable
     """Keep the counts of a block out of what comes after it, however the settings change in it.
 
     `memory`: count in the memory of this process, whatever the settings say; if False, count where the settings say,
-    and Redis keeps what it counts. `enabled`: the setting `ENABLED` in the block; None keeps the setting of the site.
+    and the store keeps its counts. `enabled`: the setting `ENABLED` in the block; None keeps the setting of the site.
     `clock`: the clock; None for that of the store, until freezegun or time-machine move it.
     """
     with ExitStack() as after:

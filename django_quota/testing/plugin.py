@@ -1,10 +1,10 @@
 """The pytest plugin, which pytest finds by itself: limits that start at zero in each test, and the fixture `quota`.
 
 Each test counts in the memory of its process, from zero on, whatever the settings say and however the test changes
-them: so no count stays for the next test, and none reaches Redis. That holds in fixtures of classes, modules and the
-session too, which share a memory of their own. To count where the settings say, write `quota_store = settings` into
-the pytest configuration, or mark a test with `@pytest.mark.quota(store="settings")`. `@pytest.mark.quota(off=True)`
-allows everything in a test.
+them: so no count stays for the next test, and none reaches your store. That holds in fixtures of classes, modules and
+the session, too, which share a memory of their own. To count where the settings say, write `quota_store = settings`
+into the pytest configuration, or mark a test with `@pytest.mark.quota(store="settings")`.
+`@pytest.mark.quota(off=True)` allows everything in a test.
 """
 
 from __future__ import annotations

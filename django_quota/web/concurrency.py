@@ -1,7 +1,7 @@
 """`@concurrency`: a limit on requests that are in a view at once, sync, async or class-based.
 
-A request takes a slot before its view runs and gives it back afterwards, with a streaming response at its end. So it
-does with the slots of the settings and of integrations.
+A request takes a slot before its view runs and gives it back afterwards, or when its streaming response ends. The slots
+of the settings and of integrations work the same way.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ class RequestSlot:
     ) -> Flow[Entered]:
         """Take the slot of this name for a request; see `enter`.
 
-        If the slot is that of a user whom `view` finds, it is taken when the view calls for it. `holding`: what the
-        request holds until now.
+        If the key is about the user, and `view` itself finds the user, the slot waits until the view takes it.
+        `holding`: what the request holds until now.
         """
         holding = Holding() if holding is None else holding
         if not current().enabled:
@@ -222,7 +222,7 @@ class RequestSlot:
         return holding, refused
 
     def _fill_flow(self, holding: Holding, request: HttpRequest, name: str) -> Flow[Decision]:
-        """Let a request hold a slot; return the decision, which is part of `request.quota` then."""
+        """Let a request hold a slot; return the decision, and add it to `request.quota`."""
         subject, limit = (yield from subject_flow(self.key, request)), self._limit
         if self._limits:
             limit = yield from tier_flow(name, self._limits, self._tier, request)
@@ -238,7 +238,7 @@ class RequestSlot:
         return decision
 
     def _take_flow(self, slot: Slot, subject: str) -> Flow[tuple[Lease | None, Decision]]:
-        """Return the lease, None if there is none, and the decision."""
+        """Return the lease (None if the request gets none), and the decision."""
         limiter = get_limiter()
         try:
             return (yield from _lease_flow(slot, subject, limiter.reporting_store))

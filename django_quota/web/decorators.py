@@ -1,7 +1,7 @@
 """`@quota`: limits on views, sync, async and class-based.
 
-Stacked decorators become one wrapper, so that their limits are decided in one call. With another decorator between them
-they stay separate, because that one must run between them.
+Stacked decorators become one wrapper, so that their limits are decided in one call. Another decorator between them
+keeps them separate, because it must run between them.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def quota(
     rule in keys, logs and headers; by default the path of the function, of the class, or of the class and the method,
     with the arguments of `as_view()`. A system check reports views that share a name by accident.
 
-    The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`,
-    `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
+    The options are those of `Rule`: `key`, `algorithm`, `cost`, `costs`, `burst`, `precision`, `tz`, `count_refused`,
+    `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
     `cache_refusals`, `share`, `settle`, `count_when`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
@@ -171,10 +171,10 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
 
 
 class UnderABareOne(NamedTuple):
-    """What a `@quota` remembers whose rate is a function. If that is a view, the parentheses are missing."""
+    """What a `@quota` with a function as its rate remembers. If the function is a view, the parentheses are missing."""
 
     view: Callable[..., Any]
-    """The function, which then is the view."""
+    """The function, perhaps the view."""
 
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------

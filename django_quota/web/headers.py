@@ -54,7 +54,7 @@ OWN_HEADERS = "_django_quota_own_headers"
 
 
 def set_headers(response: HttpResponseBase, decision: Decision) -> None:
-    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
+    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so. Log a refusal."""
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]

@@ -2,9 +2,9 @@
 
 Each of them goes the same way: it finds the rules (`web/request_rules`), resolves what they ask for
 (`requests/request_hits`), makes a plan, decides the plan in one call to the store (`limiting/limiter`), and puts the
-decision on `request.quota`. What a request has met on this way is one `RequestState`. The first that a request enters,
-the middleware or a `@quota`, closes it: that one decides what the view has left, settles what was taken, and writes the
-headers.
+decision on `request.quota`. One `RequestState` notes what a request has met on this way. The middleware or the `@quota`
+that a request enters first closes the request: it decides the rules that the view has left, settles what was taken, and
+writes the headers.
 
 A body is read only when it is needed. If some rules limit by a field of a body that is not read yet, the other rules
 are decided first, in a separate call. So a request that an address limit or a ban refuses costs no parsing.
@@ -150,10 +150,10 @@ def _replaced(response: Any, refused: HttpResponse) -> HttpResponse:
 
 
 def _rules_left(request: HttpRequest, state: RequestState, response: Any) -> Sequence[Rule]:
-    """Return the rules to decide after the view: those that wait for it; those of the settings without a view.
+    """Return the rules to decide after the view: those that wait for it; without a view, those of the settings.
 
-    A request that is refused already has none. Rules that need the body are left out if the view has read it, because
-    it cannot be read again.
+    None if the request is refused already. Rules that need the body are left out if the view has read it, because
+    nobody can read it again.
     """
     if state.closer == "middleware" and not state.is_asked:
         state.is_asked = True

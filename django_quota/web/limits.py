@@ -35,7 +35,7 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject. Rules
     whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By default, it
     is the tier of the subject's last request for rules with a `tier` function, if their checks are counted by day;
-    otherwise, a `user:` is "authenticated", and all others are "anonymous". The views of all URLs are looked through,
+    otherwise, a `user:` is "authenticated", and all others are "anonymous". This looks through the views of all URLs,
     so do not call it in every request.
 
     Without limits, and while the store does not answer (`degraded`), there are no outcomes. Raises `RuleError` for a

@@ -139,7 +139,7 @@ def _outermost(view: Any) -> tuple[Limited | None, type | None]:
     if owner is None or owner.setup is not View.setup or not _CHOSEN_BY_THE_CLASS.isdisjoint(view.view_initkwargs):
         return None, None
     if getattr(view, "__wrapped__", None) is not getattr(owner.dispatch, "__wrapped__", None):
-        return None, None  # it is around the view that `as_view()` made, whose attributes are those of dispatch()
+        return None, None  # a decorator is around the view of `as_view()`, which has the attributes of dispatch()
     if owner.dispatch is View.dispatch:
         return None, owner
     found = own(owner.dispatch, Limited)

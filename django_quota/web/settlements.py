@@ -1,7 +1,7 @@
 """`settle` and `count_when`: what a request took is settled once the view has answered.
 
-The request first takes its estimate, as a reservation does. Who closes the request settles all its rules: the
-middleware, or without it the `@quota` on the outside. The headers are written afterwards.
+The request first takes its estimate, as a reservation does. Later the middleware, or without it the `@quota` on the
+outside, settles all rules of the request, and then writes the headers.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def is_async(view: Any) -> bool:
 
 
 Call = Callable[[HttpRequest, "type | None", tuple[Any, ...], dict[str, Any]], Any]
-"""Gets the request of a call of a view, the class of the view (None for a function), and all arguments."""
+"""Takes the request of a call, the class of the view (None for a function), and all arguments of the call."""
 
 
 def wrap_view(view: Callable[..., Any], decorator: str, call: Call, acall: Call) -> Callable[..., Any]:

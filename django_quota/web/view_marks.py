@@ -1,7 +1,7 @@
 """What our decorators note on a view: marks, which `functools.wraps` carries outwards through other decorators.
 
-So the outermost wrapper of a view has the marks of all decorators below it. Each mark is an attribute of its own name,
-since `wraps` would replace an attribute of the same name.
+So the outermost wrapper of a view has the marks of all decorators below it. Each mark is an attribute with a name of
+its own, since `wraps` would replace an attribute of the same name.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def get_usage(
 ) -> Usage | None:
     """Return what a group has used; None if nothing limits the request.
 
-    `increment`: whether to count the request. If not, the result is what the decorator or call found that has counted
-    the request before, or else what counting would find.
+    `increment`: whether to count the request. If not, the result is what an earlier decorator or call found when it
+    counted the request, or else what counting would find.
 
     Raises `ImproperlyConfigured` if there is neither a `group` nor a view `fn`, or if the key or the rate is wrong.
     """

@@ -1,4 +1,4 @@
-"""`@ratelimit`: the limits of a view, sync or async. Those directly above each other are decided in one call."""
+"""`@ratelimit`: the limits of a view, sync or async. Decorators directly above each other are decided in one call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Metrics for Prometheus: what all processes have decided, read from Redis when Prometheus asks.
+"""Metrics for Prometheus: what all processes have decided, read from the store when Prometheus asks.
 
 The figures are right across workers and restarts, without a directory for several processes: each worker sends what it
-counted to Redis once a second, and at its end. No label names a subject.
+counted to the store once a second, and at its end. No label names a subject.
 """

@@ -19,7 +19,7 @@ logger = logging.getLogger("django_quota")
 class QuotaCollector(Collector):
     """Yields the metrics of django_quota; register it with a registry of `prometheus_client`.
 
-    If Redis does not answer, `quota_store_up` is 0 and the figures that Redis holds are left out.
+    If the store does not answer, `quota_store_up` is 0 and all other metrics are left out.
     """
 
     def collect(self) -> Iterator[Metric]:
@@ -34,7 +34,7 @@ class QuotaCollector(Collector):
             yield from _of_store(totals)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering a collector must not ask Redis."""
+        """Return nothing: registering a collector must not ask the store."""
         return ()
 
 

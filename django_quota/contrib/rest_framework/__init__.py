@@ -4,8 +4,8 @@ With `DEFAULT_THROTTLE_CLASSES = ["django_quota.contrib.rest_framework.QuotaThro
 ["search"]` is limited by that configured rule. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and
 `SimpleRateThrottle` replace those of the same name.
 
-The framework authenticates inside the view. So on a view with one of these throttles, configured rules and of
-`@quota` that need the user or the body wait for the view.
+The framework authenticates inside the view. So on a view with one of these throttles, configured rules and rules of
+`@quota` wait for the view if they need the user or the body.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Entry = Rule | Pair
 
 
 class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
-    """A throttle refuses: 429, or 503 if Redis did not answer and the rule says `on_unavailable="deny"`.
+    """A throttle refuses: 429, or 503 if the store did not answer and the rule says `on_unavailable="deny"`.
 
     The exception handler of the project gets it like each `Throttled`. `decision` has the limit.
     """
@@ -61,7 +61,7 @@ def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
 
 
 class _QuotaMixin:
-    """A throttle that asks the store for its own limits, and the first one of a view for those that wait for it."""
+    """A throttle that decides its own limits; the first one of a view also decides the rules that wait for the view."""
 
     _decision: Decision | None = None
 
@@ -291,7 +291,7 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
 
 
 class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
-    """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
+    """The framework's `SimpleRateThrottle`, decided by the store: give a `scope` or a `rate`, and `get_cache_key()`.
 
     Each throttle of a view counts by itself, as the framework's do: it counts a request that another one refuses.
     Rates are read as the framework reads them, by the first letter of the unit: "10/month" is ten a minute.

@@ -1,8 +1,8 @@
 """What every algorithm has: parameters, and pure functions over one state.
 
-An algorithm is written twice: in Python, as the executable specification that the memory store runs, and in
-`lua/<name>.lua` for Redis. Both take the same integers and return the same verdict, and a test compares them. No
-function changes a state: it returns the next one.
+An algorithm is written twice: in `lua/<name>.lua` for Redis, and in Python, as the executable specification that all
+other stores run. Both take the same integers and return the same verdict, and a test compares them. No function changes
+a state: it returns the next one.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Limit:
     timeless_parameters: Parameters | None = field(compare=False)
     """Its parameters if they are the same at any time; None for the calendar."""
     encoded: tuple[str, ...] = field(compare=False)
-    """Its name and these parameters, encoded for the script; empty for the calendar."""
+    """The algorithm's name and these parameters, encoded for the script; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header names it."""
 

@@ -1,6 +1,6 @@
-"""The limit of how many hold a slot at once, as Decisions show it; `engine.lease_operations` decides it.
+"""How many may hold a slot at once, as Decisions show it; `engine.lease_operations` decides.
 
-It is not an `Algorithm`: a slot is free again when its holder gives it back, not when a window ends.
+This is not an `Algorithm`: a slot is free again when its holder gives it back, not when a window ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AtOnce:
         return self.in_words()
 
     def in_words(self) -> str:
-        """Return it as people say it: `"10 at once"`."""
+        """Return the limit as people say it: `"10 at once"`."""
         return f"{self.count:,} at once"
 
 
@@ -37,7 +37,7 @@ class Concurrency:
     rule: str
     """The name of the slot."""
     capacity: int
-    """How many."""
+    """How many may hold it."""
     algorithm: ClassVar[Kind] = Kind("concurrency")
     unit: ClassVar[str] = "concurrent-requests"
     window: ClassVar[None] = None

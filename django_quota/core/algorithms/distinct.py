@@ -1,8 +1,8 @@
 """Different values: at most a number of them in any window. See `lua/distinct.lua`.
 
-Three devices for an account, five accounts for an address: it counts the values of hits, not the hits. A known value is
-free, and each use keeps it known for another window. So no window sees more values than the limit. A rule chooses it by
-`distinct=`, not by `algorithm=`.
+Three devices for an account, five accounts for an address: what counts are the values of hits, not the hits. A known
+value is free, and each use keeps it known for another window. So no window sees more values than the limit. A rule
+chooses this algorithm by `distinct=`, not by `algorithm=`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It is the token bucket read the other way round: the backlog is a queue. A hit i
 leaves when the hits before it have left. A client that waits for the delay never exceeds the rate. See
 `lua/leaky_bucket.lua`.
 
-An admitted hit knows when it leaves. So a hit gives its place back only while no hit is behind it: the hit has written
-the queue last. A refund gives nothing back, since it does not say whose place to free.
+An admitted hit knows when it leaves. So a hit gives its place back only while it is the last in the queue. A refund
+gives nothing back, since it does not say whose place to free.
 """
 
 from __future__ import annotations

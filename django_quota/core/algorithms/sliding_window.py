@@ -1,6 +1,6 @@
 """The sliding window: never more than the limit in any window, in bounded memory. See `lua/sliding_window.lua`.
 
-A log of all hits is exact, but grows with the limit. This one keeps at most `precision + 1` entries, each with its
+A log of all hits is exact, but grows with the limit. This window keeps at most `precision + 1` entries, each with its
 expiry and a running total. What is used is the difference of two totals, never a scan:
 
 * limit <= precision: an entry is one hit, exact to the microsecond.

@@ -1,7 +1,7 @@
-"""What a counter holds, as a limit: it has no window, and no time brings back what was taken. See `lua/stock.lua`.
+"""What a counter holds, as a limit: there is no window, and waiting restores nothing. See `lua/stock.lua`.
 
-An entry of `check_all` chooses it, not `algorithm=`. The counter keeps its plain total, so that its own methods and a
-plan work on the same number.
+An entry of `check_all` chooses this algorithm, not `algorithm=`. The counter keeps its plain total, so that its own
+methods and a plan work on the same number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stock(Algorithm[Total]):
         return Total(units, now + p.a) if MIN_INT64 <= units <= MAX_INT64 else before
 
     def give_back(self, state: Total | None, p: Parameters, units: int, cost: int, moment: int, now: int) -> Total:
-        """Add the units: those that a counter has given are never forgotten."""
+        """Add the units, however long ago the hit took them."""
         return self.refund(state, p, units, now)
 
     def expiry(self, state: Total) -> int:
@@ -64,7 +64,7 @@ class UnitsLeft(AtOnce):
     window: ClassVar[str] = "left"
 
     def in_words(self) -> str:
-        """Return it as people say it: `"120 left"`."""
+        """Return the number as people say it: `"120 left"`."""
         return f"{self.count:,} left"
 
 

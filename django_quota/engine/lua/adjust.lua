@@ -2,8 +2,8 @@
 --
 -- KEYS   as decide
 -- ARGV   as decide; the mode is "adjust", then for each hit " <moment>:<actual>:<places>", or " -": it took nothing.
---        moment: when it was decided; its cost is what it took. places: for each limit 1, or 0 if it was not counted there and so
---        is only charged.
+--        moment: when the hit was decided; its cost: what it took; actual: what it really used; places: for each limit 1, or 0 if
+--        the limit did not count the hit, and so gives nothing back
 -- reply  adjust: nothing; from then on the cost of each hit is 0. judge_near: nothing; it adds flags
 local restorers = need('restore')
 

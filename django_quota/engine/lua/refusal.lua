@@ -20,7 +20,7 @@ return function(hit)
   elseif hit.day_key and passed then
     count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
   end
-  -- A flood is refused again and again: it emits an event a second, and the other refusals need no such module.
+  -- A flood emits one event a second: all its other refusals do without the module that emits.
   local emits_event = emits and not hit.quiet and hit.refused
     and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end

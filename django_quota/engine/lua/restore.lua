@@ -101,8 +101,8 @@ return {
     end,
   },
 
-  -- Later hits know when they leave. So only the hit that has written the queue last gives its place back. A refund
-  -- gives nothing back, since it does not say whose place to free.
+  -- Later hits know when they leave. So only the last hit in the queue gives its place back. A refund gives nothing
+  -- back, since it does not say whose place to free.
   leaky_bucket = {
     refund = function() end,
     give_back = function(limit, units, moment)

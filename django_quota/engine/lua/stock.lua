@@ -1,4 +1,4 @@
--- stock: what a counter holds; no time brings back what was taken. A module of decide; it follows counter_common.
+-- stock: what a counter holds; waiting restores nothing. A module of decide; it follows counter_common.
 --
 -- KEYS   limit.key: the total, a string that INCRBY has written
 -- ARGV   capacity: not used; a = how long the counter lives after a change, in microseconds

@@ -2,7 +2,7 @@
 --
 -- KEYS   the keys, of any type
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
---        [2] how many entries may go, over all the keys; the first keys come first
+--        [2] how many entries may go, over all the keys, in their order
 --        [3] 1: give a TTL to keys that have none; 0: only say which it would be
 --        then for each key "<swept> <lifetime>": swept 1: if it is a sorted set, its expired entries go; lifetime: the TTL in
 --            milliseconds for a key that has none, if no score says how long it is needed

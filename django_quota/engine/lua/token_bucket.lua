@@ -46,7 +46,7 @@ return {
     return false, remaining, wait, backlog, more
   end,
 
-  -- Never further than a full bucket from now, also if refusals count, unless `over`.
+  -- Unless `over`, never further than a full bucket from now, even if refusals count.
   consume = function(limit, over)
     local full = over and MOST or math.max(limit.capacity * limit.a, limit.backlog)
     limit.backlog = math.min(limit.backlog + limit.cost * limit.a, full)

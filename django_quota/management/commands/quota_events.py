@@ -1,8 +1,9 @@
 """`manage.py quota_events`: print the event log, or follow it.
 
-With --group it reads as one of a consumer group of Redis, for a program behind a pipe. Readers of a group share its
-events. An event is acknowledged when its line is written, so each event is printed **at least once**: if the command is
-killed after it writes and before it acknowledges, a reader of the group prints the line again after a minute.
+With --group it reads as a member of a consumer group of Redis, for a program behind a pipe. Readers of a group share
+its events. An event is acknowledged when its line is written, so each event is printed **at least once**: if the
+command is killed after it writes and before it acknowledges, a reader of the group prints the line again after a
+minute.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ GZIP = b"\x1f\x8b"
 
 class Command(QuotaCommand):
     help = "Say what rules would have refused of the requests in an access log. Nothing is counted."
-    requires_system_checks = ()  # they ask Redis
+    requires_system_checks = ()  # they check settings that a replay does not use
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("logs", nargs="+", metavar="LOG", help="access logs, also packed by gzip; - for stdin")

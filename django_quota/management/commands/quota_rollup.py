@@ -1,7 +1,7 @@
-"""`manage.py quota_rollup`: move the usage counted in Redis to the rows of `DailyCounter`.
+"""`manage.py quota_rollup`: move the usage counted in the store to the rows of `DailyCounter`.
 
-You can stop or kill it at any time, run it as often as you like, and in several processes at once; see `rollup`. Redis
-keeps the counts of a day for eight days. Once an hour is often enough, and once a minute costs little.
+You can stop or kill it at any time, run it as often as you like, and in several processes at once; see `rollup`. The
+store keeps the counts of a day for eight days. Once an hour is often enough, and once a minute costs little.
 """
 
 from __future__ import annotations

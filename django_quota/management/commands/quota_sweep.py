@@ -2,8 +2,8 @@
 
 Redis expires keys by itself, so there it drops expired entries of sorted sets. In a database it deletes expired rows.
 
-You can stop or kill it at any time, and run it as often as you like. The next sweep of Redis
-continues where this one stopped if it runs within an hour and Redis was not restarted.
+You can stop or kill it at any time, and run it as often as you like. The next sweep of Redis continues where this one
+stopped if it runs within an hour and Redis was not restarted.
 """
 
 from __future__ import annotations

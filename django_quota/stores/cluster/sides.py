@@ -1,4 +1,4 @@
-"""redis-py's clients of a Redis Cluster: the sync side, and that of an event loop.
+"""redis-py's clients of a Redis Cluster: one for all threads, and one for each event loop.
 
 The clients know which server has a slot, follow MOVED and ASK, and read the slot table again when a server does not
 answer. A server that answers MOVED, ASK or TRYAGAIN has not run the command, so only such commands are sent again: one
@@ -49,7 +49,7 @@ class ClusterSettings:
             **with_timeouts(self._given),
             "decode_responses": False,
             "protocol": 2,  # with 3 a server may send notices, which change time-outs
-            "max_connections": 2**31,  # redis-py would not wait for one
+            "max_connections": 2**31,  # at the limit, redis-py would raise, not wait
             "address_remap": given.get("address_remap"),
             "require_full_coverage": False,  # covered slots go on working
             "reinitialize_steps": 0,  # a slot that has moved says nothing about the others
@@ -68,7 +68,7 @@ class SyncSide:
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.client: Any = None
-        """None until it has read the slot table, and after it reached no server: then it asks those of the settings."""
+        """None before it has read the slot table, and after it reached no server: then `connect` makes a new one."""
 
     def connect(self) -> None:
         """Make the client."""

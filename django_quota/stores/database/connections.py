@@ -1,4 +1,4 @@
-"""The connections of a process to the database of its states, and the queues of its threads before them."""
+"""The connections of a process to the database of its states, and the queues in which threads wait for them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Connection(Protocol):
     batch: str
     """The SQL of the number of the transaction."""
     settled: str
-    """The SQL that says whether no event will come before this one any more."""
+    """The SQL that says whether no earlier event can still come."""
     skip_locked: str
-    """What ends a query for rows to delete, so that it waits for nobody."""
+    """The end of a query for rows to delete: with it, the query waits for nobody."""
 
     def begin(self, subjects: Iterable[str], query: str) -> Sequence[Sequence[Any]]:
         """Begin a transaction that has locked these subjects, and return what a query finds in it."""

@@ -51,7 +51,7 @@ class EventTable:
         self._log = literal(key)
 
     def newest(self, count: int, before: int | None = None) -> list[LoggedEvent]:
-        """Return the last `count` events, the newest first; those before an id."""
+        """Return the last `count` events, the newest first. `before`: only events with a smaller id."""
         older = "" if before is None else f" AND id < {before}"
         return self._read(lambda _: f"{older} ORDER BY id DESC LIMIT {count}")
 

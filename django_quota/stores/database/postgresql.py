@@ -1,7 +1,7 @@
 """PostgreSQL: a decision is one transaction in two round trips, and a read is one round trip.
 
 The first trip begins, locks the subjects and reads; the second one writes and commits. Everything that a session could
-remember is set for the transaction alone, so a pooler between us may give each transaction another server process.
+remember is set for the transaction alone, so a pooler in between may give each transaction another server process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTLED = (
 )
 """Whether no event with a smaller number can come any more: all older transactions have ended, or ours must have.
 
-Numbers of the future are those of the server that a backup was taken from.
+A restored backup may have larger numbers, from the server that it was taken from.
 """
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -112,7 +112,7 @@ class PostgresConnection:
 
     def close(self) -> None:
         """Close it."""
-        self._raw.close()  # Django's own `close` refuses to in an event loop
+        self._raw.close()  # Django's own `close` refuses to run in an event loop
 
 
 def _open(wrapper: BaseDatabaseWrapper) -> None:
@@ -134,7 +134,7 @@ def _send_by_psycopg2(connection: Any, statements: str) -> Rows:
 
 
 class _Psycopg3:
-    """By psycopg's libpq, with a time-out of our own: the server's own ones end nothing if the server itself is stuck.
+    """Sends by psycopg's libpq, with a time-out of our own: a server that is stuck does not keep its own time-outs.
 
     A cursor of psycopg takes twice as long for the same.
     """

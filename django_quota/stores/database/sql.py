@@ -1,7 +1,7 @@
 """The statements of the database store, for PostgreSQL and SQLite alike.
 
-Values are part of the text: several statements are one message to PostgreSQL then, and a pooler between us needs no
-prepared statement. All texts go through `literal`.
+Values are part of the text, so several statements are one message to PostgreSQL, and a pooler in between needs no
+prepared statements. All texts go through `literal`.
 """
 
 # ruff: noqa: S608 — all texts go through `literal`
@@ -65,7 +65,7 @@ def select(keys: Collection[str], now: str) -> str:
 
 
 def upsert(rows: Iterable[Row]) -> str:
-    """Return the statement that writes rows. `hour` is that after which a sweep drops the row.
+    """Return the statement that writes rows. From its `hour` on, a sweep drops a row.
 
     `expires` has no index, and `hour` changes once an hour. So PostgreSQL need not touch an index for most hits.
     """
@@ -89,8 +89,8 @@ def delete(keys: Iterable[str]) -> str:
 def log_events(log: str, events: Sequence[EventRecord], moment: int, batch: str) -> Iterator[str]:
     """Yield the statements that append events to a log, and keep its list of bans.
 
-    "lifted" takes a ban off the list, and is no event. `batch`: the SQL of the number of this transaction. Who holds a
-    subject is alone with its bans.
+    "lifted" takes a ban off the list, and is no event. `batch`: the SQL of the number of this transaction. The lock of
+    a subject also protects its bans.
     """
     told = [event for event in events if event.kind != "lifted"]
     if told:
@@ -122,7 +122,7 @@ PAGE = 1_000
 
 
 def beginning(matching: str) -> str:
-    """Return the text that all keys begin with which match a pattern."""
+    """Return the text with which all keys that match a pattern begin."""
     return re.split(r"[*?\[\\]", matching, maxsplit=1)[0]
 
 

@@ -1,8 +1,8 @@
 """SQLite: states are in a file of their own, beside the site's database: `db.quota.sqlite3` beside `db.sqlite3`.
 
 SQLite has one writer at a time. In the file of the site, a hit would wait for the transaction of the very request that
-it belongs to, and the request's own writes would fail because a hit was written since it began to read. The file makes
-itself: it needs no migration and no alias. A database in memory keeps its states in memory, too.
+it belongs to, and the request's own writes would fail because a hit was written since it began to read. The store makes
+the file, without migration or alias. A database in memory keeps its states in memory, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SqliteConnection:
     skip_locked = ""
 
     def __init__(self, alias: str) -> None:
-        # Autocommit: the transactions are ours. It takes a busy file for `begin` to be patient.
+        # Autocommit: the transactions are ours. The time-out is for `_prepare`: `begin` waits in its own way.
         connection = sqlite3.connect(file_of(alias), timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.create_function("quota_now", 0, machine_now)
         self._connection = connection

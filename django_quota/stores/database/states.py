@@ -34,7 +34,7 @@ class RowStates(Draft):
         return self.changed[key] if key in self.changed else self._rows[key]
 
     def read(self, key: str, state: Any) -> Any:
-        """Return the value of a state. Raises `StoreDataError` if its row holds something else than our data."""
+        """Return the value of a state. Raises `StoreDataError` if its row holds data that is not ours."""
         if not isinstance(state, Row):
             return state[0]
         try:
@@ -48,7 +48,7 @@ class RowStates(Draft):
         super().put(key, value, expiry)
 
     def written(self) -> Iterator[Row]:
-        """Yield the rows to write. A row that stays as it is does not come."""
+        """Yield the rows to write, without those that stay the same."""
         for key, changed in self.changed.items():
             if changed is not None:
                 row = Row(dumps(changed[0]), changed[1], key)

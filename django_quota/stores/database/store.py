@@ -1,7 +1,7 @@
 """The database store: it runs the specification of an operation over rows, in one short transaction of its own.
 
-The connection is no one's but the store's. So a request that is rolled back, as by `ATOMIC_REQUESTS`, has counted all
-the same, and it holds no lock until its view ends.
+The store has connections of its own. So a hit stays counted if `ATOMIC_REQUESTS` rolls its request back, and holds no
+lock until the view ends.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from django_quota.stores.database.states import RowStates
 T = TypeVar("T")
 
 ATTEMPTS = 3
-"""How often a transaction is begun that the database ends for another one."""
+"""How often a transaction is begun, if the database ends it in favour of another one."""
 
 CONNECTIONS = 4
-"""How many connections a process has to a server. A decision takes a millisecond of one."""
+"""How many connections a process has to a server. A decision keeps one for a millisecond."""
 
 THREADS = 16
 """How many threads decide for async code."""
@@ -121,10 +121,10 @@ class DatabaseStore:
         return tried(self.run, operations, now)
 
     def _transact(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]]) -> T:
-        """Begin a transaction and commit it, if there are statements; return the other thing that `begin` returns.
+        """Run a transaction. `begin` begins it, and returns the reply and the statements to commit (None: only a read).
 
-        It is repeated if the database has ended it for another one, and never after a commit without an answer. Raises
-        our errors in place of the driver's.
+        A transaction that the database has ended in favour of another one is repeated, but never after a commit without
+        an answer. Raises our errors in place of the driver's.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -198,7 +198,7 @@ class DatabaseStore:
 
 
 def is_testing() -> bool:
-    """Say whether a test runner is at work: at its end, PostgreSQL drops no database that a connection leads to."""
+    """Say whether a test runner is at work: PostgreSQL drops no test database while a connection to it is open."""
     return hasattr(mail, "outbox")
 
 

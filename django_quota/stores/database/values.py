@@ -39,7 +39,7 @@ def dumps(value: object) -> str:
 def _numbers_of(entries: Any) -> list[int]:
     """Return three numbers for each entry: by how much total and expiry differ from the one before, and the cost.
 
-    A hundred entries are one kilobyte so. PostgreSQL packs a value above two, which takes longer than all the rest.
+    So a hundred entries are one kilobyte. PostgreSQL compresses a value above two, which takes longer than the rest.
     """
     numbers = list[int]()
     last_total = last_expiry = 0

@@ -26,7 +26,7 @@ _WITHOUT_REDIS = (
 
 
 def redis_of_alias(alias: str) -> WhichRedis:
-    """Return the Redis of an alias. Whether it can serve, its `problem()` says."""
+    """Return the Redis of an alias. Its `problem()` says whether it can serve."""
     if alias not in settings.CACHES:
         words = f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.'
         hint = f'Add it, or name the Redis itself in QUOTA["REDIS"].{did_you_mean(alias, settings.CACHES)}'
@@ -57,7 +57,7 @@ class Alias(WhichRedis):
     """An alias of `CACHES`."""
 
     separators = ","
-    """Between the URLs of a LOCATION."""
+    """The characters that separate the URLs of a LOCATION."""
 
     def __init__(self, alias: str) -> None:
         self.name = f'CACHES["{alias}"]'

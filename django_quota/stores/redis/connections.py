@@ -94,7 +94,7 @@ class SyncPool:
         except Empty:
             raise AllInUseError(f"all {self._max_connections} connections are in use") from None
         try:
-            with Call(self._breaker, answered):  # it may have opened while the call waited
+            with Call(self._breaker, answered):  # the breaker may have opened while the call waited
                 connection = self._connected()
                 try:
                     connection.send_packed_command((pack(command),))
@@ -278,7 +278,7 @@ class AsyncPool:
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
-            connection.socket_timeout = None  # from now on there is a deadline
+            connection.socket_timeout = None  # from now on `_watch` sets a deadline
             return connection
 
     async def _is_ready(self, connection: Any) -> bool:

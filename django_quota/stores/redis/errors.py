@@ -90,7 +90,7 @@ def is_cut(error: BaseException) -> bool:
 def answered(error: BaseException) -> bool | None:
     """Say whether the server has answered; None if an error tells nothing: a cut connection says nothing of the next.
 
-    An answer is also that a slot moves, and any error reply but that a Cluster is down.
+    A redirection to another server is an answer, and so is every error reply except CLUSTERDOWN.
     """
     if is_passthrough(error) or isinstance(error, AllInUseError) or is_cut(error):
         return None
@@ -98,7 +98,7 @@ def answered(error: BaseException) -> bool | None:
 
 
 def answered_plain(error: BaseException) -> bool | None:
-    """Say the same of a block that runs code of the caller, too."""
+    """Say the same of a block that also runs the caller's code; None for its errors."""
     return answered(error) if isinstance(error, (RedisError, OSError)) else None
 
 
@@ -167,7 +167,7 @@ _TOO_OLD = re.compile(r"TOOOLD (older than 7.0|\S+)")
 """What our scripts say on a server that is too old, and its version."""
 
 _NO_STRUCT = re.compile(r"NOSTRUCT|global 'struct'")
-"""What our scripts say on such a server, or its Lua."""
+"""What our scripts, or Lua itself, say on a server without the library `struct`."""
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK, which is temporary: a slot is moving
 

@@ -126,7 +126,7 @@ class _FromFunction(CredentialProvider):
         return (user, password) if user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """Return the same. The function runs in a thread, since it may wait for a server that keeps secrets."""
+        """See `get_credentials`. The function runs in a thread, since it may wait for a server that keeps secrets."""
         return await asyncio.to_thread(self.get_credentials)
 
 

@@ -1,7 +1,7 @@
 """How to make connections like those of a pool of redis-py: with its class of connections and its options.
 
-The pool is that of a cache alias, whose own client has read its settings, or one made of `QUOTA["REDIS"]`. So limits
-connect as redis-py does: TLS, unix sockets, Sentinel, passwords, and whatever else it takes.
+The pool belongs to a cache alias, whose client has read its settings, or is made from `QUOTA["REDIS"]`. So limits
+connect as redis-py does: TLS, unix sockets, Sentinel, passwords, and all its other options.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class RedisStore:
 
     @property
     def all_nodes_healthy(self) -> bool:
-        """Whether each server has answered its last call. With a single server, the caller knows that."""
+        """True: whoever has an answer has it from the only server."""
         return True
 
     def is_refusing(self) -> bool:
@@ -101,7 +101,7 @@ class RedisStore:
         return all_well(self.try_all(operations, now))
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
-        """Run operations as `run_all` does. One that fails has its error in place of its reply."""
+        """Run operations in one round trip; see `Runner.try_all`."""
         if not operations:
             return []
         with self.commands() as client, client.pipeline(transaction=False) as lent:
@@ -127,5 +127,5 @@ class RedisStore:
         return operation.read_reply(reply)
 
     def close(self) -> None:
-        """Close idle connections; an event loop closes its own client."""
+        """Close idle connections; an event loop closes its own."""
         self.server.close()
