@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from tests.benchmarks.measure import fresh_ip
+from tests.benchmarks.measure import Work, fresh_ip
 
 RACE, THREADS, EACH = 50, 16, 400
 EDGE = 10
@@ -14,8 +14,8 @@ WINDOW = 60.0
 BURST = 20
 MILLISECOND = 0.001
 
-Hit = Callable[[str], bool]
-"""Takes an address, and says whether it was admitted."""
+WorkOf = Callable[[int], Work]
+"""Takes how many hits a minute has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Contender:
     """
 
     package: str
-    hit: Callable[[int], Hit]
+    work: WorkOf
     at: Callable[[float], AbstractContextManager[object]] | None
     clock_windows: bool = False
 
@@ -35,11 +35,11 @@ class Contender:
 def admitted_in_a_race(contender: Contender) -> int:
     """Return how many requests are admitted under 50/m when 16 threads make 400 each for one subject."""
     held = contender.at(time.time()) if contender.at and contender.clock_windows else nullcontext()
-    hit, ip, admitted, start = contender.hit(RACE), fresh_ip(), list[int](), threading.Barrier(THREADS)
+    work, ip, admitted, start = contender.work(RACE), fresh_ip(), list[int](), threading.Barrier(THREADS)
 
     def run() -> None:
         start.wait()
-        admitted.append(sum(hit(ip) for _ in range(EACH)))
+        admitted.append(sum(work.admits(ip) for _ in range(EACH)))
 
     threads = [threading.Thread(target=run) for _ in range(THREADS)]
     with held:
@@ -63,7 +63,7 @@ def worst_window(contender: Contender) -> int | None:
         return None
     base = (time.time() // WINDOW + 1) * WINDOW
     bursts = [second + i * MILLISECOND for second in (59, 61) for i in range(BURST)]
-    hit = contender.hit(EDGE)
+    work = contender.work(EDGE)
     ip, worst = fresh_ip(), 0  # some place the edges of their windows by the subject: so it stays the same one
     for offset in range(0, int(WINDOW), 2):
         for pattern in (bursts, [0.0, *bursts]):
@@ -71,7 +71,7 @@ def worst_window(contender: Contender) -> int | None:
             admitted = []
             for moment in pattern:
                 with contender.at(base + offset + moment):
-                    if hit(ip):
+                    if work.admits(ip):
                         admitted.append(moment)
             worst = max(worst, *(sum(first <= at < first + WINDOW for at in admitted) for first in admitted))
     return worst

@@ -24,6 +24,7 @@ from django_ratelimit import core as ratelimit_core
 from django_ratelimit.decorators import ratelimit
 from django_smart_ratelimit import rate_limit
 from django_smart_ratelimit.backends import get_backend, redis_backend
+from django_smart_ratelimit.key_functions import get_ip_key
 from rest_framework.response import Response
 from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
@@ -34,7 +35,7 @@ from django_quota.core.clock import SECOND
 from django_quota.core.overrides import Override
 from django_quota.limiting.overrides import overrides
 from django_quota.testing import freeze
-from tests.benchmarks.facts import Contender, Hit
+from tests.benchmarks.facts import Contender, WorkOf
 from tests.benchmarks.measure import Row, Work
 
 MANY = 1_000_000
@@ -42,11 +43,8 @@ ONE = f"{MANY}/m"
 THREE = (ONE, "10000000/h", "100000000/d")
 LIMITS_THREE = ("1000000 per minute", "10000000 per hour", "100000000 per day")
 """The same in the words of limits."""
-FULL = "10/d"
 TASKS = 100
 """Tasks of one event loop that check at once."""
-MOST = 100
-"""More hits than `FULL` admits."""
 OURS = f"django_quota {django_quota.__version__}"
 RATELIMIT = f"django-ratelimit {version('django-ratelimit')}"
 DRF = f"DRF {version('djangorestframework')}"
@@ -55,51 +53,53 @@ LIMITS = f"limits {version('limits')}"
 THROTTLED = f"throttled-py {version('throttled-py')}"
 PYRATE = f"pyrate-limiter {version('pyrate-limiter')}"
 
+Clock = AbstractContextManager[object]
+
 _factory = RequestFactory()
 
 
 def request_from(ip: str) -> HttpRequest:
-    """Return a new GET request from this address."""
     request = _factory.get("/bench/", REMOTE_ADDR=ip)
     request.user = AnonymousUser()
     return request
 
 
 def plain_view(request: HttpRequest) -> HttpResponse:
-    """Answer at once: what all limited views have inside."""
     return HttpResponse("ok")
 
 
-def was_served(response: Any) -> bool:
-    """Tell a view's own answer from a limiter's."""
-    return bool(response.status_code == 200)
-
-
 def view_work(view: Callable[..., Any]) -> Work:
-    """Return the work of a request to a view."""
-    return Work(request_from, view, was_served)
+    return Work(request_from, view, lambda response: bool(response.status_code == 200))
+
+
+def stacked(limit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what puts a view under limits by address, the outermost first, by a decorator for each rate."""
+
+    def under(view: Any, *rates: str, **options: Any) -> Any:
+        for rate in reversed(rates):
+            view = limit(rate, **options)(view)
+        return view
+
+    return under
 
 
 def refused(work: Work) -> Work:
     """Return the same work for subjects that have used up their limit before the clock starts."""
 
     def use_up(ip: str) -> None:
-        for _ in range(MOST):
-            if not work.admitted(work.call(work.make_input(ip))):
-                return
-        raise RuntimeError(f"{MOST} checks of {ip} were admitted")
+        while work.admits(ip):
+            pass
 
     return replace(work, expected=False, before=use_up)
 
 
-def filled_by(hit: Callable[[int], Hit]) -> Callable[[str], None]:
+def filled_by(work_of: WorkOf) -> Callable[[str], None]:
     """Return a function that makes the hits of 1000/m one by one."""
 
     def fill(ip: str) -> None:
-        one = hit(1000)
-        for number in range(1000):
-            if not one(ip):
-                raise RuntimeError(f"hit {number + 1} under 1000/m was refused")
+        work = work_of(1000)
+        if not all(work.admits(ip) for _ in range(1000)):
+            raise RuntimeError("a hit under 1000/m was refused")
 
     return fill
 
@@ -111,7 +111,6 @@ class StoppedTime:
         self._seconds = seconds
 
     def time(self) -> float:
-        """Return the moment it was stopped at."""
         return self._seconds
 
 
@@ -132,7 +131,6 @@ def bare_work(url: str) -> Work:
 
 
 def check_work(*rates: str | Rule) -> Work:
-    """Return the work of one `check()` of one or several limits."""
     rule = rates[0] if isinstance(rates[0], Rule) else "; ".join(map(str, rates))
     return Work("ip:{}".format, lambda subject: check(rule, subject), lambda decision: bool(decision.allowed))
 
@@ -150,14 +148,6 @@ def blocked() -> Iterator[None]:
     overrides.table.drop(1)
 
 
-def limited_view(*rates: str, **options: Any) -> Callable[..., Any]:
-    """Return a view under a `@quota` for each rate."""
-    view: Any = plain_view
-    for rate in rates:
-        view = quota(rate, key="ip", **options)(view)
-    return view  # type: ignore[no-any-return]
-
-
 def spread(ip: str) -> None:
     """Fill 1000/m over a whole window, so that a subject takes the most: a hit in each of 100 slices, and one more."""
     start = time.time()
@@ -167,11 +157,7 @@ def spread(ip: str) -> None:
                 raise RuntimeError(f"hit {step + 1} under 1000/m was refused")
 
 
-def our_hit(hits: int) -> Hit:
-    return lambda ip: check(f"{hits}/m", f"ip:{ip}").allowed
-
-
-def our_clock(seconds: float) -> AbstractContextManager[object]:
+def our_clock(seconds: float) -> Clock:
     return freeze(int(seconds * SECOND))
 
 
@@ -184,7 +170,6 @@ def moving_window(url: str) -> limits.strategies.MovingWindowRateLimiter:
 
 
 def limits_work(url: str, *rates: str) -> Work:
-    """Return the work of a `hit()` for each rate."""
     limiter, items = moving_window(url), [limits.parse(rate) for rate in rates]
     if len(items) == 1:
         return Work(str, partial(limiter.hit, items[0]), bool)
@@ -192,17 +177,12 @@ def limits_work(url: str, *rates: str) -> Work:
 
 
 def limits_async_work(url: str, rate: str) -> Work:
-    """Return the work of an async `hit()` by tasks of one loop."""
     storage = limits.aio.storage.RedisStorage(f"async+{url}", implementation="redispy")
     limiter, item = limits.aio.strategies.MovingWindowRateLimiter(storage), limits.parse(rate)
     return Work(str, partial(limiter.hit, item), bool, is_async=True, tasks=TASKS)
 
 
-def limits_hit(url: str, hits: int) -> Hit:
-    return limits_work(url, f"{hits} per minute").call
-
-
-def limits_clock(seconds: float) -> AbstractContextManager[object]:
+def limits_clock(seconds: float) -> Clock:
     return mock.patch.object(limits.storage.redis, "time", StoppedTime(seconds))
 
 
@@ -214,11 +194,6 @@ def throttled_store(url: str) -> throttled.RedisStore:
 def throttled_work(url: str, hits: int) -> Work:
     limiter = throttled.Throttled(using="gcra", quota=throttled.per_min(hits), store=throttled_store(url))
     return Work("ip:{}".format, limiter.limit, lambda result: not result.limited)
-
-
-def throttled_hit(url: str, hits: int) -> Hit:
-    work = throttled_work(url, hits)
-    return lambda ip: work.admitted(work.call(ip))
 
 
 class BucketASubject(pyrate_limiter.BucketFactory):
@@ -239,138 +214,129 @@ class BucketASubject(pyrate_limiter.BucketFactory):
         return self._buckets[item.name]
 
 
-def pyrate_hit(url: str, hits: int) -> Any:
+def pyrate_work(url: str, hits: int) -> Work:
     limiter = pyrate_limiter.Limiter(BucketASubject(redis.Redis.from_url(url), hits))
-    return partial(limiter.try_acquire, blocking=False)
+    return Work(str, partial(limiter.try_acquire, blocking=False), bool)
 
 
-def pyrate_clock(seconds: float) -> AbstractContextManager[object]:
+def pyrate_clock(seconds: float) -> Clock:
     return mock.patch.object(time, "time_ns", return_value=int(seconds * 1e9))
 
 
 # --- those for Django -------------------------------------------------------------------------------------------------
 
 
-def ratelimit_work(rate: str) -> Work:
-    limited = partial(ratelimit_core.is_ratelimited, group="bench", key="ip", rate=rate, increment=True)
+def ratelimit_work(hits: int) -> Work:
+    limited = partial(ratelimit_core.is_ratelimited, group="bench", key="ip", rate=f"{hits}/m", increment=True)
     return Work(request_from, limited, lambda limited: not limited)
 
 
-def ratelimit_view(*rates: str) -> Work:
-    view: Any = plain_view
-    for rate in rates:
-        view = ratelimit(group=f"view {rate}", key="ip", rate=rate)(view)
-    return view_work(view)
-
-
-def ratelimit_hit(hits: int) -> Hit:
-    work = ratelimit_work(f"{hits}/m")
-    return lambda ip: not work.call(request_from(ip))
-
-
-def ratelimit_clock(seconds: float) -> AbstractContextManager[object]:
+def ratelimit_clock(seconds: float) -> Clock:
     return mock.patch.object(ratelimit_core, "time", StoppedTime(seconds))
 
 
 def drf_throttle(rate: str, scope: str) -> Any:
-    """Return a throttle class as a project would write it."""
-    return type("Throttle", (AnonRateThrottle,), {"rate": rate, "scope": scope})
+    return type("Throttle", (AnonRateThrottle,), {"rate": rate, "scope": f"{scope} {rate}"})
 
 
-def drf_work(rate: str) -> Work:
-    throttle = drf_throttle(rate, f"check {rate}")
+def drf_work(hits: int) -> Work:
+    throttle = drf_throttle(f"{hits}/m", "check")
     # A throttle is made anew for each request by the views, too.
     return Work(request_from, lambda request: throttle().allow_request(request, None), bool)
 
 
-def drf_view(*rates: str) -> Work:
+def drf_view(_: Any, *rates: str) -> Any:
     members = {
         "authentication_classes": [],
         "permission_classes": [],
-        "throttle_classes": [drf_throttle(rate, f"view {rate}") for rate in rates],
+        "throttle_classes": [drf_throttle(rate, "view") for rate in rates],
         "get": lambda self, request: Response("ok"),
     }
     view: Any = type("View", (APIView,), members)
-    return view_work(view.as_view())
+    return view.as_view()
 
 
-def drf_hit(hits: int) -> Hit:
-    work = drf_work(f"{hits}/m")
-    return lambda ip: bool(work.call(request_from(ip)))
-
-
-def drf_clock(seconds: float) -> AbstractContextManager[object]:
+def drf_clock(seconds: float) -> Clock:
     return mock.patch.object(AnonRateThrottle, "timer", staticmethod(lambda: seconds))
 
 
-def smart_hit(hits: int) -> Hit:
+def smart_work(hits: int) -> Work:
     backend = get_backend()
-    return lambda ip: bool(backend.check_rate_limit(f"{hits}:ip:{ip}", hits, 60)[0])
+    return Work(str, lambda ip: backend.check_rate_limit(f"{hits}:ip:{ip}", hits, 60)[0], bool)
 
 
-def smart_view(*rates: str) -> Work:
-    view: Any = plain_view
-    for rate in rates:
-        view = rate_limit(key=partial(smart_key, rate), rate=rate)(view)
-    return view_work(view)
+def smart_key(rate: str, request: HttpRequest, *_: object, **__: object) -> str:
+    return f"{rate}:{get_ip_key(request)}"
 
 
-def smart_key(name: str, request: HttpRequest, *_: object) -> str:
-    """Return a key of its own for each rate."""
-    return f"{name}:ip:{request.META['REMOTE_ADDR']}"
-
-
-def smart_clock(seconds: float) -> AbstractContextManager[object]:
+def smart_clock(seconds: float) -> Clock:
     return mock.patch.object(redis_backend, "get_current_timestamp", return_value=seconds)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
 
+VIEWS = {
+    "django-quota": stacked(partial(quota, key="ip")),
+    "django-ratelimit": stacked(lambda rate: ratelimit(key="ip", rate=rate)),
+    "django-smart-ratelimit": stacked(lambda rate: rate_limit(key=partial(smart_key, rate), rate=rate)),
+    "djangorestframework": drf_view,
+}
+
+CLOCKS: dict[str, Callable[[float], Clock]] = {
+    "django-quota": our_clock,
+    "django-ratelimit": ratelimit_clock,
+    "django-smart-ratelimit": smart_clock,
+    "djangorestframework": drf_clock,
+}
+
 
 def rows(url: str, *, others: bool) -> list[Row]:
     """Return the lines of the table: those that the goals compare, by their ids, and those of the other limiters."""
-    cached: dict[str, Any] = {"cache_refusals": 1.0}
-    ours = [
-        Row("check", OURS, "check()", check_work(ONE), spread),
-        Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
-        Row("acheck", OURS, f"acheck() by {TASKS} tasks", acheck_work(ONE)),
-        Row("view", OURS, "view under one limit", view_work(limited_view(ONE))),
-        Row("flooded", OURS, "check(), refused from memory", refused(check_work(Rule.make("flooded", FULL, **cached)))),
-        Row("blocked", OURS, "check(), blocked", replace(check_work(ONE), expected=False, within=blocked)),
-    ]
-    by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
+
+    def view(package: str, *rates: str) -> Work:
+        return view_work(VIEWS[package](plain_view, *rates))
+
+    flooded = refused(check_work(Rule.make("flooded", "10/d", cache_refusals=1.0)))
     compared = [
         Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
-        *ours,
-        Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),
+        Row("check", OURS, "check()", check_work(ONE), spread),
+        Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
+        Row("acheck", OURS, f"acheck() by {TASKS} tasks", acheck_work(ONE)),
+        Row("view", OURS, "view under one limit", view("django-quota", ONE)),
+        Row("flooded", OURS, "check(), refused from memory", flooded),
+        Row("blocked", OURS, "check(), blocked", replace(check_work(ONE), expected=False, within=blocked)),
+        Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(
+            lambda hits: limits_work(url, f"{hits} per minute"))),
         Row("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
         Row("limits async", LIMITS, f"async hit() by {TASKS} tasks", limits_async_work(url, LIMITS_THREE[0])),
     ]  # fmt: skip
-    return compared if not others else [
+    if not others:
+        return compared
+    by_throttled, by_pyrate = partial(throttled_work, url), partial(pyrate_work, url)
+    return [
         *compared,
-        Row("throttled", THROTTLED, "GCRA limit()", throttled_work(url, MANY), filled_by(by_throttled)),
-        Row("pyrate", PYRATE, "try_acquire()", Work(str, by_pyrate(MANY), bool), filled_by(by_pyrate)),
-        Row("smart", SMART, "backend.check_rate_limit()", Work(str, smart_hit(MANY), bool), filled_by(smart_hit)),
-        Row("smart view", SMART, "view under one limit", smart_view(ONE)),
-        Row("smart view3", SMART, "view under three limits", smart_view(*THREE)),
-        Row("drf", DRF, "AnonRateThrottle.allow_request()", drf_work(ONE), filled_by(drf_hit)),
-        Row("drf view", DRF, "APIView, a throttle", drf_view(ONE)),
-        Row("drf view3", DRF, "APIView, three throttles", drf_view(*THREE)),
-        Row("ratelimit", RATELIMIT, "is_ratelimited()", ratelimit_work(ONE), filled_by(ratelimit_hit)),
-        Row("ratelimit view", RATELIMIT, "view under one limit", ratelimit_view(ONE)),
-        Row("ratelimit view3", RATELIMIT, "view under three limits", ratelimit_view(*THREE)),
-    ]  # fmt: skip
+        Row("throttled", THROTTLED, "GCRA limit()", by_throttled(MANY), filled_by(by_throttled)),
+        Row("pyrate", PYRATE, "try_acquire()", by_pyrate(MANY), filled_by(by_pyrate)),
+        Row("smart", SMART, "backend.check_rate_limit()", smart_work(MANY), filled_by(smart_work)),
+        Row("smart view", SMART, "view under one limit", view("django-smart-ratelimit", ONE)),
+        Row("smart view3", SMART, "view under three limits", view("django-smart-ratelimit", *THREE)),
+        Row("drf", DRF, "AnonRateThrottle.allow_request()", drf_work(MANY), filled_by(drf_work)),
+        Row("drf view", DRF, "APIView, a throttle", view("djangorestframework", ONE)),
+        Row("drf view3", DRF, "APIView, three throttles", view("djangorestframework", *THREE)),
+        Row("ratelimit", RATELIMIT, "is_ratelimited()", ratelimit_work(MANY), filled_by(ratelimit_work)),
+        Row("ratelimit view", RATELIMIT, "view under one limit", view("django-ratelimit", ONE)),
+        Row("ratelimit view3", RATELIMIT, "view under three limits", view("django-ratelimit", *THREE)),
+    ]
 
 
 def contenders(url: str) -> list[Contender]:
-    """Return each limiter for the races."""
     return [
-        Contender(OURS, our_hit, our_clock),
-        Contender(LIMITS, partial(limits_hit, url), limits_clock),
-        Contender(THROTTLED, partial(throttled_hit, url), None),
-        Contender(PYRATE, partial(pyrate_hit, url), pyrate_clock),
-        Contender(SMART, smart_hit, smart_clock),
-        Contender(DRF, drf_hit, drf_clock),
-        Contender(RATELIMIT, ratelimit_hit, ratelimit_clock, clock_windows=True),
+        Contender(OURS, lambda hits: check_work(f"{hits}/m"), our_clock),
+        Contender(LIMITS, lambda hits: limits_work(url, f"{hits} per minute"), limits_clock),
+        Contender(THROTTLED, partial(throttled_work, url), None),
+        Contender(PYRATE, partial(pyrate_work, url), pyrate_clock),
+        Contender(SMART, smart_work, smart_clock),
+        Contender(DRF, drf_work, drf_clock),
+        Contender(RATELIMIT, ratelimit_work, ratelimit_clock, clock_windows=True),
     ]

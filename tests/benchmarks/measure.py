@@ -9,7 +9,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,7 +37,6 @@ def fresh_ip() -> str:
 
 
 def fresh_ips() -> list[str]:
-    """Return the subjects of a batch."""
     return [fresh_ip() for _ in range(SUBJECTS)]
 
 
@@ -60,19 +59,22 @@ class Work:
     tasks: int = 1
     within: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def run(self, ips: Sequence[str], count: int) -> None:
-        """Make `count` checks for each address, in turn, untimed, and verify the answers."""
+    def admits(self, ip: str) -> bool:
+        """Make one check, untimed."""
+        return self.admitted(self.call(self.make_input(ip)))
+
+    def warm(self, ips: Sequence[str]) -> None:
+        """Make a check for each address, untimed, and verify the answers."""
         if self.before is not None:
             for ip in ips:
                 self.before(ip)
-        self.verify(self.answers(self.inputs(ips, count)))
+        self.verify(self.answers(self.inputs(ips)))
 
-    def inputs(self, ips: Sequence[str], count: int) -> list[Any]:
-        """Make the inputs of `count` checks for each address, in turn."""
-        return [self.make_input(ip) for _ in range(count) for ip in ips]
+    def inputs(self, ips: Sequence[str], each: int = 1) -> list[Any]:
+        """Make the inputs of some checks for each address, in turn."""
+        return [self.make_input(ip) for _ in range(each) for ip in ips]
 
     def answers(self, inputs: Sequence[Any]) -> list[Any]:
-        """Make the calls."""
         call = self.call
         with self.within():
             if self.is_async:
@@ -110,11 +112,6 @@ class Figures(NamedTuple):
     trips: float
 
 
-def typical(batches: Sequence[Figures]) -> Figures:
-    """Return the lower quartiles of batches: what disturbs a batch only adds to it."""
-    return Figures(*(sorted(figure)[len(batches) // 4] for figure in zip(*batches, strict=True)))
-
-
 @dataclass(slots=True)
 class Row:
     """A line of the table, and what was measured of it."""
@@ -130,9 +127,10 @@ class Row:
     batches: list[Figures] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what was measured."""
+        """Return the lower quartiles of the batches: what disturbs a batch only adds to it."""
+        figures = [sorted(figure)[len(self.batches) // 4] for figure in zip(*self.batches, strict=True)]
         told = {"id": self.id, "package": self.package, "label": self.label, "bytes": self.bytes}
-        return told | typical(self.batches)._asdict()
+        return told | Figures(*figures)._asdict()
 
 
 class Server:
@@ -140,18 +138,7 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.client: Any = redis.Redis.from_url(url)  # redis-py leaves MONITOR untyped
-
-    def __enter__(self) -> Server:
-        self.client.ping()  # so that connecting is never counted
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-
-    @property
-    def version(self) -> str:
-        """Return what the server is, such as "Valkey 9.1.2"."""
-        return server_name(Path(self.client.info("server")["executable"]))
+        self.version = server_name(Path(self.client.info("server")["executable"]))
 
     def arriving(self, work: Work) -> dict[str, float]:
         """Return how many of each command arrive for a check.
@@ -159,8 +146,8 @@ class Server:
         `commandstats` counts what a script calls twice: within the script and by itself. MONITOR tells them apart.
         """
         ips = fresh_ips()
-        work.run(ips, 1)
-        inputs = work.inputs(ips, 1)
+        work.warm(ips)
+        inputs = work.inputs(ips)
         arrived: Counter[str] = Counter()
         with self.client.monitor() as monitor:
             work.answers(inputs)
@@ -172,22 +159,19 @@ class Server:
                 arrived[name] += heard["client_type"] != "lua"
         return {name: number / len(inputs) for name, number in arrived.items() if number}
 
-    def total_bytes(self) -> int:
-        """Return MEMORY USAGE of every key, summed, all elements counted."""
-        keys = list(self.client.scan_iter(count=1000))
-        return sum(int(self.client.memory_usage(key, samples=0) or 0) for key in keys)
-
     def bytes_a_subject(self, fill: Callable[[str], object]) -> int:
         """Return the memory that one more filled subject takes: keys that all subjects share are left out."""
         self.client.flushall()
-        fill(fresh_ip())
-        one = self.total_bytes()
-        fill(fresh_ip())
-        return self.total_bytes() - one
+        totals = []
+        for _ in range(2):
+            fill(fresh_ip())
+            keys = self.client.scan_iter(count=1000)
+            totals.append(sum(int(self.client.memory_usage(key, samples=0) or 0) for key in keys))
+        return totals[1] - totals[0]
 
 
-def time_rows(rows: Sequence[Row], server: Server, laps: int, each: int = EACH) -> Iterator[None]:
-    """Time every row in laps, a batch each, and yield after each lap.
+def time_rows(rows: Sequence[Row], server: Server, laps: int, each: int = EACH) -> None:
+    """Time every row in laps, a batch each.
 
     Each lap takes the rows in another order: a machine that changes its speed changes it for all rows alike.
     """
@@ -200,18 +184,14 @@ def time_rows(rows: Sequence[Row], server: Server, laps: int, each: int = EACH) 
     for _ in range(laps):
         shuffle(order)
         for row in order:
-            row.batches.append(time_batch(row.work, server, row.arriving, each=each))
-        yield
+            row.batches.append(time_batch(row, server, each))
     gc.unfreeze()
 
 
-def time_batch(
-    work: Work, server: Server, arriving: dict[str, float], ips: Sequence[str] = (), each: int = EACH
-) -> Figures:
-    """Time one batch of checks: of these subjects, or of fresh ones, from the second check of each on."""
-    if not ips:
-        ips = fresh_ips()
-        work.run(ips, 1)
+def time_batch(row: Row, server: Server, each: int) -> Figures:
+    """Time one batch of checks of fresh subjects, from the second check of each on."""
+    work, ips = row.work, fresh_ips()
+    work.warm(ips)
     inputs = work.inputs(ips, each)
     server.client.config_resetstat()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -219,11 +199,11 @@ def time_batch(
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     told = server.client.info("all")
     work.verify(answers)
-    took = {name: told.get(f"cmdstat_{name}", {"usec_per_call": 0.0})["usec_per_call"] for name in arriving}
+    took = {name: told.get(f"cmdstat_{name}", {"usec_per_call": 0.0})["usec_per_call"] for name in row.arriving}
     return Figures(
         cpu=cpu / len(inputs) * MICRO,
         wall=wall / len(inputs) * MICRO,
-        redis=sum(float(took[name]) * number for name, number in arriving.items()),
+        redis=sum(float(took[name]) * number for name, number in row.arriving.items()),
         # What a client sends before it waits arrives in one read. The question itself is a read, too.
         trips=(told["total_reads_processed"] - 1) / len(inputs),
     )

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,26 +57,15 @@ def redis_over_tcp(program: Path) -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
 
 
-def in_process(function: str, *given: object, parser: str = "hiredis", tick: Callable[[], object] = int) -> Any:
-    """Call a function (`module:name`) in a new process, and return what it returned.
-
-    Its arguments and its answer are JSON. Each line that it prints while it works is a tick of its progress.
-    """
+def in_process(function: str, *given: object, parser: str = "hiredis") -> Any:
+    """Call a function (`module:name`) in a new process, and return what it returned, as JSON."""
     module, _, name = function.partition(":")
     code = f"{PARSERS[parser]}import json, {module} as m; print(json.dumps(m.{name}(*{list(given)!r})))"
-    answer = ""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if answer:
-                tick()
-            answer = line
-    if process.returncode:
-        raise RuntimeError(f"{function} ended with status {process.returncode}")
-    return json.loads(answer)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
 
 
-def configure(url: str) -> None:
+def configure(url: str, database: dict[str, Any] | None = None, store: str = "redis") -> None:
     """Set Django up with all the limiters on the same server."""
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
     settings.configure(
@@ -89,9 +78,9 @@ def configure(url: str) -> None:
             "django_smart_ratelimit",
             "rest_framework",
         ],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        DATABASES={"default": database or {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES={"default": cache, "patient": {**cache, "OPTIONS": PATIENT}},
-        QUOTA={"CACHE": "patient"},
+        QUOTA={"STORE": store, "CACHE": "patient"},
         RATELIMIT_BACKEND="django_smart_ratelimit.backends.redis_backend.RedisBackend",
         RATELIMIT_REDIS={"url": url},
         USE_TZ=True,
@@ -106,23 +95,22 @@ def configure(url: str) -> None:
 
 
 def rows(url: str, laps: int, others: bool, facts: bool, each: int) -> dict[str, Any]:
-    """Measure all rows, or those of the goals, and print a line after each lap; with `facts` also bytes and races."""
+    """Measure all rows, or those of the goals; with `facts` also bytes and races."""
     configure(url)
     from tests.benchmarks import limiters
     from tests.benchmarks.facts import admitted_in_a_race, worst_window
     from tests.benchmarks.measure import Server, time_rows
 
-    found: dict[str, Any] = {"facts": []}
-    with Server(url) as server:
-        all_rows = limiters.rows(url, others=others)
-        for _ in time_rows(all_rows, server, laps, each):
-            print(flush=True)
-        for row in all_rows:
-            if facts and row.fill is not None:
-                row.bytes = server.bytes_a_subject(row.fill)
-        for one in limiters.contenders(url) if facts else ():
-            found["facts"].append({"package": one.package, "race": admitted_in_a_race(one), "worst": worst_window(one)})
-        return found | {"redis": server.version, "rows": [row.as_json() for row in all_rows]}
+    server, all_rows = Server(url), limiters.rows(url, others=others)
+    time_rows(all_rows, server, laps, each)
+    for row in all_rows:
+        if facts and row.fill is not None:
+            row.bytes = server.bytes_a_subject(row.fill)
+    found = [
+        {"package": one.package, "race": admitted_in_a_race(one), "worst": worst_window(one)}
+        for one in (limiters.contenders(url) if facts else ())
+    ]
+    return {"facts": found, "redis": server.version, "rows": [row.as_json() for row in all_rows]}
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------
@@ -149,7 +137,7 @@ print(time.process_time() - began)
 
 
 def start(times: int) -> dict[str, float]:
-    """Return the least CPU time, in milliseconds, that Django takes to start with us and without."""
+    """Return the least CPU time, in seconds, that Django takes to start with us and without."""
     pairs = [(_start("django_quota"), _start()) for _ in range(times + 1)][1:]  # the first ones compile
     return {"with": min(pair[0] for pair in pairs), "without": min(pair[1] for pair in pairs)}
 
@@ -157,5 +145,4 @@ def start(times: int) -> dict[str, float]:
 def _start(*apps: str) -> float:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", _START, *apps]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return float(done.stdout) * 1000
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)

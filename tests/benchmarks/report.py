@@ -5,28 +5,25 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 import redis
 from rich.console import Console
 from rich.table import Table
 
-import django_quota
 from tests.benchmarks.facts import EACH, EDGE, RACE, THREADS
 from tests.benchmarks.measure import Figures
+from tests.support.pages import ROOT, write_part
 
-ROOT = Path(django_quota.__file__).parent.parent
 PAGE = ROOT / "docs" / "comparison.md"
-BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 NONE = "—"
 
 Found = Mapping[str, Any]
-"""All that was measured, as `--json` writes it."""
+"""What was measured: of a row, of a run, or all of it."""
 
 
 def machine() -> str:
-    """Say what it runs on."""
     return (
         f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
         f"redis-py {redis.__version__}, {os.cpu_count()} cores"
@@ -49,15 +46,13 @@ class Run:
         return self.by_id[row]
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A ratio, and the most that it may be."""
+class Goal(NamedTuple):
+    """A ratio, the most that it may be, and what must have been measured for it."""
 
     words: str
     most: float
     ratio: Callable[[Run], float]
     needs: str = ""
-    """What must have been measured for it."""
 
 
 GOALS = (
@@ -86,7 +81,6 @@ GOALS = (
 
 
 def reached(goal: Goal, run: Run) -> str:
-    """Return the ratio, and whether that is the goal."""
     ratio = goal.ratio(run)
     return f"{ratio:.2f} {'yes' if ratio <= goal.most else 'no'}"
 
@@ -105,7 +99,6 @@ class Sheet:
     texts: int = 1
 
     def show(self, console: Console) -> None:
-        """Print it."""
         table = Table(title=self.title, title_justify="left", title_style="bold")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number < self.texts else "right", overflow="fold")
@@ -122,7 +115,6 @@ class Sheet:
 
 
 def sheets(found: Found) -> Iterator[Sheet]:
-    """Return all tables of what was measured."""
     runs = [Run(run, found) for run in found["runs"]]
     goals = [goal for goal in GOALS if not goal.needs or found.get(goal.needs)]
     rows = [[goal.words, f"{goal.most:g}", *(reached(goal, run) for run in runs)] for goal in goals]
@@ -145,9 +137,6 @@ def _shown(number: int | None) -> str:
     return NONE if number is None else f"{number:,}"
 
 
-RIGHT = (f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m")
-
-
 # --- into the docs ----------------------------------------------------------------------------------------------------
 
 COMPARED = (
@@ -164,31 +153,21 @@ COMPARED = (
 
 def write_docs(found: Found, page: Path = PAGE) -> None:
     """Write one row for each limiter into docs/comparison.md; the other tables are printed only."""
-    shown = _compared(found)
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    text = f"### {shown.title}\n\n{shown.markdown()}\n\n{shown.note}"
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
-def _compared(found: Found) -> Sheet:
     run = Run(found["runs"][0], found)
-    sizes = {row["id"]: row for row in run.rows}
+    sizes = {row["id"]: row["bytes"] for row in run.rows}
     rows = []
     for (one, three, view), fact in zip(COMPARED, found["facts"], strict=True):
         cells = [f"{value:.0f}" for value in run[one][:3]]
         cells += [f"{run[three][figure]:.0f}" if three else NONE for figure in (0, 1, 3)]
         cells += [f"{run[view].cpu:.0f}" if view else NONE, str(fact["race"]), _shown(fact["worst"])]
-        cells.append(_shown(sizes[one]["bytes"]))
-        rows.append([fact["package"], *cells])
+        rows.append([fact["package"], *cells, _shown(sizes[one])])
+    columns = ["", "client CPU", "wall", "CPU in Redis", "three limits: client CPU", "wall", "trips"]
+    columns += ["a limited view: client CPU", f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m"]
     bare = run["bare"]
-    return Sheet(
-        "At a glance",
-        [
-            *("", "client CPU", "wall", "CPU in Redis", "three limits: client CPU", "wall", "trips"),
-            *("a limited view: client CPU", *RIGHT, "bytes a subject, 1000/m"),
-        ],
-        rows,
+    note = (
         f"Microseconds a check, on {found['machine']}, {run.name}. A bare `EVALSHA` of a three-line counter takes "
         f"{bare.cpu:.0f} of client CPU, {bare.wall:.0f} wall and {bare.redis:.0f} in Redis. {NONE}: not measured. "
-        "Compare rows, not machines.",
+        "Compare rows, not machines."
     )
+    sheet = Sheet("At a glance", [*columns, "bytes a subject, 1000/m"], rows, note)
+    write_part(page, "make bench", f"### {sheet.title}\n\n{sheet.markdown()}\n\n{sheet.note}")

@@ -1,6 +1,6 @@
 """Break a Redis in every way we know while workers use it; print the table; status 1 if a promise is broken.
 
-`python -m tests.chaos [--scene NAME] [--seconds N] [--server PROGRAM] [--write]`, or `make chaos`.
+`python -m tests.chaos [--scene NAME] [--write]`, or `make chaos`.
 """
 
 import argparse
@@ -10,9 +10,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,14 +18,14 @@ import redis
 
 from django_quota.testing import server_programs
 from tests.chaos import site
-from tests.chaos.driver import ROOT, USUAL, Pace, play
+from tests.chaos.driver import USUAL, play
 from tests.chaos.figures import Figures
 from tests.chaos.picture import picture
 from tests.chaos.scenes import SCENES, Scene, scene_named
+from tests.support.pages import ROOT, write_part
 from tests.support.stores import server_name
 
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- make chaos: begin -->\n\n", "\n\n<!-- make chaos: end -->"
+PAGE, PICTURE = "docs/reliability.md", "docs/pictures/outage.svg"
 COLUMNS = ("tried", "exceptions", "over, Redis answering", "over, after a loss", "longest ms", "all s")
 DEAREST = 2.0
 """A limited view may cost up to this many times a view that does nothing, while Redis is gone."""
@@ -38,27 +35,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [scene.name for scene in SCENES]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
-    parser.add_argument("--seconds", type=float, default=USUAL.fault, metavar="N", help="how long each fault lasts")
-    parser.add_argument("--server", type=Path, metavar="PROGRAM", help="the redis-server; else the first that is found")
-    parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE}")
     options = parser.parse_args()
-    pace, program = replace(USUAL, fault=options.seconds), options.server or server_programs()[0]
+    program = server_programs()[0]
     lines, broken = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)], []
     for scene in map(scene_named, options.scene or names):
-        found, accounts, times = play(scene, pace, program)
+        found, accounts, times = play(scene, USUAL, program)
         lines.append(_row(scene, found))
         broken += [f"{scene.name}: {words}" for words in (*found.broken, *found.strict)]
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
-            (PAGE.parent / "pictures" / "outage.svg").write_text(picture(scene.title, accounts, times))
+            (ROOT / PICTURE).write_text(picture(scene.title, accounts, times))
     cost = _cost_without_redis()
     if cost >= DEAREST:
         broken.append(f"Without Redis a limited view costs {cost:.2f} times the bare one.")
-    report = "\n".join([*lines, "", *_below(pace, program, cost)])
+    report = "\n".join(lines) + (
+        f"\n\n{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, redis-py "
+        f"{redis.__version__}, {server_name(program)}, {os.cpu_count()} CPUs; a sync and an async worker of "
+        f"{USUAL.rate} requests a second each; {USUAL.fault:g} s broken, more where a failover takes it.\n\n"
+        f"With Redis gone, a limited view costs **{cost:.2f}** times the bare view through Django's handler, in CPU "
+        "and without any middleware."
+    )
     print(report, *broken, sep="\n")
     if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + report + END + rest.partition(END)[2])
+        write_part(PAGE, "make chaos", report)
     sys.exit(1 if broken else 0)
 
 
@@ -66,20 +66,6 @@ def _row(scene: Scene[Any], found: Figures) -> str:
     after = found.after_loss if scene.allowance.losses else "—"
     cells = f"{found.tried:,} | {found.failed} | {found.over} | {after} | {found.longest * 1_000:.0f}"
     return f"| {scene.title} | {cells} | {found.all_normal:.2f} |"
-
-
-def _below(pace: Pace, program: Path, cost: float) -> Iterator[str]:
-    """Yield what stands below the table: how it was taken, and the cost of a view."""
-    yield (
-        f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, redis-py "
-        f"{redis.__version__}, {server_name(program)}, {os.cpu_count()} CPUs; a sync and an async worker of "
-        f"{pace.rate} requests a second each; {pace.fault:g} s broken, more where a failover takes it."
-    )
-    yield ""
-    yield (
-        f"With Redis gone, a limited view costs **{cost:.2f}** times the bare view through Django's handler, in CPU "
-        "and without any middleware."
-    )
 
 
 def _cost_without_redis(batches: int = 200, size: int = 100) -> float:

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import django_quota
 from tests.chaos.figures import Account, Figures, Times, figures
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
-
-ROOT = Path(django_quota.__file__).parent.parent
+from tests.support.commands import ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,11 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
             time.sleep(pace.before)
             times = _break(scene, place, pace.fault, both)
             time.sleep(pace.after)
-            for word in ("enough", "look"):
+            for word, answer in (("enough", "done"), ("look", "")):
                 for worker in both:
                     worker.say(word)
                 for worker in both:
-                    worker.hears("done" if word == "enough" else "")
+                    worker.hears(answer)
             accounts = [Account.read(worker.file) for worker in both]
     return figures(accounts, times, scene.allowance), accounts, times
 
@@ -79,8 +77,8 @@ def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_
                 scene.again(place.target)
             time.sleep(scene.every if scene.again else seconds)
         if scene.allowance.outages[0]:
-            until(lambda: all(worker.has_lost(since=broken) for worker in workers), "workers that find Redis gone")
-    until(place.is_well, "limits that can be counted again")
+            until(lambda: all(worker.has_lost(since=broken) for worker in workers), "a worker that finds Redis gone")
+    until(place.is_well, "a place where limits can be counted again")
     return Times(broken, time.monotonic())
 
 
@@ -96,9 +94,7 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             text=True,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._pipes: Any = self._process.stdin, self._process.stdout
 
     def has_lost(self, since: float) -> bool:
         """Say whether it has found Redis gone since a moment, or before and not back since then."""
@@ -107,19 +103,18 @@ class _Worker:
         return any(word == "lost" and (float(at) >= since or [at, word] == lines[-1]) for at, word in lines)
 
     def say(self, word: str) -> None:
-        self._stdin.write(f"{word}\n")
-        self._stdin.flush()
+        print(word, file=self._pipes[0], flush=True)
 
     def hears(self, word: str) -> None:
         """Wait until it says a word; an empty one: until it has ended."""
-        if self._stdout.readline().strip() != word or (not word and self._process.wait()):
+        if self._pipes[1].readline().strip() != word or (not word and self._process.wait()):
             raise RuntimeError(f"A worker did not say {word!r}; its own words are above.")
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._stdin.close()
-        self._stdout.close()
+        for pipe in self._pipes:
+            pipe.close()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,9 +74,6 @@ class Allowance:
     """Whether a plan that is not admitted leaves nothing behind, in the place of any of its subjects."""
 
 
-ONE_OUTAGE = Allowance()
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What came of a scene; times in seconds."""
@@ -92,66 +89,59 @@ class Figures:
     longest: float
     all_normal: float
     """From when Redis was well to the last decision without it."""
-    broken: list[str]
+    broken: list[str] = field(default_factory=list)
     """Which promises were broken, in words."""
-    strict: list[str]
+    strict: list[str] = field(default_factory=list)
     """Which promises were broken that a busy machine may break too: too late, or an outage of the machine's making."""
 
 
 def figures(accounts: Sequence[Account], times: Times, allowance: Allowance) -> Figures:
     """Work the figures of a scene out."""
     records = [record for account in accounts for record in account.records]
-    errors = sorted({record.error for record in records if record.error})
     degraded = [record for record in records if record.degraded]
     admitted = [record for record in records if record.allowed and not record.degraded]
     # What was under way at a loss belongs to neither side for certain.
-    eras = [
-        [each for each in admitted if each.ended <= times.broken],
-        [r for r in admitted if r.started > times.broken],
-    ]
-    over = max(_beyond(era, policy) for era in (eras if allowance.losses else [admitted]) for policy in POLICIES)
-    after_loss = max(_beyond(admitted, policy) for policy in POLICIES) if allowance.losses else 0
+    before, after = [r for r in admitted if r.ended <= times.broken], [r for r in admitted if r.started > times.broken]
+    eras = (before, after) if allowance.losses else (admitted,)
     found = Figures(
         tried=len(records),
         failed=sum(bool(record.error) for record in records),
         degraded=len(degraded),
-        over=over,
-        after_loss=after_loss,
+        over=max(_beyond(era, policy) for era in eras for policy in POLICIES),
+        after_loss=max(_beyond(admitted, policy) for policy in POLICIES) if allowance.losses else 0,
         longest=max(record.ended - record.started for record in records),
         all_normal=max(0.0, max((record.ended for record in degraded), default=0.0) - times.well),
-        broken=[],
-        strict=[f"{each.reasons} and {each.back} returns, logged as {each.logged}" for each in accounts
-                if not _is_told_once(each, allowance)],
-    )  # fmt: skip
-    bound = max(policy.limit for policy in POLICIES) * allowance.losses
-    denied = [record for record in degraded if record.allowed and record.policy in ("deny", PAIR.name)]
-    spoiled = [record for record in degraded if record.policy in {policy.name for policy in allowance.spared}]
-    part = max(
+    )
+    late, last = times.well + SETTLED, max(record.started for record in records) - 1
+    spared = {policy.name for policy in allowance.spared}
+    found.strict.extend(_of_those({
+        "decided without Redis long after it was well": sum(r.started >= late for r in degraded),
+        "decided without Redis, which the fault does not touch": sum(r.policy in spared for r in degraded),
+        **{f"{each.reasons} and {each.back} returns, logged as {each.logged}": not _is_told_once(each, allowance)
+           for each in accounts},
+    }))  # fmt: skip
+    by_themselves = max(
         _beyond([r for r in each.records if r.degraded and r.allowed], policy, len(accounts))
         for each in accounts for policy in allowance.local
     )  # fmt: skip
-    last = max(record.started for record in records)
-    late = {moment: sum(record.started >= moment for record in degraded) for moment in (times.well + SETTLED, last - 1)}
-    for number, words in (
-        (late[times.well + SETTLED], "were decided without Redis long after it was well"),
-        (len(spoiled), "that the fault does not touch were decided without Redis"),
-    ):
-        if number:
-            found.strict.append(f"{number} {words}")
-    judged = {
-        f"{found.failed} requests met an exception: {errors}": found.failed,
-        f"{over} were admitted beyond a limit while Redis answered": over,
-        f"{after_loss} were admitted beyond a limit after a loss of memory, more than {bound}": after_loss > bound,
-        f"{len(denied)} were admitted where the rule denies without Redis": denied,
-        f"A worker admitted {part} by itself in a window beyond its part": part,
-        f"{late[last - 1]} were decided without Redis at the end": late[last - 1],
-        f"Plans left {_left_behind(accounts, admitted)} behind": not _gives_back(accounts, admitted, allowance),
-        f"Told of {[len(each.reasons) for each in accounts]} losses and {[each.back for each in accounts]} returns": (
-            any(len(each.reasons) != each.back for each in accounts)
-        ),
-    }
-    found.broken.extend(words for words, is_broken in judged.items() if is_broken)
+    bound = max(policy.limit for policy in POLICIES) * allowance.losses
+    found.broken.extend(_of_those({
+        f"requests that met an exception: {sorted({r.error for r in records if r.error})}": found.failed,
+        "admitted beyond a limit while Redis answered": found.over,
+        f"admitted beyond a limit after a loss of memory, {bound} may be": max(0, found.after_loss - bound),
+        "admitted where the rule denies without Redis":
+            sum(r.allowed and r.policy in ("deny", PAIR.name) for r in degraded),
+        "admitted by a worker by itself in a window beyond its part": by_themselves,
+        "decided without Redis at the end": sum(r.started >= last for r in degraded),
+        f"plans left {_left_behind(accounts, admitted)} behind": not _gives_back(accounts, admitted, allowance),
+        f"told of {[len(each.reasons) for each in accounts]} losses and {[each.back for each in accounts]} returns":
+            any(len(each.reasons) != each.back for each in accounts),
+    }))  # fmt: skip
     return found
+
+
+def _of_those(judged: Mapping[str, int]) -> list[str]:
+    return [f"{int(number)}: {words}" for words, number in judged.items() if number]
 
 
 def _beyond(admitted: Iterable[Record], policy: Policy, workers: int = 1) -> int:

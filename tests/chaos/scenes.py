@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -12,53 +12,41 @@ from typing import Any, Generic, TypeVar, cast
 import redis
 from redis.sentinel import Sentinel
 
-from django_quota.stores.cluster.store_cluster import slot_of
-from tests.chaos.figures import ONE_OUTAGE, Allowance
-from tests.chaos.servers import WRITE, Process, Server, running, until
+from tests.chaos.figures import Allowance
+from tests.chaos.servers import WRITE, Server, running, until
 from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, POLICIES, one_alias
-from tests.support.clusters import Cluster, running_cluster
-from tests.support.ports import free_ports
-
-LASTING = ("--appendonly", "yes", "--appendfsync", "no")
+from tests.support.clusters import Cluster, running_cluster, slot_of
+from tests.support.ports import free_port
+from tests.support.sentinels import behind, running_sentinel
 
 KEYS = {policy.subject: f"{{{policy.subject}}}:chaos" for policy in (ALLOW, PAIR, BESIDE)}
 """A key of our own in the slot of each subject."""
-MORE_KEYS = 100
-"""The other keys in a slot that moves."""
-BETWEEN_KEYS = 0.002
-"""Seconds between two keys of a slot that moves: a move of all of them takes about a quarter of a second."""
-PATIENT = 10_000
-"""Milliseconds of silence after which servers of a cluster take another for gone: never, where nothing fails over."""
-
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[T]):
-    """Where the workers' limits are kept."""
+    """Where the workers' limits are kept, what the fault is done to, and whether all limits can be counted."""
 
     caches: Mapping[str, Any]
     target: T
-    """What the fault is done to."""
     is_well: Callable[[], bool]
-    """Whether all limits can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene(Generic[T]):
-    """One kind of failure."""
+    """One kind of failure. `place` takes a server program, and a folder for what it keeps."""
 
     name: str
     title: str
     fault: Callable[[T], AbstractContextManager[object]]
     place: Callable[[Path, Path], AbstractContextManager[Place[T]]]
-    """Takes a server program, and a folder for what it keeps."""
     again: Callable[[T], object] | None = None
     """What is done over and over while the fault lasts."""
     every: float = 0.05
     """Seconds between two of those."""
-    allowance: Allowance = ONE_OUTAGE
+    allowance: Allowance = Allowance()  # noqa: RUF009 — it is frozen
 
 
 @contextmanager
@@ -68,58 +56,40 @@ def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Ser
         yield Place(one_alias(server.url), server, server.is_well)
 
 
-@contextmanager
-def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
+def lasting_server(program: Path, folder: Path) -> AbstractContextManager[Place[Server]]:
     """Run one server that hands each change to the system before it answers: who kills the process loses none."""
-    with one_server(program, folder, *LASTING) as place:
-        yield place
+    return one_server(program, folder, "--appendonly", "yes", "--appendfsync", "no")
 
 
 @contextmanager
 def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run a primary, its replica and a sentinel, which makes the one the other when it is gone."""
-    ports = free_ports(3)
-    for name in ("primary", "replica", "sentinel"):
-        (folder / name).mkdir()
-    config = folder / "sentinel" / "sentinel.conf"
-    lines = [f"port {ports[2]}", f"dir {config.parent}", f"sentinel monitor chaos 127.0.0.1 {ports[0]} 1"]
-    lines += ["sentinel down-after-milliseconds chaos 1200", "sentinel failover-timeout chaos 2000"]
-    config.write_text("\n".join(lines) + "\n")
     sync_at_once = ("--repl-diskless-sync-delay", "0", "--appendonly", "no")
-    with ExitStack() as stack:
-        primary = stack.enter_context(running(Server(program, folder / "primary", *sync_at_once, port=ports[0])))
-        replica = Server(program, folder / "replica", *sync_at_once, port=ports[1])
-        stack.callback(replica.end)
-        replica.start()
-        replica.client.replicaof("127.0.0.1", ports[0])
+    soon = ("sentinel down-after-milliseconds quotas 1200", "sentinel failover-timeout quotas 2000")
+    folders = [folder / name for name in ("primary", "replica")]
+    for each in folders:
+        each.mkdir()
+    primary, replica = (Server(program, each, *sync_at_once, port=free_port()) for each in folders)
+    with running(primary), running(replica):
+        replica.client.replicaof("127.0.0.1", primary.port)
         until(lambda: replica.client.info("replication")["master_link_status"] == "up", "a replica in step")
-        watcher = Process(str(program), str(config), "--sentinel")
-        stack.callback(watcher.kill)
-        watcher.start()
-        asked = cast("Any", Sentinel)([("127.0.0.1", ports[2])])  # redis-py leaves it untyped
-        stack.callback(asked.sentinels[0].close)
-        until(partial(_knows_the_replica, asked), "a sentinel that knows the replica")
-        options = {
-            "CLIENT_CLASS": "django_redis.client.SentinelClient",
-            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-            "SENTINELS": [("127.0.0.1", ports[2])],
-        }
-        yield Place(one_alias("redis://chaos/0", **options), primary, lambda: _leads(asked, replica))
+        with running_sentinel(program, folder, primary.port, *soon) as port:
+            asked = cast("Any", Sentinel)([("127.0.0.1", port)])  # redis-py leaves it untyped
+            until(lambda: _answered(asked.discover_slaves, "quotas"), "a sentinel that knows the replica")
+
+            def is_well() -> bool:
+                found = _answered(asked.discover_master, "quotas")
+                return found is not None and found[1] == replica.port and replica.is_well()
+
+            yield Place({"default": behind(port)}, primary, is_well)
+            asked.sentinels[0].close()
 
 
-def _knows_the_replica(asked: Any) -> bool:
+def _answered(ask: Callable[..., Any], *words: Any) -> Any:
     try:
-        return bool(asked.discover_slaves("chaos"))
+        return ask(*words)
     except redis.RedisError:
-        return False
-
-
-def _leads(asked: Any, replica: Server) -> bool:
-    """Say whether clients find the replica where they look for the primary, and it takes writes."""
-    try:
-        return asked.discover_master("chaos")[1] == replica.port and replica.is_well()
-    except redis.RedisError:
-        return False
+        return None
 
 
 @contextmanager
@@ -149,24 +119,18 @@ def _restarted_empty(server: Server) -> Iterator[None]:
     yield
 
 
-def _between(before: str, after: str) -> Callable[[Server], AbstractContextManager[object]]:
+def _between(before: str, after: str, *, cuts_off: bool = False) -> Callable[[Server], AbstractContextManager[object]]:
     """Return the fault that one command begins and another ends."""
 
     @contextmanager
     def fault(server: Server) -> Iterator[None]:
         server.client.execute_command(*before.split())
+        if cuts_off:
+            _cut_off(server)
         yield
         server.client.execute_command(*after.split())
 
     return fault
-
-
-@contextmanager
-def _no_more_clients(server: Server) -> Iterator[None]:
-    server.client.config_set("maxclients", "1")
-    _cut_off(server)
-    yield
-    server.client.config_set("maxclients", "1000")
 
 
 def _cut_off(server: Server) -> None:
@@ -177,18 +141,8 @@ def _forget_scripts(server: Server) -> None:
     server.client.script_flush()
 
 
-def _nothing(_: Server) -> AbstractContextManager[object]:
+def _nothing(_: object) -> AbstractContextManager[object]:
     return nullcontext()
-
-
-def _all_take_writes(cluster: Cluster) -> bool:
-    """Say whether the servers of all subjects take a script that writes."""
-    try:
-        for key in KEYS.values():
-            cluster.owner(key).client.eval(WRITE, 1, key)
-    except redis.RedisError:
-        return False
-    return True
 
 
 @contextmanager
@@ -203,16 +157,20 @@ def _cluster(program: Path, folder: Path, *, keys: int = 0, **options: Any) -> I
                 cluster.owner(key).client.set(f"{key}:{number}", "a key of somebody else's", ex=3600)
         gone = cluster.owner(KEYS[ALLOW.subject]) if options.get("replicas") else None
 
+        def takes_writes(key: str) -> bool:
+            return _answered(cluster.owner(key).client.eval, WRITE, 1, key) is not None
+
         def is_well() -> bool:
-            return cluster.owner(KEYS[ALLOW.subject]) is not gone and _all_take_writes(cluster)
+            return cluster.owner(KEYS[ALLOW.subject]) is not gone and all(map(takes_writes, KEYS.values()))
 
         caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
         yield Place(caches, cluster, is_well)
 
 
-three_servers = partial(_cluster, keys=MORE_KEYS, cluster_node_timeout=PATIENT)
+# Where nothing fails over no silence is taken for the end of a server. A move of all keys takes a quarter of a second.
+three_servers = partial(_cluster, keys=100, cluster_node_timeout=10_000)
 three_lasting_servers = partial(
-    _cluster, cluster_node_timeout=PATIENT, cluster_require_full_coverage="no", appendonly="yes", appendfsync="no"
+    _cluster, cluster_node_timeout=10_000, cluster_require_full_coverage="no", appendonly="yes", appendfsync="no"
 )
 replicated_cluster = partial(_cluster, replicas=1, cluster_node_timeout=1_000)
 
@@ -235,7 +193,7 @@ def _move_slots(cluster: Cluster) -> None:
     """Move the slot of each subject to the next server, one after the other."""
     for key in KEYS.values():
         place = cluster.servers.index(cluster.owner(key))
-        cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=BETWEEN_KEYS)
+        cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=0.002)
 
 
 SCENES: tuple[Scene[Any], ...] = (
@@ -252,7 +210,8 @@ SCENES: tuple[Scene[Any], ...] = (
           allowance=Allowance(outages=(0, 0), spared=POLICIES, gives_back=True)),
     Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
           allowance=Allowance(outages=(0, inf))),
-    Scene("max-clients", "No more clients (maxclients)", _no_more_clients, one_server),
+    Scene("max-clients", "No more clients (maxclients)",
+          _between("CONFIG SET maxclients 1", "CONFIG SET maxclients 1000", cuts_off=True), one_server),
     Scene("forbidden", "Not permitted (ACL takes EVALSHA away)",
           _between("ACL SETUSER default -evalsha", "ACL SETUSER default +evalsha"), one_server),
     Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel,

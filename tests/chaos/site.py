@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django.conf import settings
-
 SUBJECTS = {"global": "global", "ip": "ip:127.0.0.1", "path": "path:/"}
 """The subject of each key: there is one client, and one path. On a Cluster of three each is on another server."""
 
@@ -51,6 +49,7 @@ def one_alias(location: str | list[str], **options: Any) -> dict[str, Any]:
 def configure(caches: Mapping[str, Any]) -> None:
     """Set Django up for this process."""
     import django
+    from django.conf import settings
 
     settings.configure(
         SECRET_KEY="chaos",

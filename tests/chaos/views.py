@@ -22,8 +22,7 @@ def _limited(name: str, view: Any) -> Any:
     return quota(rule=BESIDE.name)(limited) if name == PAIR.name else limited  # the outer one comes first in the plan
 
 
-VIEWS: dict[str, Any] = {policy.name: _limited(policy.name, bare) for policy in POLICIES}
-ASYNC_VIEWS: dict[str, Any] = {policy.name: _limited(policy.name, abare) for policy in POLICIES}
+VIEWS, ASYNC_VIEWS = ({policy.name: _limited(policy.name, view) for policy in POLICIES} for view in (bare, abare))
 
 urlpatterns = [
     path("bare", bare),

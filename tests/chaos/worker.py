@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -84,12 +85,10 @@ def _listen(account: Account, told: Path) -> None:
     store_lost.connect(lost, weak=False)
     store_back.connect(back, weak=False)
 
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            account.logged.append(record.getMessage())
-
+    lines = logging.Handler(logging.WARNING)
+    lines.emit = lambda record: account.logged.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("django_quota")
-    logger.addHandler(Lines(logging.WARNING))
+    logger.addHandler(lines)
     logger.propagate = False
     logging.getLogger("django.request").setLevel(logging.CRITICAL)
 
@@ -125,19 +124,16 @@ def _sync_traffic(account: Account, every: float) -> None:
     def hand(number: int) -> None:
         for policy, is_view, due in _turns(number, every):
             time.sleep(max(0.0, due - time.monotonic()))
+            request: Any = RequestFactory().get("/")
             with _noted(account, policy) as answer:
                 if is_view:
-                    request: Any = RequestFactory().get("/")
                     answer[:] = VIEWS[policy.name](request).status_code == 200, request.quota.degraded
                 else:
                     decision = check(policy.name, policy.subject)
                     answer[:] = decision.allowed, decision.degraded
 
-    hands = [threading.Thread(target=hand, args=(number,)) for number in range(HANDS)]
-    for each in hands:
-        each.start()
-    for each in hands:
-        each.join()
+    with ThreadPoolExecutor(HANDS) as pool:
+        list(pool.map(hand, range(HANDS)))
 
 
 def _async_traffic(account: Account, every: float) -> None:
@@ -149,9 +145,9 @@ def _async_traffic(account: Account, every: float) -> None:
     async def hand(number: int) -> None:
         for policy, is_view, due in _turns(number, every):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            request: Any = RequestFactory().get("/")
             with _noted(account, policy) as answer:
                 if is_view:
-                    request: Any = RequestFactory().get("/")
                     answer[:] = (await ASYNC_VIEWS[policy.name](request)).status_code == 200, request.quota.degraded
                 else:
                     decision = await acheck(policy.name, policy.subject)

@@ -8,14 +8,16 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from django.conf import settings
+
+import django_quota
 from tests.benchmarks.facts import MILLISECOND
 from tests.benchmarks.processes import configure, redis_over_tcp
 
@@ -45,8 +47,6 @@ Get = Callable[..., Any]
 def set_up(url: str) -> None:
     """Set Django up as a project does: with sessions, users, and the middleware of django_quota."""
     configure(url)
-    from django.conf import settings
-
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -64,79 +64,26 @@ def site(name: str, url: str, *rates: str, is_async: bool = False, is_tolerant: 
     """Return a site with one view under limits by address, the outermost first; `is_tolerant`: see `outage`."""
     if name == "Flask-Limiter":
         return _flask(url, rates, swallow_errors=is_tolerant)
-    if name == "djangorestframework":
-        view = _view_of_rest_framework(rates)
-    else:
-        view = _view(name, rates, is_async=is_async, **({"on_unavailable": "deny"} if is_tolerant else {}))
-    from django.conf import settings
+    from django.http import HttpResponse
     from django.test import AsyncClient, Client
     from django.urls import path
 
-    urls = type("URLs", (), {"urlpatterns": [path("", view)]})
-
-    def get(address: str, **headers: str) -> Any:
-        settings.ROOT_URLCONF = urls
-        meta: dict[str, Any] = {f"HTTP_{key.upper()}": value for key, value in headers.items()}
-        if is_async:
-            client = AsyncClient(raise_request_exception=False)
-            return asyncio.run(client.get("/", **meta))
-        return Client(raise_request_exception=False).get("/", REMOTE_ADDR=address, **meta)
-
-    return get
-
-
-_numbers = count()
-
-
-def _view(name: str, rates: Sequence[str], *, is_async: bool, **ours: Any) -> Callable[..., Any]:
-    from django.http import HttpResponse
+    from tests.benchmarks.limiters import VIEWS, plain_view
 
     async def of_a_loop(request: Any) -> HttpResponse:
         return HttpResponse("ok")
 
-    def of_a_thread(request: Any) -> HttpResponse:
-        return HttpResponse("ok")
+    options = {"on_unavailable": "deny"} if is_tolerant and name == "django-quota" else {}
+    view = VIEWS[name](of_a_loop if is_async else plain_view, *rates, **options)
+    urls = type("URLs", (), {"urlpatterns": [path("", view)]})
 
-    view: Any = of_a_loop if is_async else of_a_thread
-    view.__qualname__ = f"view_{next(_numbers)}"  # some count by the name of the view
-    for rate in reversed(rates):
-        view = _limited(name, view, rate, ours)
-    return view  # type: ignore[no-any-return]
+    def get(address: str, **headers: str) -> Any:
+        settings.ROOT_URLCONF = urls
+        if is_async:
+            return asyncio.run(AsyncClient(raise_request_exception=False).get("/"))
+        return Client(raise_request_exception=False).get("/", REMOTE_ADDR=address, headers=headers)
 
-
-def _limited(name: str, view: Callable[..., Any], rate: str, ours: Any) -> Any:
-    if name == "django-quota":
-        from django_quota import quota
-
-        return quota(rate, key="ip", name=f"{view.__qualname__} {rate}", **ours)(view)
-    if name == "django-ratelimit":
-        from django_ratelimit.decorators import ratelimit
-
-        return ratelimit(key="ip", rate=rate)(view)
-    from django_smart_ratelimit import rate_limit
-    from django_smart_ratelimit.key_functions import get_ip_key
-
-    def key(request: Any, *_: Any, **__: Any) -> str:
-        return f"{view.__qualname__}:{rate}:{get_ip_key(request)}"
-
-    return rate_limit(key=key, rate=rate)(view)
-
-
-def _view_of_rest_framework(rates: Sequence[str]) -> Callable[..., Any]:
-    from rest_framework.response import Response
-    from rest_framework.throttling import AnonRateThrottle
-    from rest_framework.views import APIView
-
-    number = next(_numbers)
-    throttles = [type("Throttle", (AnonRateThrottle,), {"rate": rate, "scope": f"{number} {rate}"}) for rate in rates]
-    members: dict[str, Any] = {
-        "authentication_classes": [],
-        "permission_classes": [],
-        "throttle_classes": throttles,
-        "get": lambda self, request: Response("ok"),
-    }
-    made: Any = type("View", (APIView,), members)
-    return made.as_view()  # type: ignore[no-any-return]
+    return get
 
 
 def _flask(url: str, rates: Sequence[str], **options: Any) -> Get:
@@ -146,17 +93,11 @@ def _flask(url: str, rates: Sequence[str], **options: Any) -> Get:
 
     app = flask.Flask(__name__)
     limiter = flask_limiter.Limiter(get_remote_address, app=app, storage_uri=url, **options)
-    name = f"view_{next(_numbers)}"
-
-    def view() -> str:
-        return "ok"
-
-    limited: Any = limiter.limit("; ".join(rates).replace("/m", " per minute").replace("/d", " per day"))(view)
-    app.add_url_rule("/", name, limited)
+    limit: Any = limiter.limit("; ".join(rates).replace("/m", " per minute").replace("/d", " per day"))
+    app.add_url_rule("/", "view", limit(lambda: "ok"))
 
     def get(address: str, **headers: str) -> Any:
-        sent = {key.replace("_", "-"): value for key, value in headers.items()}
-        return app.test_client().get("/", environ_base={"REMOTE_ADDR": address}, headers=sent)
+        return app.test_client().get("/", environ_base={"REMOTE_ADDR": address}, headers=headers)
 
     return get
 
@@ -164,17 +105,11 @@ def _flask(url: str, rates: Sequence[str], **options: Any) -> Get:
 @contextmanager
 def clock(name: str, seconds: float) -> Iterator[None]:
     """Set the clock of a limiter."""
-    from tests.benchmarks import limiters
+    from tests.benchmarks.limiters import CLOCKS
 
-    at: dict[str, Callable[[float], AbstractContextManager[object]]] = {
-        "django-quota": limiters.our_clock,
-        "django-ratelimit": limiters.ratelimit_clock,
-        "django-smart-ratelimit": limiters.smart_clock,
-        "djangorestframework": limiters.drf_clock,
-    }
     # django-smart-ratelimit reads the clock of the process for its headers.
     headers = mock.patch("time.time", return_value=seconds) if "smart" in name else nullcontext()
-    with at[name](seconds), headers:
+    with CLOCKS[name](seconds), headers:
         yield
 
 
@@ -208,7 +143,7 @@ def visitors(url: str) -> dict[str, dict[str, Any]]:
 
 def admitted(get: Get, addresses: Sequence[str], *, is_forging: bool = False) -> int:
     """Return how many requests are answered, one from each address. A forger sends other X-Forwarded-For each time."""
-    headers = [{"X_Forwarded_For": f"198.51.100.{n}"} if is_forging else {} for n in range(len(addresses))]
+    headers = [{"X-Forwarded-For": f"198.51.100.{n}"} if is_forging else {} for n in range(len(addresses))]
     return sum(get(address, **each).status_code == 200 for address, each in zip(addresses, headers, strict=True))
 
 
@@ -257,8 +192,6 @@ def outage(program: str, is_tolerant: bool) -> dict[str, int]:
     """
     with redis_over_tcp(Path(program)) as url:
         set_up(url)
-        from django.conf import settings
-
         settings.RATELIMIT_FAIL_OPEN = is_tolerant
         gets = {name: site(name, url, "10/m", is_tolerant=is_tolerant) for name in WITH_VIEWS}
         if not all(get("192.0.2.1").status_code == 200 for get in gets.values()):
@@ -270,28 +203,18 @@ def outage(program: str, is_tolerant: bool) -> dict[str, int]:
 
 
 def without_server() -> dict[str, Any]:
-    """Return what needs no server."""
     set_up("redis://127.0.0.1:1/0")
+    of_us = {"django-quota": django_quota.__version__}
     return {
-        "versions": versions(),
+        "versions": of_us | {name: version(name) for name in PACKAGES if name not in of_us},
         "lines": {name: lines(module) for name, module in PACKAGES.items()},
         "month": ten_a_month(),
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the version of each package."""
-    import django_quota
-
-    return {name: django_quota.__version__ if name == "django-quota" else version(name) for name in PACKAGES}
-
-
 def lines(module: str) -> int:
     """Return how many lines of Python and Lua a package has, without tests."""
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    root = Path(spec.origin).parent
+    root = Path(str(import_module(module).__file__)).parent
     files = [path for path in root.rglob("*") if path.suffix in (".py", ".lua") and "tests" not in path.parts]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files if path.name != "tests.py")
 
@@ -304,26 +227,22 @@ def ten_a_month() -> dict[str, str]:
     from rest_framework.throttling import SimpleRateThrottle
 
     from django_quota import Rule
-    from django_quota.exceptions import RuleError
-
-    def read(parse: Callable[[], Any]) -> str:
-        try:
-            number, seconds = parse()
-        except (RuleError, ValueError, Exception) as error:  # noqa: BLE001 — some raise errors of their own
-            return f"an error: {type(error).__name__}"
-        return f"{number} in {seconds:,} s"
 
     text = "10/month"
     throttle = type("Throttle", (SimpleRateThrottle,), {"rate": text})()
-
-    def of_limits() -> tuple[int, int]:
-        item = limits.parse(text)
-        return item.amount, item.get_expiry()
-
-    return {
-        "django-quota": read(lambda: Rule.make("x", text)),
-        "django-ratelimit": read(lambda: _split_rate(text)),
-        "django-smart-ratelimit": read(lambda: parse_rate(text)),
-        "djangorestframework": read(lambda: throttle.parse_rate(text)),
-        "limits": read(of_limits),
+    item = limits.parse(text)
+    parsers: dict[str, Callable[[], Any]] = {
+        "django-quota": lambda: Rule.make("x", text),
+        "django-ratelimit": lambda: _split_rate(text),
+        "django-smart-ratelimit": lambda: parse_rate(text),
+        "djangorestframework": lambda: throttle.parse_rate(text),
+        "limits": lambda: (item.amount, item.get_expiry()),
     }
+    found = {}
+    for name, parse in parsers.items():
+        try:
+            number, seconds = parse()
+            found[name] = f"{number} in {seconds:,} s"
+        except Exception as error:  # noqa: BLE001 — some raise errors of their own
+            found[name] = f"an error: {type(error).__name__}"
+    return found

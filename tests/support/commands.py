@@ -22,11 +22,11 @@ ROOT = Path(django_quota.__file__).parent.parent
 PATIENCE = 60.0  # seconds to wait for a condition before the test fails
 
 
-def wait_until(holds: Callable[[], Any]) -> None:
+def wait_until(holds: Callable[[], Any], what: str = "a condition that holds") -> None:
     """Wait for a condition, and fail if it never holds."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < deadline, "the condition never held"
+        assert time.monotonic() < deadline, f"There never was {what}."
         threading.Event().wait(0.005)
 
 

@@ -23,6 +23,17 @@ def blocks(page: str | Path) -> list[tuple[str, str]]:
     return [(language, text) for mark, language, text in BLOCK.findall(read(page)) if not mark]
 
 
+def part(page: str | Path, name: str) -> str:
+    """Return what stands between two marks of a page, which a tool writes."""
+    return read(page).partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0].strip()
+
+
+def write_part(page: str | Path, name: str, text: str) -> None:
+    begin, end = f"<!-- {name}: begin -->\n\n", f"\n\n<!-- {name}: end -->"
+    before, _, rest = read(page).partition(begin)
+    (ROOT / page).write_text(before + begin + text + end + rest.partition(end)[2])
+
+
 def marked(page: str | Path, mark: str, **names: Any) -> dict[str, Any]:
     """Run the block below `<!-- run: mark -->`, mostly settings; return what it defines, and the names given."""
     (text,) = [text for found, _, text in BLOCK.findall(read(page)) if found == mark]

@@ -2,37 +2,39 @@
 
 import itertools
 import socket
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_quota.testing import RedisServer
+from tests.chaos.servers import Process, Server, running
 from tests.support.commands import wait_until
 from tests.support.ports import answers_ping, free_port
 
 
+@contextmanager
+def running_sentinel(program: Path, folder: Path, primary: int, *options: str) -> Iterator[int]:
+    """Run a sentinel that watches a primary as "quotas"; yields its port. `options` are of what it watches."""
+    port, config = free_port(), folder / "sentinel.conf"
+    lines = [f"port {port}", f"dir {folder}", f"sentinel monitor quotas 127.0.0.1 {primary} 1", *options]
+    config.write_text("\n".join(lines) + "\n")
+    watcher = Process(str(program), str(config), "--sentinel")
+    watcher.start()
+    try:
+        wait_until(lambda: answers_ping(port))
+        yield port
+    finally:
+        watcher.kill()
+
+
 @pytest.fixture
 def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
-    primary, watcher = free_port(), free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {watcher}\ndir {tmp_path}\nsentinel monitor quotas 127.0.0.1 {primary} 1\n")
-    program = str(redis_server.program)
-    processes = [
-        subprocess.Popen(
-            [program, "--port", str(primary), "--save", "", "--dir", str(tmp_path)], stdout=subprocess.DEVNULL
-        ),
-        subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL),
-    ]
-    try:
-        wait_until(lambda: answers_ping(primary) and answers_ping(watcher))
-        yield watcher
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
+    primary = Server(redis_server.program, tmp_path, port=free_port())
+    with running(primary), running_sentinel(redis_server.program, tmp_path, primary.port) as port:
+        yield port
 
 
 def behind(*sentinel_ports: int, **options: Any) -> dict[str, Any]:
