@@ -126,7 +126,7 @@ class QuotaOverride(models.Model):
         _("rate"),
         max_length=200,
         blank=True,
-        help_text=_("Such as 100/m, or 10/s; 500/h; +500 adds 500 units. Only for the mode another rate."),
+        help_text=_("100/m, or 10/s; 500/h; +500 adds units, x2 doubles. Only for the mode another rate."),
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True)
     created_by = models.ForeignKey(

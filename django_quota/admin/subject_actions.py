@@ -5,7 +5,7 @@ New rates, exemptions and blocks are overrides. They are saved through the model
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,16 +17,14 @@ from django.utils.functional import Promise, cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_quota.admin.raising import FACTORS, Raising, Times, raisings, rules_of, tiers_to_raise
+from django_quota.admin.raising import FACTORS, Raising, raisings
 from django_quota.admin.wording import moment_in_words, rule_in_words
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans import lift_bans
 from django_quota.features.logins import with_addresses
-from django_quota.features.usage import last_tiers
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
-from django_quota.operating.inspection import NamedRule
 from django_quota.operating.lookup import override_problems
 from django_quota.operating.reset import reset_subject
 
@@ -64,7 +62,7 @@ class OverrideActionForm(forms.Form):
 class RaiseForm(OverrideActionForm):
     """Asks for the factor too."""
 
-    factor = forms.TypedChoiceField(label=gettext_lazy("Raise to"), coerce=Times.read)
+    factor = forms.TypedChoiceField(label=gettext_lazy("Raise to"), coerce=int)
     field_order = ("factor", "span", "reason")
 
 
@@ -186,52 +184,34 @@ class Raise(OverrideAction):
     def form_for(self, data: Any = None) -> forms.Form:
         form = super().form_for(data)
         factor: Any = form.fields["factor"]
-        times = [
-            Times(number, tier)
-            for tier in [*tiers_to_raise(self.subject, self.rules, self.last_tiers), ""]
-            for number in FACTORS
-        ]
-        factor.choices = [
-            (str(each), f"{each.factor}x {each.tier}".strip() + f": {_raised(self.raised(each))}") for each in times
-        ]
+        factor.choices = [(number, f"x{number} {self._raised(number)}".strip()) for number in FACTORS]
         return form
 
     @cached_property
-    def rules(self) -> dict[str, NamedRule]:
+    def found(self) -> list[Raising]:
         """The rules that may limit the subject."""
-        return rules_of(self.subject, self.rule)
-
-    @cached_property
-    def last_tiers(self) -> dict[str, str]:
-        """The tiers that the subject had last, by rule."""
-        return last_tiers(self.subject, self.rules.values())
-
-    def raised(self, times: Times) -> list[Raising]:
-        """Return what each rule is raised to for a day."""
-        return raisings(self.subject, self.rules, self.last_tiers, times, timezone.now() + SPANS["1d"])
+        return raisings(self.subject, self.rule)
 
     def warning(self, whose: str) -> str:
-        return f"{super().warning(whose)} {_not_raised(self.raised(Times(FACTORS[0])))}".strip()
+        return f"{super().warning(whose)} {self._not_raised}".strip()
 
     def do(self, given: Mapping[str, Any], user: Any) -> str:
         """Save a row for each rule that can be raised, and return which were and which were not."""
-        expires = _ends(given)
-        found = raisings(self.subject, self.rules, self.last_tiers, given["factor"], expires)
-        rates = {each.rule: each.rates for each in found if each.rates}
+        rates = {each.name: f"x{given['factor']}" for each in self.found if not each.problem}
         if not rates:
-            raise ValidationError(_not_raised(found) or _("No rule can be raised."))
-        return f"{self.save(rates, expires, given['reason'], user)}. {_not_raised(found)}".strip(". ")
+            raise ValidationError(self._not_raised or _("No rule can be raised."))
+        return f"{self.save(rates, _ends(given), given['reason'], user)}. {self._not_raised}".strip(". ")
 
+    def _raised(self, factor: int) -> str:
+        """Return the new rates of the first rules, each with its name unless it is the only one."""
+        able = [each for each in self.found if not each.problem]
+        words = [each.raised(factor) if len(self.found) == 1 else f"{each.name} {each.raised(factor)}" for each in able]
+        return ", ".join(words[:MAX_NAMED] + ["…"] * (len(words) > MAX_NAMED)) or _("not possible")
 
-def _raised(found: Collection[Raising]) -> str:
-    """Return the new rates of the first rules, each with its name unless it is the only one."""
-    raised = [each.rates if len(found) == 1 else f"{each.rule} {each.rates}" for each in found if each.rates]
-    return ", ".join(raised[:MAX_NAMED] + ["…"] * (len(raised) > MAX_NAMED)) or _("not possible")
-
-
-def _not_raised(found: Collection[Raising]) -> str:
-    left = ", ".join(f"{each.rule} ({each.problem.rstrip('.')})" for each in found if each.problem)
-    return _("Not raised: %s.") % left if left else ""
+    @property
+    def _not_raised(self) -> str:
+        left = ", ".join(f"{each.name} ({each.problem.rstrip('.')})" for each in self.found if each.problem)
+        return _("Not raised: %s.") % left if left else ""
 
 
 class Exempt(OverrideAction):

@@ -11,7 +11,7 @@ import reprlib
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError
@@ -161,16 +161,28 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
-def parse_override_rates(text: str) -> int | tuple[Rate, ...]:
-    """Read what an override sets: rates, or `"+500"`, how many units it adds to a rule's rate. Raises `RateError`."""
-    more = text.strip()
-    if not more.startswith("+"):
+class Change(NamedTuple):
+    """How an override changes the rates of a rule, whichever they are."""
+
+    factor: int = 1
+    """Multiplies each rate."""
+    units: int = 0
+    """Comes on top of the rate with the longest period."""
+
+
+MAX_FACTOR = 1_000
+
+
+def parse_override_rates(text: str) -> Change | tuple[Rate, ...]:
+    """Read what an override sets: rates, or a change of a rule's own: `"+500"` units, `"x2"`. Raises `RateError`."""
+    sign, number = text.strip()[:1], text.strip()[1:]
+    if sign not in ("+", "x"):
         return parse_rates(text)
-    if not (more[1:].isascii() and more[1:].isdecimal()) or not 1 <= int(more[1:]) <= MAX_COUNT:
-        raise RateError(
-            text, None, f"it adds no whole number of units from 1 to {MAX_COUNT:,}", "Use, for example, +500."
-        )
-    return int(more[1:])
+    most = MAX_COUNT if sign == "+" else MAX_FACTOR
+    if not (number.isascii() and number.isdecimal()) or not 1 <= int(number) <= most:
+        problem = f"there is no whole number from 1 to {most:,} behind the {sign!r}"
+        raise RateError(text, None, problem, f"Use, for example, {'+500' if sign == '+' else 'x2'}.")
+    return Change(units=int(number)) if sign == "+" else Change(factor=int(number))
 
 
 Duration: TypeAlias = float | str | timedelta

@@ -16,7 +16,7 @@ from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Li
 from django_quota.core.caching import cached
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.core.matching import Match
-from django_quota.core.rates import Rate, parse_override_rates, parse_rates, validate_cost
+from django_quota.core.rates import Change, Rate, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
     MIN_SHARE,
     OPTION,
@@ -374,24 +374,27 @@ class Rule:
         return self.but(rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
 
     def under(self, rates: str) -> Rule:
-        """Return the rule with what an override sets: other rates, or `"+500"`, more units in the longest window.
+        """Return the rule with what an override sets: other rates, or a change of its own.
 
-        A rule without limits stays as it is, and so does one with rates by tier: the rule of the tier gets the units.
-        Raises `RuleError` if the rates do not fit, and for units of a bucket: it refills, and has no window.
+        `"+500"` adds units to the longest window, and `"x2"` multiplies each rate. A rule without limits stays as it
+        is, and so does one with rates by tier: the rule of the tier is changed. Raises `RuleError` if the rates do not
+        fit, and for units of a bucket: it refills, and has no window.
         """
-        more = parse_override_rates(rates)
-        if not isinstance(more, int):
-            return self.with_rates(*more)
+        change = parse_override_rates(rates)
+        if not isinstance(change, Change):
+            return self.with_rates(*change)
         if not self.limits:
             return self
-        if self.algorithm in ("token_bucket", "leaky_bucket"):
+        if change.units and self.algorithm in ("token_bucket", "leaky_bucket"):
             raise RuleError(
                 f"Rule {self.name!r} is a {self.algorithm}, which refills all the time: it has no period to raise.",
                 "Use algorithm='calendar' or a window, or an override with a higher rate.",
             )
-        longest = max(self.limits, key=lambda limit: limit.rate.period).rate
-        raised = str(replace(longest, count=longest.count + more))  # as text: it is checked again
-        return self.with_rates(*[raised if limit.rate is longest else limit.rate for limit in self.limits])
+        own = [limit.rate for limit in self.limits]
+        longest = max(own, key=lambda rate: rate.period)
+        counts = [rate.count * change.factor + (change.units if rate is longest else 0) for rate in own]
+        changed = [replace(rate, count=count) for rate, count in zip(own, counts, strict=True)]
+        return self.with_rates(*map(str, changed))  # as texts: they are checked again
 
     @cached(maxsize=1024)
     def but(self, **options: Any) -> Rule:

@@ -12,7 +12,7 @@ from django_quota.core.clock import moment_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.overrides import Override, OverrideTable
-from django_quota.core.rates import MAX_COUNT, Duration, parse_duration, parse_override_rates
+from django_quota.core.rates import MAX_COUNT, Change, Duration, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import rule_under
 from django_quota.features.bans import known_rule
@@ -104,8 +104,11 @@ def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, 
     if not holding.limits:
         raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
     raised = holding.under(f"+{by}")
-    before = 0 if held is None else parse_override_rates(held.rates)
-    rates = f"+{before + by}" if isinstance(before, int) else "; ".join(map(str, raised.rates))
+    before = Change() if held is None else parse_override_rates(held.rates)
+    if isinstance(before, Change) and before.factor == 1:
+        rates = f"+{before.units + by}"
+    else:
+        rates = "; ".join(map(str, raised.rates))
     longest = max(raised.limits, key=lambda limit: limit.rate.period)
     if longest.algorithm.timeless:
         return rates, now + longest.rate.period

@@ -17,6 +17,8 @@ import logging
 import threading
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future, wait
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
@@ -184,9 +186,8 @@ class OverrideCopy:
                 return running
             self._running = running = Future()
             self._started, self._is_late = now, False
-            thread = threading.Thread(
-                target=self._run, args=(rows, running), name="django-quota-overrides", daemon=True
-            )
+            work = partial(copy_context().run, self._run, rows, running)  # `freeze` sets a context variable
+            thread = threading.Thread(target=work, name="django-quota-overrides", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the process is ending

@@ -129,7 +129,7 @@ class Migration(migrations.Migration):
                     "rate",
                     models.CharField(
                         blank=True,
-                        help_text="Such as 100/m, or 10/s; 500/h; +500 adds 500 units. Only for the mode another rate.",
+                        help_text="100/m, or 10/s; 500/h; +500 adds units, x2 doubles. Only for the mode another rate.",
                         max_length=200,
                         verbose_name="rate",
                     ),

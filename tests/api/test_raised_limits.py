@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connections, transaction
+from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_quota import Rule, check, peek, raise_limit
+from django_quota import Rule, Subject, check, peek, peek_all, raise_limit
 from django_quota.exceptions import RateError, RuleError
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
+from django_quota.types import Rate
 
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
 END_OF_MONTH = datetime(2026, 4, 1, tzinfo=UTC)
@@ -176,9 +178,32 @@ def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
         assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
 
 
-@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m"])
-def test_units_of_an_override_are_a_whole_number(rate: str) -> None:
-    with pytest.raises(RateError, match="it adds no whole number of units from 1 to 1,000,000,000,000"):
+def own_org(request: HttpRequest) -> Subject:
+    return Subject("org", 7)
+
+
+def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
+    QuotaOverride.objects.create(subject="org:7", rule="*", rate="x3", expires=NOW + HOUR)
+    plans = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
+    bucket = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
+    of_request = Rule.make("odd", lambda request: "4/m", key=own_org)
+    asked: list[Any] = [
+        *((plans, "org:7", None, tier) for tier in ("free", "all")),
+        (bucket, "org:7"),
+        (of_request, HttpRequest()),
+    ]
+    limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in asked]
+    assert limits == [[15, 300], [], [7], [12]]
+    assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
+    raise_limit("org:7", "tokens", 500)
+    assert row().rate == "3500/month"
+
+
+@pytest.mark.parametrize(
+    "rate", ["+", "+0", "+1.5", "++5", "+5/m", "+1000000000001", "+5; 10/m", "x", "x0", "x1001", "x2/m"]
+)
+def test_units_and_factors_are_whole_numbers(rate: str) -> None:
+    with pytest.raises(RateError, match=r"there is no whole number from 1 to 1,000.* behind the '[+x]'"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
 
 

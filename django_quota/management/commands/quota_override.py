@@ -72,7 +72,7 @@ class Command(QuotaCommand):
         setting.add_argument(
             "what",
             metavar="RATE|exempt|blocked|shadow",
-            help="for example 100/m, '10/s; 500/h', or +500 for 500 units more",
+            help="for example 100/m, '10/s; 500/h', +500 for 500 units more, or x2 for twice the rate",
         )
         setting.add_argument("--label", default="", metavar="NAME", help="the list that it belongs to")
         importing.add_argument("file", metavar="FILE", help="an address or a network a line; - for stdin")
