@@ -1,11 +1,14 @@
-"""Every admin page refuses staff who have all permissions of the app but the one that it needs."""
+"""Every admin page refuses staff who have all permissions of the app but the one that it needs.
+
+`tests/security/test_admin_urls.py` has visitors without any, and requests without a token.
+"""
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.test import Client
 
 from django_quota.models import DailyCounter, QuotaOverride
-from tests.admin.operators import operator, superuser
+from tests.admin.operators import operator
 
 ROOT = "/admin/django_quota/"
 OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
@@ -31,21 +34,18 @@ NEEDS: dict[str, tuple[str, ...]] = {
     **{f"subject/{page}": ("view_subject",) for page in ("", "?subject=user:1", "user:1/change/", "user:1/history/")},
     **dict.fromkeys(("subject/add/", "subject/action/nothing/", "subject/O/delete/"), ()),
     **{
-        f"subject/action/{name}/?subject={subject}&on=search&lacks={needed}": (needed,)
+        f"subject/action/{name}/?subject=user:1&on=search&lacks={needed}": (needed,)
         for name, all_needed in ACTIONS.items()
         for needed in ("view_subject", *all_needed)
-        for subject in ("user:1", "")
     },
 }
 """What each page needs one of; none: nobody may."""
 
 
 @pytest.mark.usefixtures("database", "memory_store")
-@pytest.mark.parametrize("method", ["get", "post", "put", "delete"])
-def test_every_page_needs_its_permission(method: str) -> None:
+def test_every_page_needs_its_permission() -> None:
     override = QuotaOverride.objects.create(subject="user:1", rate="5/m")
     counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")
-    root = superuser(enforce_csrf_checks=True)
     ours = Permission.objects.filter(content_type__app_label="django_quota")
     everything = set(ours.values_list("codename", flat=True))
     clients: dict[tuple[str, ...], Client] = {}
@@ -53,9 +53,7 @@ def test_every_page_needs_its_permission(method: str) -> None:
         if needs not in clients:
             clients[needs] = operator(*sorted(everything - set(needs)), name=f"lacks-{len(clients)}")
         url = ROOT + page.replace("O/", f"{override.pk}/").replace("C/", f"{counter.pk}/")
-        assert getattr(clients[needs], method)(url).status_code in (403, 404, 405), url
-        assert "/login/" in getattr(Client(), method)(url).url, url
-        if method != "get":
-            assert getattr(root, method)(url).status_code == 403, f"{url} without a token"
+        for method in ("get", "post"):
+            assert getattr(clients[needs], method)(url).status_code in (403, 404, 405), (method, url)
     assert QuotaOverride.objects.get().mode == "rate"
     assert DailyCounter.objects.count() == 1
