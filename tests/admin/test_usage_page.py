@@ -79,11 +79,6 @@ def test_what_redis_has_is_moved_once_by_one_call_and_few_queries(raw: redis.Red
     raw.flushall()
     count(raw, "user:1", {"search": (2, 0)}, today)
     assert of_day(admin, "user:1", today) == (11, 8, 101)
-    subject, rule = "ü" * 300, "r" * 300
-    count(raw, subject, {rule: (3, 1)}, today)
-    assert of_day(admin, subject, today) == (3, 1, 3)
-    name, held = DailyCounter.objects.filter(rule__startswith="~").values_list("subject", "rule").get()
-    assert of_day(admin, name, today, rule) == of_day(admin, subject, today, held) == (3, 1, 3)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -119,15 +114,15 @@ class TestPage:
     def test_totals_are_of_the_year_the_month_and_the_day(self, admin: Client) -> None:
         for day, allowed in ((TODAY, 1), (date(2026, 3, 1), 20), (date(2026, 1, 1), 300), (date(2024, 12, 31), 4000)):
             row("user:1", day, allowed, refused=2)
-        reply = page(admin, subject="user:1", year=2024)
-        totals = {title: counts.allowed for title, counts in reply.context["totals"]}
-        assert totals == {"2024": 4000, "This year": 321, "This month": 21, "Today": 1}
-        assert list(reply.context["years"]) == [2024, 2025, 2026]
-        for year in ("0", "99999", "x", "-1", "٢٠٢٦", "1969", ""):
+
+        def totals(year: Any) -> dict[str, int]:
             reply = page(admin, subject="user:1", year=year)
-            assert reply.context["asked"].year == 2026
-            totals = {title: counts.allowed for title, counts in reply.context["totals"]}
-            assert totals == {"This year": 321, "This month": 21, "Today": 1}
+            assert list(reply.context["years"]) == [2024, 2025, 2026]
+            return {title: counts.allowed for title, counts in reply.context["totals"]}
+
+        now = {"This year": 321, "This month": 21, "Today": 1}
+        assert totals(2024) == {"2024": 4000, **now}
+        assert [totals(year) for year in ("0", "99999", "٢٠٢٦")] == [now] * 3
 
     def test_the_heat_map_the_bars_and_the_table_agree(self, admin: Client) -> None:
         row("user:1", TODAY, 7, 3)
@@ -143,13 +138,9 @@ class TestPage:
         assert '<th scope="row">March 14, 2026</th><td>7</td><td>3</td><td>7</td>' in html
         assert 'name="find" value=""' in html
 
-    @pytest.mark.parametrize(
-        ("asked", "expected"),
-        [({"days": days}, bars) for days, bars in (("30", 30), ("90", 90), ("year", 73), ("x", 30))]
-        + [({"days": "year", "year": 2024}, 366)],
-    )
-    def test_bars_cover_the_chosen_period(self, admin: Client, asked: dict[str, Any], expected: int) -> None:
-        _, bars = charts(page(admin, subject="user:1", **asked).content.decode())
+    @pytest.mark.parametrize(("days", "year", "expected"), [("90", "", 90), ("x", "", 30), ("year", "2024", 366)])
+    def test_bars_cover_the_chosen_period(self, admin: Client, days: str, year: str, expected: int) -> None:
+        _, bars = charts(page(admin, subject="user:1", days=days, year=year).content.decode())
         assert sum(element.get("class") == "column" for element in bars.iter()) == expected
 
     def test_one_rule_can_be_chosen(self, admin: Client) -> None:
@@ -162,46 +153,37 @@ class TestPage:
         assert 'href="?subject=user%3A1" aria-current="true">a<' in reply.content.decode()
 
     def test_names_and_links_need_their_permissions_and_digests_are_cut(self, admin: Client) -> None:
-        anna = User.objects.create_user("anna")
-        for client, shown in ((admin, True), (operator("view_dailycounter"), False)):
+        anna, looks = User.objects.create_user("anna"), operator("view_dailycounter")
+        for client, shown in ((admin, True), (looks, False)):
             html = page(client, subject=f"user:{anna.pk}").content.decode()
             assert ("/subject/?subject=" in html) is ("anna" in html) is shown
-        reply = operator("view_dailycounter", name="looks").post(USAGE, {"find": "anna"}, follow=True)
-        assert reply.redirect_chain[0][0] == f"{USAGE}?subject=anna"
-        assert f"user:{anna.pk}" not in reply.content.decode()
+        assert looks.post(USAGE, {"find": "anna"})["Location"] == f"{USAGE}?subject=anna"
         subject = f"post.phone:{'0123456789abcdef' * 2}"
-        reply = page(admin, subject=subject)
-        assert reply.context["title"] == "Usage of post.phone:012345…"
-        assert f"<strong>post.phone:012345…</strong> <code>{subject}</code>" in reply.content.decode()
+        html = page(admin, subject=subject).content.decode()
+        assert f"<strong>post.phone:012345…</strong> <code>{subject}</code>" in html
 
     def test_whoever_one_can_type_is_found_and_a_plain_value_is_not_in_the_url(self, admin: Client) -> None:
         anna = User.objects.create_user("anna", "anna@example.org")
-        for text in ("anna", "anna@example.org", f"user:{anna.pk}"):
-            assert admin.post(USAGE, {"find": text})["Location"] == f"{USAGE}?subject=user%3A{anna.pk}"
+        assert admin.post(USAGE, {"find": "anna@example.org"})["Location"] == f"{USAGE}?subject=user%3A{anna.pk}"
         assert "5551234" not in admin.post(USAGE, {"find": "post:phone=+15551234"})["Location"]
         assert "errornote" in admin.post(USAGE, {"find": "ip:nonsense"}).content.decode()
         assert "errornote" in admin.get(USAGE, {"subject": "ip:nonsense"}).content.decode()
         reply = admin.post(USAGE, {"find": "nobody"}, follow=True)
         assert "There are no checks yet. No request has the subject" in reply.content.decode()
 
-    @pytest.mark.parametrize(
-        "subject",
-        ["<script>alert(1)</script>", "line\r\nX-Injected: yes", "null\0\x1b", "x" * 10_000, "\ud800", "% & = ?", "~a"],
-    )
+    @pytest.mark.parametrize("subject", ["line\r\nX-Injected: yes\0", "x" * 10_000, "\ud800", "~a% & = ?"])
     def test_any_subject_has_a_page_and_a_file(self, admin: Client, subject: str) -> None:
         name, held = row_name(row_part(named_subject(subject))), row_name(row_part(subject, field))
         row(name, rule=held)
         query = urlencode({"subject": subject, "rule": subject}, errors="surrogatepass")
         with freeze(NOON):
             for asked in (query, urlencode({"subject": name, "rule": held})):
-                html = admin.get(f"{USAGE}?{asked}").content.decode()
-                assert "<script>alert" not in html
-                assert len(charts(html)) == 2
-                reply = admin.get(f"{USAGE}csv/?{asked}")
+                assert len(charts(admin.get(f"{USAGE}?{asked}").content.decode())) == 2
+                reply: Any = admin.get(f"{USAGE}csv/?{asked}")
                 assert reply["Content-Disposition"].isascii()
                 assert "Injected:" not in reply["Content-Disposition"]
-                lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))
-        assert lines[1][2:] == ["2026-03-14", "5", "0", "5"]
+                _, line = csv.reader(io.StringIO(b"".join(reply).decode(), newline=""))
+                assert line[2:] == ["2026-03-14", "5", "0", "5"]
 
     def test_the_csv_file_has_the_days_of_the_year(self, admin: Client) -> None:
         row("user:1", date(2025, 5, 1), 8, 2)
