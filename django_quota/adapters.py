@@ -128,7 +128,7 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
-    """Put a Decision on `request.quota`, combined with those that are there; return the combined one."""
+    """Put a Decision on `request.quota`, combined with earlier ones; return the combined one."""
     return add_decision(_read_request(request), decision)
 
 

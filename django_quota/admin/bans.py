@@ -181,7 +181,7 @@ def _query(wanted: BanFilter) -> str:
 
 
 def _chosen(request: HttpRequest, wanted: BanFilter) -> list[tuple[str, str]]:
-    """Return the subjects and rules of the bans to lift: all that the filter means, or those of the form.
+    """Return the subjects and rules of the bans to lift: all that fit the filter, or the ones in the form.
 
     Raises `RuleError`, and `StoreUnavailable`.
     """

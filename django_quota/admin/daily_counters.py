@@ -99,7 +99,7 @@ class KindFilter(admin.SimpleListFilter):
     parameter_name = "kind"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return all kinds, also those without rows."""
+        """Return all kinds, even those without rows."""
         return list(KINDS.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -108,7 +108,7 @@ class KindFilter(admin.SimpleListFilter):
 
 
 def of_kind(kind: str, using: str) -> Q:
-    """Return the condition that a subject begins so, as a range of an index where the database has one."""
+    """Return the condition that a subject begins with this, as a range of an index if the database has one."""
     # SQLite and PostgreSQL compare subjects byte by byte.
     if connections[using].vendor not in ("sqlite", "postgresql"):
         return Q(subject__startswith=kind)

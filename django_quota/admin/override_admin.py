@@ -50,7 +50,7 @@ MAX_NAMED = 20
 
 
 class LabelFilter(admin.AllValuesFieldListFilter):
-    """Filters by label. The choice of overrides without one has a text to press, too."""
+    """Filters by label. The choice "no label" shows a dash, so that you can press it."""
 
     def choices(self, changelist: Any) -> Any:
         for choice in super().choices(changelist):
@@ -252,7 +252,7 @@ class QuotaOverrideAdmin(PageAdmin):
 
     @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))
     def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """End the rows, also those that have not begun: such a row loses its start, which would be after its end."""
+        """End the rows, even those that have not begun: such a row loses its start, which would be after its end."""
         return self._change_selected(request, queryset, "expire_selected", expires=timezone.now())
 
     def _change_selected(self, request: HttpRequest, queryset: Any, action: str, **values: Any) -> HttpResponse | None:

@@ -7,7 +7,7 @@ place as its eta. A header of the message carries the place, so the second run d
 moment the limits themselves decide, and only a task that starts is counted. So the limits hold whatever happens to the
 messages: a broker delivers the messages of a killed worker late and all at once, and may deliver any message twice.
 
-If the limits refuse the task then, because it is late or because a quota is used up, it is published again too. It
+If the limits refuse it, because it is late or because a quota is used up, the task is published again, too. It
 takes a place in a second queue, so that a thousand such tasks do not all run again at the same moment.
 """
 
@@ -287,7 +287,7 @@ class QuotaTask(Task):
             raise TaskWouldExpire(f"Task {self.name} would wait {waits} for its turn, and expires in {left}.")
 
     def _microseconds(self, moment: datetime | str) -> int:
-        """Return a moment as microseconds since 1970; without a time zone it is in that of the app, as in Celery."""
+        """Return a moment as microseconds since 1970; without a time zone, in the app's zone, as in Celery."""
         aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
         return (aware - EPOCH) // timedelta(microseconds=1)
 

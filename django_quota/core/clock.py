@@ -77,7 +77,7 @@ class MovableClock:
 
     def __init__(self, now: int | None = None) -> None:
         self._still = now
-        """The time while nothing else moves it; None: that of the store."""
+        """The time while nothing else moves it; None: the store's time."""
         self._ahead = 0
         """How far it is ahead of the time that freezegun or time-machine has set."""
 

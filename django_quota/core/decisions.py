@@ -153,7 +153,7 @@ class Decision:
 
     @classmethod
     def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
-        """Make one decision of at least one outcome."""
+        """Make the decision from its outcomes, at least one."""
         binding = _binding(outcomes)
         allowed = binding.allowed or binding.shadow
         enforced = not allowed and binding.enforced
@@ -193,7 +193,7 @@ class Decision:
 
     @property
     def would_refuse(self) -> bool:
-        """Whether any limit refused, including those of shadow rules."""
+        """Whether any limit refused, even a limit of a shadow rule."""
         return not self.allowed or any(not outcome.allowed for outcome in self.outcomes)
 
     def __bool__(self) -> bool:

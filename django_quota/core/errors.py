@@ -153,7 +153,7 @@ _SIGNS = ("@", "=", "with args", "<redis.")
 def without_secrets(text: str) -> str:
     """Return a text, such as a URL or an error of a server, without passwords and on one line."""
     if text.isprintable() and not any(sign in text for sign in _SIGNS):
-        return text  # the usual case, and a hot path while Redis is down
+        return text  # the usual case, and a hot path while the store is down
     text = _CLIENT.sub("<redis...", text)
     text = _ARGUMENTS.sub(r"\1 ...", _OPTIONS.sub(r"\1=***", _CREDENTIALS.sub(r"\1***@", text)))
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)

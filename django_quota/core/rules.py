@@ -141,7 +141,7 @@ def check_default_tiers(names: Collection[str], what: str, hint: str) -> None:
 
 
 def check_default_shares(shares: Shares) -> None:
-    """Raise `RuleError` unless the shares are those of exactly the default tiers."""
+    """Raise `RuleError` unless the shares name exactly the default tiers."""
     check_default_tiers(dict(shares.of_tiers), "share", "Use 1.0 if requests of this tier may fill the limit.")
 
 
@@ -228,7 +228,7 @@ class Rule:
     True takes the value from `check(..., value=)`.
     """
     cache_refusals: float | None = declare(None, read=read_refusal_span)
-    """How long, up to a minute, a process repeats a refusal without asking Redis; 0 for never.
+    """How long, up to a minute, a process repeats a refusal without asking the store; 0 for never.
 
     None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` always ask the store.
     """
@@ -406,7 +406,7 @@ class Rule:
         return replace(self, name=name)
 
     def is_compatible_with(self, other: Rule) -> bool:
-        """Say whether two rules of one name differ only in rates, key and algorithm; what they both count is equal."""
+        """Say whether rules of one name differ only in rates, key and algorithm; limits with one state are equal."""
         shared = [(own, limit) for own in self.limits for limit in other.limits if own.state_id == limit.state_id]
         is_same = all(
             getattr(self, name) == getattr(other, name) for name, declared in OPTIONS.items() if declared.is_shared

@@ -346,7 +346,7 @@ class Plan:
             self._decoded = Reply.decode(self._raw, self.hits)
         return self._decoded
 
-    def is_heard(self, decision: Decision) -> bool:
+    def is_reported(self, decision: Decision) -> bool:
         """Say whether metrics and observers get the plan's decision: each refusal, and mostly the others."""
         return self.counts_if_allowed or not decision.allowed
 

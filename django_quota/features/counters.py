@@ -252,7 +252,7 @@ class Counter(CounterEntry):
         name = _named(subject)
         if not isinstance(value, (str, int)) or isinstance(value, bool):
             raise CounterError(self.name, name, f"{value!r} is not a value to count. Use a text or a whole number")
-        # A digest has one length for all values, and nobody can read the value in Redis.
+        # A digest has one length for all values, and nobody can read the value in the store.
         digest = hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).hexdigest()
         total, days = self._key("u", name), partial(self._key, "u", name)
 

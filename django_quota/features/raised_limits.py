@@ -32,7 +32,7 @@ def raise_limit(
 
     It saves an override with `"+500"`: the units come on top of the rule's own rate, whichever tier the subject has or
     gets. Of several rates, the one with the longest period is raised. If an override sets the rate, that rate is raised
-    instead. Calls add up, also those at the same time.
+    instead. Calls add up, even at the same time.
 
     `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
     name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration

@@ -55,7 +55,7 @@ def roll_up(store: Store, batch: int = BATCH_SIZE, using: str | None = None) -> 
     walk = Walk(store)
     for days in find_days(store, current().prefix, batch):
         done = RollupResult()
-        with walk.past():
+        with walk.part():
             done = move(store, days, using)
         yield done
     walk.end()

@@ -1,6 +1,6 @@
 """A stream that settles its reservation when it is over: it ended, it failed, or its client went away.
 
-Django calls `close()` on every response in the end, also on one that nobody has read.
+Django calls `close()` on every response in the end, even on one that nobody has read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _SyncStream(_Stream, Iterator[Any]):
 
 
 class _AsyncStream(_Stream, AsyncIterator[Any]):
-    """A client often goes away right after the last part, which cancels the task: it settles all the same."""
+    """It settles even if its task is cancelled: a client often goes away right after the last part."""
 
     async def __anext__(self) -> Any:
         try:

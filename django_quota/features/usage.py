@@ -218,7 +218,7 @@ def _summed(
 
 
 def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
-    """Return the counts of a subject by day and rule, for those of the last eight days that have checks.
+    """Return the counts of a subject by day and rule, for the days with checks among the last eight.
 
     `subject`: a text such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
     `RuleError` for a wrong subject, and `StoreUnavailable`. It asks the store before it reads rows: what a roll-up

@@ -53,8 +53,9 @@ def check(
     count the hit even if there is no room, for work that is done already; `allowed` says whether there was room, and
     `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for `distinct=`.
 
-    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While the store
-    does not answer, nothing is raised and the Decision is `degraded`.
+    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong, and
+    `ConfigurationError` if the client of a request has no address. While the store does not answer, nothing is raised
+    and the Decision is `degraded`.
     """
     planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
     return run_call(_decided_flow(planning, "force" if force else "check"))
@@ -347,7 +348,7 @@ def entries_plan_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flo
 
 
 MAX_ENTRIES = 1_000
-"""Entries that one call decides: Redis serves nobody else meanwhile."""
+"""Entries that one call decides: the store serves nobody else meanwhile."""
 
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 

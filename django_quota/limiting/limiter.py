@@ -195,13 +195,13 @@ class Limiter:
             self._count(plan, decided)
             if plan.here or plan.unlimited_hits:
                 announcements += self.unasked.count(plan, decided)
-        if receivers and steps[0][0].is_heard(decision) and any(plan or plan.here for plan, _ in steps):
+        if receivers and steps[0][0].is_reported(decision) and any(plan or plan.here for plan, _ in steps):
             notify(decision, began)
         return announcements
 
     def _count(self, plan: Plan, decision: Decision) -> None:
         """Count a decision in the metrics, unless it was a guess without the store."""
-        if not plan.is_heard(decision):
+        if not plan.is_reported(decision):
             return
         decided_at = clock.now() if plan.is_decided_here else plan.decided_at
         if decided_at is not None:

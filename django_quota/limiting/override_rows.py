@@ -88,7 +88,7 @@ class DatabaseRows:
         return self._read(_not_ended(_rows())) if has_database() else iter(())
 
     def since(self, number: int) -> Iterator[Override]:
-        """Yield the overrides that were saved after the change with this number, also those that have ended."""
+        """Yield the overrides that were saved after the change with this number, even those that have ended."""
         return self._read(_rows().filter(change__gt=number))
 
     def pks(self) -> Collection[int]:
@@ -119,7 +119,7 @@ def _override_of(row: Sequence[Any]) -> Override:
 
 def microseconds_of_row(moment: datetime) -> int:
     """Return a moment of a row in microseconds since 1970."""
-    # With USE_TZ = False, moments are those of TIME_ZONE, whatever time zone a request has activated.
+    # With USE_TZ = False, moments are in TIME_ZONE, whatever time zone a request has activated.
     zone = timezone.get_default_timezone()
     return microseconds_of(timezone.make_aware(moment, zone) if timezone.is_naive(moment) else moment)
 

@@ -70,7 +70,7 @@ class Rows(Protocol):
         ...
 
     def since(self, number: int) -> Iterable[Override]:
-        """Return the overrides that were saved after the change with this number, also those that have ended."""
+        """Return the overrides that were saved after the change with this number, even those that have ended."""
         ...
 
     def pks(self) -> Collection[int]:
@@ -79,7 +79,7 @@ class Rows(Protocol):
 
 
 class OwnChange:
-    """What this process changed in a transaction. It is called as a commit hook of the connection."""
+    """What this process changed in a transaction; a commit hook of the connection."""
 
     def __init__(self, connection: Any, number: int, put: Collection[Override], removed: Collection[int]) -> None:
         self.connection = connection

@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
     """One remembered refusal of a plan: a rule, a subject, and what was refused."""
 
     asked: Sequence[Asked]
-    """What the plan asks for. It keeps the rules alive, so that no other rule gets the `id` of one."""
+    """What the plan asks for. This keeps the rules alive, so that no other rule gets the `id` of one."""
     hit: Hit
     outcomes: tuple[Outcome, ...]
     place: Place
@@ -71,7 +71,7 @@ class Refusal(NamedTuple):
         ]
 
     @property
-    def asks_store(self) -> bool:
+    def counts_in_store(self) -> bool:
         """Whether the store counts its repetitions: for the day, or since another event may be due after a second."""
         return self.hit.day is not None or self.ends - self.begins > SECOND
 
@@ -123,7 +123,7 @@ class Refusals:
         if refusals is None or not refusals[0].begins <= (now := _clock()) < refusals[0].ends:
             return None
         for refusal in refusals:
-            if refusal.asks_store:
+            if refusal.counts_in_store:
                 self._unasked.add(refusal.place, {"r": 1}, refusal.event)
             at = refusal.decided_at + now - refusal.begins  # by the store's clock
             self._metrics.count_refusal(at, refusal.hit.field, refusal.hit.subject)

@@ -57,7 +57,7 @@ def _make_store() -> Store:
 def force_store(store: Store | None) -> Store | None:
     """Count in this store, whatever the settings say; None: follow the settings. Return the store until now.
 
-    All threads use it, however a test changes the settings: so no test reaches Redis by accident.
+    All threads use it, however a test changes the settings: so no test reaches your store by accident.
     """
     global _forced
     before, _forced = _forced, store
@@ -104,7 +104,7 @@ setting_changed.connect(_see_change, dispatch_uid="django_quota.limiting.registr
 
 
 def which_redis() -> WhichRedis:
-    """Return the Redis of the settings: `REDIS`, or that of the alias in `CACHE`."""
+    """Return the Redis of the settings: `REDIS`, or the alias in `CACHE`."""
     # A site without Redis needs none of its packages.
     from django_quota.stores.redis.aliases import redis_of_alias  # noqa: PLC0415
     from django_quota.stores.redis.given import GivenRedis  # noqa: PLC0415

@@ -35,7 +35,7 @@ MAX_PLACES = 100_000
 """How many rules, subjects and days wait to be counted; further ones are left out while the store is away."""
 
 BATCH_SIZE = 500
-"""How many of them one round trip counts."""
+"""How many places one round trip counts."""
 
 
 class Place(NamedTuple):

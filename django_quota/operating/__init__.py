@@ -1,1 +1,1 @@
-"""What an operator asks: what is counted for whom, is Redis healthy, what would other rates do."""
+"""What an operator asks: what is counted for whom, is the store healthy, what would other rates do."""

@@ -211,7 +211,7 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
 
 
 def _json_name(name: str) -> str:
-    """Return a name as `_JSON_NAMES` has it: of nested objects the last part alone, such as `request.uri`."""
+    """Return a name as in `_JSON_NAMES`: of a nested name, such as `request.uri`, only the last part."""
     return name.rpartition(".")[2].lower().replace("-", "_")
 
 

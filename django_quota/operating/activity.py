@@ -67,7 +67,7 @@ class RuleActivity:
     minutes: list[Minute] = field(default_factory=list)
     """The last `MINUTES`, the oldest first; empty for the rules that are summed up."""
     rate: float = 0.0
-    """Checks a minute now: those of this minute, and the share of the last minute that is less than 60 s ago."""
+    """Checks in the last 60 s: all of this minute, and the share of the minute before that is recent enough."""
 
     @property
     def rule(self) -> str | None:
@@ -147,7 +147,7 @@ class DayTotal(NamedTuple):
 
     @property
     def checks(self) -> int:
-        """All of them."""
+        """Allowed and refused."""
         return self.allowed + self.refused
 
     @property
@@ -164,7 +164,7 @@ class Activity:
     """Microseconds since 1970."""
     day: date
     rules: list[RuleActivity]
-    """Those with most checks today first."""
+    """The rules with most checks today first."""
     today: DayTotal
     yesterday: DayTotal
     refused: list[RefusedSubject]
@@ -338,7 +338,7 @@ def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
 
 
 def _slots(store: Store, now: int) -> list[SlotUse]:
-    """Return how slots are used, the fullest first. Those on a server of a Cluster that is silent are left out."""
+    """Return how slots are used, the fullest first. Slots on a silent server of a Cluster are left out."""
     keys = {}
     for slot, until in highest(store, "slots", MAX_SLOTS_READ):
         subject, name, _ = slot.split(" ")
@@ -350,7 +350,7 @@ def _slots(store: Store, now: int) -> list[SlotUse]:
     else:
         walk = Walk(store)
         for server, its_keys in store.redis.by_server(keys.values()).items():
-            with walk.past(), store.redis.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            with walk.part(), store.redis.commands(server) as client, client.pipeline(transaction=False) as pipeline:
                 for key in its_keys:
                     pipeline.zcount(key, f"({now}", "+inf")
                 held.update(zip(its_keys, pipeline.execute(), strict=True))

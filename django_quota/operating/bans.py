@@ -22,7 +22,7 @@ EVENTS = 5_000
 """Events that are looked at, the newest."""
 
 Fate = Literal["in force", "ended", "lifted", "replaced"]
-"""What became of a ban. A newer ban of the same subject and rule replaces it, also one that only lasts longer."""
+"""What became of a ban. A newer ban of the same subject and rule replaces it, even one that only lasts longer."""
 
 Pair = tuple[str | None, str | None]
 """The subject and the rule of a ban; None for a name that is so long that only a digest is known."""
@@ -37,7 +37,7 @@ class BanFilter(NamedTuple):
     """Empty: all."""
 
     def fits(self, subject: str | None, rule: str | None) -> bool:
-        """Say whether a ban is meant."""
+        """Say whether the filter fits a ban."""
         if self.rule not in ("", rule) or not self.subjects:
             return self.rule in ("", rule)
         name = subject or ""
@@ -46,7 +46,7 @@ class BanFilter(NamedTuple):
 
 
 class BanList(NamedTuple):
-    """The bans in force that a filter means, the first to end first."""
+    """The bans in force that fit a filter, the first to end first."""
 
     bans: list[ActiveBan]
     rules: list[str]
@@ -56,10 +56,10 @@ class BanList(NamedTuple):
 
 
 def find_bans(wanted: BanFilter) -> BanList:
-    """Return the bans that a filter means.
+    """Return the bans that fit a filter.
 
-    The store's list of bans has them. The memory store has none, nor does a store without events: then only the bans
-    of the subjects of the filter are found. Raises `StoreUnavailable`.
+    They come from the store's list of bans. The memory store has no list, nor does a store without events: there, only
+    bans of the filter's subjects are found. Raises `StoreUnavailable`.
     """
     total, listed = bans_in_force(MOST) if current().events else (0, None)
     found = [ban for ban in listed or () if wanted.fits(ban.subject, ban.rule)]
@@ -85,7 +85,7 @@ class BansLately(NamedTuple):
 
 
 def bans_lately(wanted: BanFilter) -> BansLately:
-    """Return the bans that began lately, as far as events tell; none of a store that keeps none.
+    """Return the bans that began lately, by the events; empty if the store keeps no events.
 
     Raises `StoreUnavailable`.
     """

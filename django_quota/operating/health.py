@@ -92,12 +92,12 @@ def health(store: RedisStore, prefix: str) -> Health:
     """Return the state of Redis. Raises `StoreUnavailable` if no server answers."""
     walk = Walk(store)
     own = None
-    with walk.past():
+    with walk.part():
         own = store.server_of(system_key(prefix, "events"))
     parts, silent = [], []
     for server in walk.servers:
         missed = walk.missed
-        with walk.past():
+        with walk.part():
             parts.append(_of_one(store, server, prefix, has_events=server == own))
         if walk.missed > missed:
             silent.append(str(server))

@@ -181,7 +181,7 @@ class SubjectSnapshot:
 
     @property
     def overrides(self) -> list[Override]:
-        """The overrides that concern the subject, the most specific first, also those that have not begun."""
+        """The overrides that concern the subject, the most specific first, even those that have not begun."""
         return self.table.of_subject(self.subject)
 
     def override_of(self, rule: str) -> Override | None:
@@ -257,7 +257,7 @@ def scan_keys(subject: str) -> dict[str, keys.Key] | None:
 
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
-    """Return the rules that have counted something, without those of which only a digest is known; slots by key."""
+    """Return the rules that have counted something, unless only a digest is known, and the slots by key."""
     counted: set[str] = set()
     leases: dict[str, str] = {}
     for key, read in scanned.items():
@@ -418,7 +418,7 @@ def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator
 def _peek_at(
     snapshot: SubjectSnapshot, questions: Sequence[_Question], table: OverrideTable | None = None
 ) -> Iterator[LimitStatus]:
-    """Yield the limits of these rules under the overrides of the subject, or under those of another table."""
+    """Yield the limits of these rules under the overrides of the subject, or of another table."""
     asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
     table = snapshot.table if table is None else table
     found = {name: table.find(snapshot.subject, name, snapshot.now) for name in asked}

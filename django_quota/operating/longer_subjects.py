@@ -28,7 +28,7 @@ class LongerSubject(NamedTuple):
 def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence[LongerSubject]:
     """Return the subjects that count a subject together with others, those refused now first.
 
-    It finds those that were refused today, yesterday or in the last events, or are banned. Nothing is taken.
+    It finds subjects that were refused today, yesterday or in the last events, or are banned. Nothing is taken.
     `other_names`: subjects that mean the same person, such as the failed logins of a user's name; they are looked at
     themselves, too.
 

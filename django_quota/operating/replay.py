@@ -2,9 +2,9 @@
 
 Each request of the log goes through the same code as a live one. `RuleIndex` and `asked_flow` find its rules and
 their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
-of a request in one plan, all or nothing. Nothing is read from or written to Redis or the database.
+of a request in one plan, all or nothing. Nothing is read from or written to the store or the database.
 
-It goes in three steps. `read_traffic` turns lines into `Traffic`: a time and the number of a plan for each request.
+Replay has three steps. `read_traffic` turns lines into `Traffic`: a time and the number of a plan for each request.
 `decide` decides them. `operating/tightest` then searches for rates.
 """
 
@@ -227,7 +227,7 @@ class Traffic:
         self.lines = self.requests = self.unreadable = 0
         """The lines of the log, its requests, and the lines that could not be used."""
         self.begins = self.ends = 0
-        """The first and the last time, also of requests without rules."""
+        """The first and the last time, even of requests without rules."""
         self.shown: list[Unreadable] = []
 
     def add_request(self, entry: Entry, key: PlanKey) -> None:

@@ -127,7 +127,7 @@ class Sweeper:
         for server in walk.servers:
             report.complete = False
             position = self._store.node_key(system_key(self._prefix, "sweep"), server)
-            with walk.past(), self._store.commands(server) as client:
+            with walk.part(), self._store.commands(server) as client:
                 self._sweep_server(client, "" if self._dry_run else position, advance)
             if stop.is_set() and not report.complete:
                 break
@@ -168,7 +168,7 @@ class Sweeper:
         """Return how many keys the database has: about the sum of what `advance` gets."""
         total, walk = 0, Walk(self._store)
         for server in walk.servers:
-            with walk.past(), self._store.commands(server) as client:
+            with walk.part(), self._store.commands(server) as client:
                 total += int(client.dbsize())
         return total
 
@@ -178,7 +178,7 @@ class Sweeper:
         for first in range(0, len(targets), KEYS_PER_CALL):
             if self._stop.is_set():
                 return
-            with self._walk.past():  # some keys may have moved to a server that does not answer
+            with self._walk.part():  # some keys may have moved to a server that does not answer
                 self._sweep_batch(targets[first : first + KEYS_PER_CALL])
 
     def _sweep_batch(self, batch: Sequence[Target]) -> None:

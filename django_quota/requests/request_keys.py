@@ -255,5 +255,5 @@ _EXAMPLES = {
 
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:
-    """Return the part for a value from a client: a keyed digest, so that no secret reaches Redis, logs or the admin."""
+    """Return the part for a client's value: a keyed digest, so that no secret reaches the store, logs or the admin."""
     return f"{kind}.{escape_value(name)}:{digest(value)}" if value else None

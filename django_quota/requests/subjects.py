@@ -52,7 +52,7 @@ class Subject(str):
 
 
 def _text_of(value: object) -> str:
-    """Return the text of a subject's value, also of an enumeration member; empty if the value has a wrong type."""
+    """Return the text of a subject's value, even of an enumeration member; empty if the value has a wrong type."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int) and not isinstance(value, bool):

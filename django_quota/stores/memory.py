@@ -1,7 +1,7 @@
-"""The memory store: states in one process, without Redis. It runs the Python specification of each operation.
+"""The memory store: states in one process. It runs the Python specification of each operation.
 
-It serves tests, single processes, and rules that fall back while Redis is away. All keys are in one dict with one lock.
-Each operation looks at two keys, and drops those that have expired.
+It serves tests, single processes, and rules that fall back while another store is away. All keys are in one dict with
+one lock. Each operation looks at two keys, and drops those that have expired.
 
 It holds a limited number of keys. It never drops a key that still counts: its subject would start again from zero.
 Instead it raises `StoreFull` for an operation that needs another key. Known subjects go on. A rule holds at most a part

@@ -1,4 +1,4 @@
-"""Walks over all servers of a store, and over all keys of Redis, for work that concerns all subjects."""
+"""Walks over all servers of a store, and over all its keys, for work that concerns all subjects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Walk:
         self._first: StoreUnavailable | None = None
 
     @contextmanager
-    def past(self) -> Iterator[None]:
+    def part(self) -> Iterator[None]:
         """Do one part; skip it if the server does not answer."""
         try:
             yield
@@ -69,7 +69,7 @@ def scan(store: RedisStore, matching: str, batch: int = SCAN_COUNT, kind: str | 
     """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
     walk = Walk(store)
     for server in walk.servers:
-        with walk.past(), store.commands(server) as client:
+        with walk.part(), store.commands(server) as client:
             yield from batched(map(text, client.scan_iter(matching, batch, kind)), batch)
     walk.end()
 

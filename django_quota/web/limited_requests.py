@@ -49,7 +49,7 @@ class QuotaRequest(HttpRequest):
 
 @dataclass(slots=True)
 class RequestState:
-    """What one request has met. It is made once, and passed on."""
+    """What one request has met."""
 
     closer: Literal["", "middleware", "decorator"] = ""
     """Who closes the request: the first that it enters. Empty: nobody yet."""
@@ -127,7 +127,7 @@ def enter_view_flow(
 def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow[Any]:
     """Decide the rules that no view has decided, and settle all; return the response to send.
 
-    `response`: that of the view, or the error that left the view.
+    `response`: the view's response, or the error that left the view.
     """
     try:
         if not isinstance(response, BaseException):

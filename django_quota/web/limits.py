@@ -63,7 +63,7 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
 
 
 def request_limits_flow(rules: Iterable[Rule], request: HttpRequest) -> Flow[Decision]:
-    """Return the limits of a request under those of these rules that apply to it."""
+    """Return the limits of a request under the rules among these that apply to it."""
     return (yield from _peek_flow((yield from asked_flow(rules, request, is_peek=True))))
 
 
@@ -95,7 +95,7 @@ def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> 
 
 
 def _peek_flow(asked: Iterable[Asked]) -> Flow[Decision]:
-    """Return what is left of each limit, also if an override blocks the subject of another one."""
+    """Return what is left of each limit, even if an override blocks the subject of another one."""
     once = list({(rule.name, subject): each for each in asked for rule, subject, _, _ in [each]}.items())[:MAX_ENTRIES]
     plan = new_plan([each for _, each in once])
     decision = yield from decision_flow(plan, "peek")

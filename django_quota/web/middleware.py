@@ -40,9 +40,9 @@ class QuotaMiddleware:
 
     A `QuotaExceeded` becomes a 429, a `StoreUnavailable` the 503 of `on_unavailable="deny"`.
 
-    It decides after Django has found the view, so a rule may name a view, and all other middleware has run. A request
-    that reaches no view, such as a 404, is decided when its response is on the way back. If MIDDLEWARE lists it twice,
-    the outer one does the work.
+    The middleware decides after Django has found the view, so a rule may name a view, and all other middleware has run.
+    A request that reaches no view, such as a 404, is decided when its response is on the way back. If MIDDLEWARE lists
+    it twice, the outer one does the work.
     """
 
     sync_capable = True

@@ -89,7 +89,7 @@ def until_of(outcome: Outcome) -> datetime | None:
 
 
 def _calendar(outcome: Outcome) -> Limit | None:
-    """Return the limit of an outcome if its window is that of a calendar; else None."""
+    """Return the limit of an outcome if it is a calendar limit; else None."""
     return outcome.of if isinstance(outcome.of, Limit) and not outcome.of.algorithm.timeless else None
 
 

@@ -34,7 +34,7 @@ NameFor = Callable[[type | None], str]
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> tuple[list[Rule], list[Rule], Limited | None]:
     """Return the rules to decide before a view: those of the settings, and those of the `@quota` on its outside.
 
-    Return also those that wait for the view, and the `@quota`, which must not decide its rules again.
+    Also return the rules that wait for the view, and the `@quota`, which must not decide its rules again.
     """
     spec, owner = _quota_of(view, request.method)
     return *_split(site_rules(request) + (spec.rules(owner) if spec else []), view, ()), spec

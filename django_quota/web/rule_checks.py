@@ -100,7 +100,7 @@ class _Site:
         self.named = named
         """The configured rules that can be read."""
         self.applied = [rule for rule in named if rule.match is not None]
-        """Those that the middleware applies."""
+        """The rules that the middleware applies."""
         self.slots = slots
         self.placed: list[Rule | SiteSlot] = [*self.applied, *slots]
         """All that the middleware applies."""
@@ -337,7 +337,7 @@ def _page(endpoint: Endpoint) -> tuple[object, ...]:
 
 
 def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules whose key the client chooses, without a rule by IP for the same requests: a client can fill Redis."""
+    """Find rules whose key the client chooses, and no rule by IP for the same requests: a client can fill the store."""
     told = set[str]()
     places = [pattern.text for rule in site.applied for pattern in cast("Match", rule.match).patterns]
     unknown = [Endpoint(path, "", None) for path in places if path.startswith("/") and "*" not in path]  # such as a 404

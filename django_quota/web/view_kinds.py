@@ -83,7 +83,7 @@ def dispatch_of(cls: type, decorator: str) -> Callable[..., Any]:
 
 
 def is_async(view: Any) -> bool:
-    """Return whether a view must be awaited, also if `method_decorator` has bound it to an async class-based view."""
+    """Return whether a view must be awaited; `method_decorator` may have bound it to an async class-based view."""
     return is_async_callable(view) or bool(getattr(_bound_to(view), "view_is_async", False))
 
 

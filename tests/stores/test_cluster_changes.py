@@ -272,7 +272,7 @@ def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(kind: t
     walk = Walk(RedisStore(which_redis()))
     walk.servers = [1, 2]
     for error in (kind("the first"), StoreUnavailable("the second")):
-        with walk.past():
+        with walk.part():
             fail(error)
     with pytest.raises(StoreUnavailable, match="the first") as caught:
         walk.end()

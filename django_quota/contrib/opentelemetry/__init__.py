@@ -69,7 +69,7 @@ _recorders: list[DecisionRecorder] = []
 def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Record the decisions of this process from now on; the app in `INSTALLED_APPS` calls it.
 
-    `meter_provider`: by default the current one, also if it is set later. A second call replaces the first.
+    `meter_provider`: by default the current one, even if it is set later. A second call replaces the first.
     """
     uninstrument()
     _recorders.append(DecisionRecorder(get_meter("django_quota", __version__, meter_provider)))

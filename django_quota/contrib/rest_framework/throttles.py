@@ -145,7 +145,7 @@ _PREPARED = "_django_quota_prepared"
 
 
 def _hold_slot(view: Any, request: Any) -> None:
-    """Let the method that answers hold the slot of `quota_slots`. It is called when all others have let it pass."""
+    """Let the method that answers hold the slot of `quota_slots`. Nothing refuses the request after that."""
     given = getattr(view, "quota_slots", None)
     if given is None:
         return

@@ -34,7 +34,7 @@ MAX_COST = 10**12
 
 
 def _given(view: Endpoint, name: str, default: Any = None) -> Any:
-    """Return an attribute of a view: what `as_view()` got, or that of its class."""
+    """Return an attribute of a view: what `as_view()` got, or the attribute of its class."""
     return view.given.get(name, getattr(view.view_class, name, default))
 
 

@@ -1,6 +1,6 @@
 """`manage.py quota_rules`: which rules apply to a request, in which order, and what they have left.
 
-It takes nothing. It covers the configured rules and those of `@quota`; throttles and slots are left out.
+The command takes nothing. It covers configured rules and `@quota`, but no throttles and slots.
 """
 
 from __future__ import annotations

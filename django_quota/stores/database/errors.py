@@ -1,6 +1,6 @@
-"""What goes wrong with a database: what an error of its driver tells, and the error of ours that it becomes.
+"""What an error of a database driver tells, and which of our errors replaces it.
 
-All errors of drivers become ours here, and only here.
+Only this module turns errors of drivers into ours.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KINDS: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
 _TABLE_IS_MISSING = ("42P01", "42703")
 _CONFLICT = ("40001", "40P01")
 _SILENCE = ("", "08", "53300", "57P")
-"""Those of a connection that is lost or not made: no SQLSTATE at all, connection exceptions, too many connections, and
+"""SQLSTATEs of a connection that is lost or not made: none at all, connection exceptions, too many connections, and
 a server that shuts down."""
 
 

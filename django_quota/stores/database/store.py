@@ -60,7 +60,7 @@ def vendor_of(alias: str) -> str:
 
 
 class DatabaseStore:
-    """States in the tables of a database alias. Its clock is that of the database."""
+    """States in the tables of a database alias. Its clock is the database's."""
 
     all_nodes_healthy = True
     is_shared = True

@@ -26,12 +26,12 @@ class DjangoRedisAlias(Alias):
 
     @property
     def _client(self) -> Any:
-        """The client class, or what stands there instead. Raises what an import raises."""
+        """The client class, or what is there instead. Raises what an import raises."""
         return import_string(self.options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
 
     @property
     def is_cluster(self) -> bool:  # type: ignore[override]  # the settings may change
-        """Whether its client is that of a Cluster."""
+        """Whether its client is a `ClusterClient`."""
         try:
             return issubclass(self._client, ClusterClient)
         except Exception:  # noqa: BLE001 — `place_problem` says what is wrong

@@ -1,4 +1,4 @@
-"""What goes wrong with Redis: what an error of redis-py tells, and which of our errors replaces it.
+"""What an error of redis-py tells, and which of our errors replaces it.
 
 Only this module turns errors of redis-py into ours.
 """

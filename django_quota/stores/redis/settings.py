@@ -110,7 +110,7 @@ def long_timeouts(which: WhichRedis) -> list[tuple[str, float]]:
 
 
 def _timeouts(which: WhichRedis, pool: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the time-outs that are set, also those of sentinels that differ, each with its place."""
+    """Yield the time-outs that are set, and those of sentinels if they differ, each with its place."""
     given = pool.connection_kwargs
     yield from ((f"{name} of {which.name}", given[name]) for name in TIMEOUTS if given.get(name) is not None)
     if isinstance(pool, SentinelConnectionPool):

@@ -62,7 +62,7 @@ class Source(NamedTuple):
 def pool_of(which: WhichRedis) -> Any:
     """Return a new pool of redis-py. Raises `ConfigurationError` if the settings are wrong.
 
-    It asks each sentinel once, with the time-outs of Redis itself unless the settings say otherwise. By default,
+    The pool asks each sentinel once, with the time-outs of Redis itself unless the settings say otherwise. By default,
     redis-py waits several times, for seconds, for a sentinel that hangs.
     """
     which.raise_problem()
