@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from django_quota import check
 from django_quota.testing import server_programs
-from tests.faults.faults import USER, FaultyServer, fault_named, faulty_server
+from tests.faults.faults import FAULTS, USER, FaultyServer, faulty_server
 from tests.faults.harness import caches_at
 from tests.support.commands import managing, wait_until
 from tests.support.selection import thorough
@@ -66,7 +66,7 @@ def said(*words: str) -> str:
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
 @pytest.mark.parametrize("fault", ["refused", "max-clients", "wrong-password"])
 def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], fault: str, used: FaultyServer) -> None:
-    with fault_named(fault).inject(used):
+    with FAULTS[fault].inject(used):
         assert 'It is the Redis of CACHES["default"].' in said(*words)
 
 
@@ -106,7 +106,7 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
 ) -> None:
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url)) as manage:
-        with fault_named("refused").inject(used):
+        with FAULTS["refused"].inject(used):
             process = manage.start(*words, stderr=stderr)
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
@@ -116,7 +116,7 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
             pass
         waits = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
         assert len(waits) == len(set(waits))
-        with fault_named("wrong-password").inject(used):
+        with FAULTS["wrong-password"].inject(used):
             assert process.wait(60) == 1
     assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
     assert "Traceback" not in stderr.read_text()

@@ -34,7 +34,7 @@ CASES = [
     pytest.param(
         fault, mode, id=f"{fault.name}-{mode}", marks=[pytest.mark.thorough("variants")] if is_repeated else []
     )
-    for fault in FAULTS
+    for fault in FAULTS.values()
     for mode in MODES
     for is_repeated in [fault.name in SLOW and mode == "async"]
 ]

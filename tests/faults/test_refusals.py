@@ -14,7 +14,9 @@ from tests.support.outages import SETTLE_TIME, new_outages
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START, Clock
 
-TAKES_NO_WRITES = [fault for fault in FAULTS if fault.name in ("read-only", "cannot-save", "full", "no-replicas")]
+TAKES_NO_WRITES = [
+    fault for fault in FAULTS.values() if fault.name in ("read-only", "cannot-save", "full", "no-replicas")
+]
 
 USER = "user:7"
 BAN = {"after": "2/m", "for": ["10m"]}

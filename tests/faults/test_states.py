@@ -108,7 +108,7 @@ def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatc
 @pytest.mark.parametrize("mode", MODES)
 def test_a_place_without_a_redis_counts_as_unavailable(mode: str, tmp_path: Path, settings: Any) -> None:
     server = FaultyServer(server_programs()[0], tmp_path)
-    server.start()
+    server.server.start()
     try:
         by_tls = server.url.replace("redis://", "rediss://")
         for url in (by_tls, *(f"redis://app:{PASSWORD}@{host}/0" for host in ("two..dots", "x" * 70, "127.0.0.1:1"))):
