@@ -29,14 +29,14 @@ from django_quota import (
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
-from django_quota.types import Hold, Lease
 
 WHO = "user:7"
 DAY = date(2026, 11, 21)
 HOW: tuple[OnUnavailable, ...] = ("allow", "deny", "local")
+MODES = ("sync", "async")
 
-DECIDES, RAISES, SERVES = "decides", "raises", "serves"
-"""What a call does without Redis: by the rule's `on_unavailable`; `StoreUnavailable`; a response."""
+RAISES, SERVES = "raises", "serves"
+"""What a call does without Redis: `StoreUnavailable`; a response; all others decide by the rule's `on_unavailable`."""
 
 
 class Call(NamedTuple):
@@ -56,84 +56,64 @@ def _twins(name: str, kind: str, function: Callable[..., Any], /, *given: Any, *
     return Call(name, kind, lambda _: function(*given, **options), lambda _: twin(*given, **options))
 
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "sliding": {},
-    "fixed": {"algorithm": "fixed_window"},
-    "calendar": {"algorithm": "calendar"},
-    "bucket": {"algorithm": "token_bucket", "burst": 900},
-    "leaky": {"algorithm": "leaky_bucket"},
-    "banning": {"ban": {"after": "500/m", "for": ["1m"]}},
-    "distinct": {"distinct": True},
-}
+def _entered(**options: Any) -> Call:
+    def made() -> Any:
+        return slot("work", 200, subject=WHO, **options)
 
+    def enter() -> None:
+        with made():
+            pass
 
-BANNING = Rule.make("9000/m", "9000/m", ban={"after": "900/m", "for": "1m"})
+    async def aenter() -> None:
+        async with made():
+            pass
 
-
-def checks() -> list[Call]:
-    """Return a check by each algorithm, under each `on_unavailable`."""
-    calls = []
-    for how in HOW:
-        for name, options in ALGORITHMS.items():
-            value = {"value": "a"} if name == "distinct" else {}
-            given: dict[str, Any] = {**options, **value, "name": name, "on_unavailable": how}
-            calls.append(_twins(f"check {name} {how}", f"{DECIDES} {how}", check, "9000/m", WHO, **given))
-    return calls
+    return Call("waiting slot" if options else "slot", RAISES, lambda _: enter(), lambda _: aenter())
 
 
 async def _areserved() -> Decision:
     return (await areserve("9000/m", WHO, 5, name="held")).decision
 
 
-def _held() -> Hold:
+def _held() -> Any:
     return reserve("9000/m", WHO, 5, name="held")
 
 
-ALLOWS = f"{DECIDES} allow"
-LIMITS = [
-    *checks(),
-    _twins("check several", ALLOWS, check, "9000/s; 90000/h", WHO, name="several"),
-    _twins("peek", ALLOWS, peek, "9000/m", WHO),
-    _twins("refund", ALLOWS, refund, "9000/m", WHO),
-    Call("reserve", ALLOWS, lambda _: _held().decision, lambda _: _areserved()),
-    Call("settle what was held before", ALLOWS, lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
-]
-
-
-def verbs() -> list[Call]:
-    tally = counter("tally")
-    asked: dict[str, tuple[Any, ...]] = {
-        "incr": (WHO, 2), "get": (WHO,), "series": (WHO, DAY, DAY), "set": (WHO, 5), "take": (WHO, 1), "pop": (WHO,),
-        "transfer": (WHO, "user:8", 0), "unique": (WHO, "a"), "unique_count": (WHO,),
-    }  # fmt: skip
-    return [_twins(f"counter.{name}", RAISES, getattr(tally, name), *given) for name, given in asked.items()]
-
-
-def _entered(made: Any) -> None:
-    with made:
-        pass
-
-
-async def _aentered(made: Any) -> None:
-    async with made:
-        pass
-
-
-def _slot(**options: Any) -> Any:
-    return slot("work", 200, subject=WHO, **options)
-
-
-def _lease() -> Lease:
+def _lease() -> Any:
     return slot("before", 9000, lease=60, subject=WHO).acquire()
 
 
-STRICT = [
+CHECKS: dict[str, dict[str, Any]] = {
+    **{f"check sliding {how}": {"on_unavailable": how} for how in HOW},
+    "check fixed allow": {"algorithm": "fixed_window", "on_unavailable": "allow"},
+    "check calendar deny": {"algorithm": "calendar", "on_unavailable": "deny"},
+    "check bucket local": {"algorithm": "token_bucket", "burst": 900, "on_unavailable": "local"},
+    "check leaky allow": {"algorithm": "leaky_bucket", "on_unavailable": "allow"},
+    "check banning deny": {"ban": {"after": "500/m", "for": ["1m"]}, "on_unavailable": "deny"},
+    "check distinct local": {"distinct": True, "value": "a", "on_unavailable": "local"},
+}
+COUNTER: dict[str, tuple[Any, ...]] = {
+    "incr": (WHO, 2), "get": (WHO,), "series": (WHO, DAY, DAY), "set": (WHO, 5), "take": (WHO, 1), "pop": (WHO,),
+    "transfer": (WHO, "user:8", 0), "unique": (WHO, "a"), "unique_count": (WHO,),
+}  # fmt: skip
+BANNING = Rule.make("9000/m", "9000/m", ban={"after": "900/m", "for": "1m"})
+TALLY = counter("tally")
+VERBS = [
+    *(
+        _twins(name, options["on_unavailable"], check, "9000/m", WHO, name=name.split()[1], **options)
+        for name, options in CHECKS.items()
+    ),
+    _twins("check several", "allow", check, "9000/s; 90000/h", WHO, name="several"),
+    _twins("peek", "allow", peek, "9000/m", WHO),
+    _twins("refund", "allow", refund, "9000/m", WHO),
+    Call("reserve", "allow", lambda _: _held().decision, lambda _: _areserved()),
+    Call("settle what was held before", "allow", lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
     _twins("reset", RAISES, reset, "9000/m", WHO),
     _twins("ban", RAISES, ban, "user:8", BANNING, 1),
     _twins("unban", RAISES, unban, "user:8"),
-    *verbs(),
-    Call("slot", RAISES, lambda _: _entered(_slot()), lambda _: _aentered(_slot())),
-    Call("waiting slot", RAISES, lambda _: _entered(_slot(wait=1)), lambda _: _aentered(_slot(wait=1))),
+    *(_twins(f"counter.{name}", RAISES, getattr(TALLY, name), *given) for name, given in COUNTER.items()),
+    _entered(),
+    _entered(wait=1),
     _twins("holders", RAISES, slot("work", 200).holders),
     Call("release what was held before", RAISES, lambda lease: lease.release(), lambda lease: lease.arelease(), _lease),
     Call("renew what was held before", RAISES, lambda lease: lease.renew(), lambda lease: lease.arenew(), _lease),
@@ -153,9 +133,7 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-SITE = {
-    f"site-{how}": {"rate": "9000/m", "key": "ip", "match": f"/{how}/", "on_unavailable": how} for how in HOW
-}  # fmt: skip
+SITE = {f"site-{how}": {"rate": "9000/m", "key": "ip", "match": f"/{how}/", "on_unavailable": how} for how in HOW}
 """The settings' rules, by path, for the middleware."""
 
 
@@ -165,23 +143,17 @@ def _view(name: str, how: str, limits: Callable[[Any], Any]) -> Call:
     def asks() -> HttpRequest:
         return RequestFactory().get(f"/{how}/", REMOTE_ADDR="192.0.2.1")
 
-    return Call(name, f"{SERVES} {how}", lambda _: view(asks()), lambda _: _awaited(aview(asks())))
+    return Call(f"{name} {how}", f"{SERVES} {how}", lambda _: view(asks()), lambda _: _awaited(aview(asks())))
 
 
-def views() -> list[Call]:
-    """Return views under a decorator, or behind the middleware, for each `on_unavailable`."""
-    calls = []
-    for how in HOW:
-        limited = quota("9000/m", key="ip", name="view", on_unavailable=how)
-        guarded = concurrency(900, key="ip", name="gate", on_unavailable=how)
-        for name, limits in (("@quota", limited), ("@concurrency", guarded), ("middleware", QuotaMiddleware)):
-            calls.append(_view(f"{name} {how}", how, cast("Any", limits)))
-    return calls
+def _views(how: OnUnavailable) -> list[Call]:
+    limited = quota("9000/m", key="ip", name="view", on_unavailable=how)
+    guarded = concurrency(900, key="ip", name="gate", on_unavailable=how)
+    made = {"@quota": limited, "@concurrency": guarded, "middleware": QuotaMiddleware}
+    return [_view(name, how, cast("Any", limits)) for name, limits in made.items()]
 
 
-VIEWS = views()
-CALLS = [*LIMITS, *STRICT, *VIEWS]
-MODES = ("sync", "async")
+CALLS = [*VERBS, *(call for how in HOW for call in _views(how))]
 
 
 def do(call: Call, mode: str, state: Any) -> Any:
@@ -196,15 +168,14 @@ def do(call: Call, mode: str, state: Any) -> Any:
 
 def promise_problem(call: Call, answer: Any) -> str:
     """Say what is wrong with an answer that was given without Redis; nothing where it is as the docs promise."""
-    kind, _, how = call.kind.partition(" ")
-    if kind == RAISES:
-        return "" if isinstance(answer, StoreUnavailable) else f"{answer!r} is no StoreUnavailable"
-    if kind == SERVES:
-        wanted = 503 if how == "deny" else 200
-        return "" if answer.status_code == wanted else f"{answer!r} is no {wanted}"
-    if not isinstance(answer, Decision) or not answer.degraded:
-        return f"{answer!r} is not degraded"
-    return "" if answer.allowed is (how != "deny") else f"{answer!r} does not {how}"
+    is_denied = call.kind.endswith("deny")
+    if call.kind == RAISES:
+        is_kept = isinstance(answer, StoreUnavailable)
+    elif call.kind.startswith(SERVES):
+        is_kept = answer.status_code == (503 if is_denied else 200)
+    else:
+        is_kept = isinstance(answer, Decision) and answer.degraded and answer.allowed is not is_denied
+    return "" if is_kept else f"{answer!r} is not what {call.kind} promises"
 
 
 def call_problem(call: Call, answer: Any) -> str:
@@ -213,6 +184,6 @@ def call_problem(call: Call, answer: Any) -> str:
         return f"{answer!r}"
     if call.kind.startswith(SERVES):
         return "" if answer.status_code == 200 else f"{answer!r} is no 200"
-    if call.kind.startswith(DECIDES):
-        return "" if answer.allowed and not answer.degraded else f"{answer!r} is not from Redis"
+    if call.kind != RAISES and not (answer.allowed and not answer.degraded):
+        return f"{answer!r} is not from Redis"
     return ""

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from django_quota import Decision, acheck, check
+from django_quota import acheck, check
 from django_quota.testing import server_programs
 from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
-from tests.faults.harness import assert_own_answers, assert_recovers, broken_promises, caches_at, use_site_rules
+from tests.faults.harness import (
+    ask_each,
+    assert_own_answers,
+    assert_recovers,
+    broken_promises,
+    caches_at,
+    use_site_rules,
+)
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
 from tests.support.outages import new_breaker
 from tests.support.steps import Clock
@@ -35,20 +42,19 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("decoded", [False, True], ids=["bytes", "decoded"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
-def test_a_server_that_is_not_redis_counts_as_unavailable(
-    words: bytes, mode: str, decoded: bool, settings: Any
-) -> None:
+def test_a_server_that_is_not_redis_counts_as_unavailable(words: bytes, mode: str, settings: Any) -> None:
+    calls = [call for call in CALLS if call.name in ("check sliding deny", "counter.incr", "slot", "once")]
+    use_site_rules(settings)
     with saying(words) as port:
-        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0", 0.05, decode_responses=decoded)
-        use_site_rules(settings)
-        calls = [call for call in CALLS if call.name in ("check sliding deny", "counter.incr", "slot", "once")]
-        found = broken_promises(mode, [None] * len(calls), Clock(), calls)
-        said = found.pop("said")
-    assert found == {}
-    assert all(PASSWORD not in text and len(text) < 600 and text.isprintable() for text in said)
+        for decoded in (False, True):
+            url = f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0"
+            settings.CACHES = caches_at(url, 0.05, decode_responses=decoded)
+            found = broken_promises(mode, [None] * len(calls), Clock(), calls)
+            said = found.pop("said")
+            assert found == {}
+            assert all(PASSWORD not in text and len(text) < 600 and text.isprintable() for text in said)
 
 
 UNREADABLE = {
@@ -86,22 +92,12 @@ def proxy(server: FaultyServer, settings: Any) -> Iterator[Proxy]:
     made.close()
 
 
-def asked(mode: str, number: int, times: int = 2) -> list[Decision]:
-    if mode == "sync":
-        return [check(f"{number}/m", f"user:{number}") for _ in range(times)]
-
-    async def ask() -> list[Decision]:
-        return [await acheck(f"{number}/m", f"user:{number}") for _ in range(times)]
-
-    return asyncio.run(ask())
-
-
 def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
     """Ask twice over a new connection that meets a fault; return whether each was decided without Redis."""
     redis_store().close()
     new_breaker()
     proxy.fault = fault
-    decisions = asked(mode, number)
+    decisions = ask_each(mode, [number] * 2)
     assert all(one.degraded or (one.limit, one.subject) == (number, f"user:{number}") for one in decisions)
     return [one.degraded for one in decisions]
 
@@ -110,9 +106,9 @@ def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[
 @pytest.mark.parametrize("how", ["end", "reset", "garbage"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, proxy: Proxy) -> None:
-    asked(mode, 1_000)
+    ask_each(mode, [1_000])
     redis_store().close()
-    asked(mode, 1_000, times=1)
+    ask_each(mode, [1_000])
     whole = proxy.replied
     assert whole > 100
     outcomes = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
