@@ -61,12 +61,10 @@ class SocketServer:
 
 
 @contextmanager
-def saying(words: bytes, *, first: bool = False) -> Iterator[int]:
-    """Answer whatever comes with these words; yields the port. `first`: as soon as somebody is there, too."""
+def saying(words: bytes) -> Iterator[int]:
+    """Answer whatever comes with these words; yields the port."""
 
     def serve(connection: socket.socket) -> None:
-        if first:
-            connection.sendall(words)
         while connection.recv(65_536):
             connection.sendall(words)
 
@@ -95,8 +93,8 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._behind = port
         self.fault: ConnectionFault | None = None
-        self.replied = self.asked = 0
-        """Bytes that went over the last connection without a fault."""
+        self.replied = 0
+        """Bytes that came back over the last connection without a fault."""
         self._listener = SocketServer(self._serve)
         self.port = self._listener.port
 
@@ -114,7 +112,7 @@ class Proxy:
                         data = data[: fault.after - seen[source]]
                     seen[source] += len(data)
                     if fault is None:  # before it is sent: who has it may look at once
-                        self.asked, self.replied = seen[client], seen[server]
+                        self.replied = seen[server]
                     (server if source is client else client).sendall(data)
                     if fault is None:
                         continue

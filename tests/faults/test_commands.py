@@ -11,31 +11,31 @@ from django.core.management import CommandError, call_command
 
 from django_quota import check
 from django_quota.testing import server_programs
-from tests.faults.faults import FAULTS, USER, FaultyServer, faulty_server
+from tests.faults.faults import FAULTS, FaultyServer, faulty_server
 from tests.faults.harness import caches_at
 from tests.support.commands import managing, wait_until
 from tests.support.selection import thorough
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+GROUP = ("quota_events", "--follow", "--group", "g")
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "status": ("quota_status", "user:7"),
     "sweep": ("quota_sweep",),
     "rollup": ("quota_rollup",),
-    "status": ("quota_status", "user:7"),
     "reset": ("quota_reset", "user:7"),
     "events": ("quota_events",),
     "bans": ("quota_bans", "list"),
     "lift": ("quota_bans", "lift", "user:7"),
     "rules": ("quota_rules", "/limited/"),
 }
-OVERRIDE = ("quota_override", "set", "ip:203.0.113.9", "5/m")
-"""It asks no Redis."""
-EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 141, 130
-"""128 and the number of the signal, as a shell has them."""
-WATCHERS: dict[str, tuple[str, ...]] = {
-    "follow": ("quota_events", "--follow"),
-    "group": ("quota_events", "--follow", "--json", "--group", "g"),
-}
+NEEDED = [
+    ("sweep", "scan"), ("rollup", "scan"), ("status", "evalsha"), ("reset", "evalsha"), ("events", "xrevrange"),
+    ("bans", "zrangebyscore"), ("lift", "evalsha"),
+    *(("group", command) for command in ("xgroup", "xautoclaim", "xinfo", "xreadgroup", "xack")),
+]  # fmt: skip
+EXIT_BROKEN_PIPE = 141
+"""128 and the number of the signal, as a shell has it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,51 +63,38 @@ def said(*words: str) -> str:
     return f"{printed.getvalue()}{caught.value}"
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
-@pytest.mark.parametrize("fault", ["refused", "max-clients", "wrong-password"])
-def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], fault: str, used: FaultyServer) -> None:
-    with FAULTS[fault].inject(used):
-        assert 'It is the Redis of CACHES["default"].' in said(*words)
-
-
-GROUP = ("quota_events", "--follow", "--group", "g")
-NEEDED = {
-    "sweep": "scan", "rollup": "scan", "status": "evalsha", "reset": "evalsha", "events": "xrevrange",
-    "bans": "zrangebyscore", "lift": "evalsha",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        *((COMMANDS[name], command) for name, command in NEEDED.items()),
-        *((GROUP, command) for command in ("xgroup", "xautoclaim", "xinfo", "xreadgroup", "xack")),
-    ],
+    ("fault", "commands"), [("refused", [*COMMANDS]), ("max-clients", ["sweep"]), ("wrong-password", ["status"])]
 )
-def test_a_missing_permission_ends_a_command_and_is_named(
-    words: tuple[str, ...], command: str, used: FaultyServer
-) -> None:
+def test_without_redis_a_command_ends_with_an_error(fault: str, commands: list[str], used: FaultyServer) -> None:
+    with FAULTS[fault].inject(used):
+        for name in commands:
+            assert 'It is the Redis of CACHES["default"].' in said(*COMMANDS[name]), name
+
+
+def test_a_missing_permission_ends_a_command_and_is_named(used: FaultyServer) -> None:
     (key,) = used.client.keys("*:events")
-    if command == "xack":
-        used.client.xgroup_create(key, "g", "0")
-    used.client.execute_command("ACL", "SETUSER", USER, f"-{command}")
-    try:
-        printed = said(*words)
+    for name, command in NEEDED:
+        if command == "xack":  # there must be something to acknowledge
+            used.client.xgroup_setid(key, "g", "0")
+        used.permit(f"-{command}")
+        try:
+            printed = said(*COMMANDS.get(name, GROUP))
+        finally:
+            used.permit()
         assert "permission" in printed
         assert f"'{command}" in printed
-    finally:
-        used.permit()
 
 
 @pytest.mark.thorough("processes")
-@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+@pytest.mark.parametrize("more", [(), ("--json", "--group", "g")])
 def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
-    words: tuple[str, ...], used: FaultyServer, tmp_path: Path
+    more: tuple[str, ...], used: FaultyServer, tmp_path: Path
 ) -> None:
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url)) as manage:
         with FAULTS["refused"].inject(used):
-            process = manage.start(*words, stderr=stderr)
+            process = manage.start("quota_events", "--follow", *more, stderr=stderr)
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
         check("1/m", "user:late", name="late", cost=2)
@@ -125,29 +112,30 @@ def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
 @pytest.mark.thorough("processes")
 @pytest.mark.parametrize(
     ("name", "unbuffered"),
-    [*((name, "") for name in (*COMMANDS, "override")), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
+    [*((name, "") for name in (*COMMANDS, "override", "help")), ("status", "1"), ("events", "1"), ("help", "1")],
 )
 def test_a_command_ends_quietly_if_its_reader_has_left(
     name: str, unbuffered: str, used: FaultyServer, tmp_path: Path
 ) -> None:
-    words = (COMMANDS | {"override": OVERRIDE}).get(name, ("quota_status", "--help"))
+    others = {"override": ("quota_override", "set", "ip:203.0.113.9", "5/m"), "help": ("quota_status", "--help")}
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "database")}
     stderr = tmp_path / "said"
     with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
-        if words[0] in ("quota_override", "quota_rollup"):
+        if name in ("override", "rollup"):
             assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
         manage.environment["PYTHONUNBUFFERED"] = unbuffered
-        process = manage.start(*words, stderr=stderr)
+        process = manage.start(*(COMMANDS | others)[name], stderr=stderr)
         assert process.stdout is not None
         process.stdout.close()
         status = process.wait(60)
-        if words[-1] != "--help":  # of which Python itself may have thrown the rest away
-            assert status == EXIT_BROKEN_PIPE
+        assert name == "help" or status == EXIT_BROKEN_PIPE  # of help, Python itself may have thrown the rest away
     assert not re.search("Traceback|Exception|BrokenPipe", stderr.read_text())
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("name", ["events", *(thorough("processes", name) for name in ("status", "reset", "sweep"))])
+@pytest.mark.parametrize(
+    ("name", "unbuffered"),
+    [("events", ""), *(thorough("processes", name, "1") for name in ("events", "status", "sweep"))],
+)
 def test_a_command_whose_output_does_not_fit_says_so_in_one_line(
     name: str, unbuffered: str, used: FaultyServer, tmp_path: Path
 ) -> None:
@@ -157,5 +145,4 @@ def test_a_command_whose_output_does_not_fit_says_so_in_one_line(
         process = manage.start(*COMMANDS[name], stdout=full, stderr=stderr)
         assert process.wait(60) == 1
     assert stderr.read_text().splitlines()[-1] == "The output could not be written: No space left on device."
-    assert "Traceback" not in stderr.read_text()
-    assert "Exception" not in stderr.read_text()
+    assert not re.search("Traceback|Exception", stderr.read_text())
