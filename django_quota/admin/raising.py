@@ -56,7 +56,7 @@ def raisings(subject: str, name: str) -> list[Raising]:
 def _problem(subject: str, name: str, rule: NamedRule, own: QuotaOverride | None) -> str:
     """Return why a rule cannot be raised; `own`: the override of this subject and rule."""
     held = overrides.table.find(subject, name, clock.now())
-    is_raise = own is not None and own.rate.startswith("x")
+    is_raise = own is not None and own.rate.startswith("x") and "+" not in own.rate
     if held is not None and not (own is not None and held.pk == own.pk and is_raise):
         return _("an override is in force: %s") % (held.rates or QuotaOverride.Mode(held.mode).label)
     if own is not None and state_of(own) == "pending":

@@ -169,20 +169,25 @@ class Change(NamedTuple):
     units: int = 0
     """Comes on top of the rate with the longest period."""
 
+    def __str__(self) -> str:
+        return f"x{self.factor}" * (self.factor != 1) + f"+{self.units}" * (self.units != 0)
+
+
+_CHANGE = re.compile(r"(?:x([1-9][0-9]*))?(?:\+([1-9][0-9]*))?")
 
 MAX_FACTOR = 1_000
 
 
 def parse_override_rates(text: str) -> Change | tuple[Rate, ...]:
-    """Read what an override sets: rates, or a change of a rule's own: `"+500"` units, `"x2"`. Raises `RateError`."""
-    sign, number = text.strip()[:1], text.strip()[1:]
-    if sign not in ("+", "x"):
+    """Read what an override sets: rates, or a change of the rule's own: `"+500"`, `"x2"`. Raises `RateError`."""
+    if text.strip()[:1] not in ("+", "x"):
         return parse_rates(text)
-    most = MAX_COUNT if sign == "+" else MAX_FACTOR
-    if not (number.isascii() and number.isdecimal()) or not 1 <= int(number) <= most:
-        problem = f"there is no whole number from 1 to {most:,} behind the {sign!r}"
-        raise RateError(text, None, problem, f"Use, for example, {'+500' if sign == '+' else 'x2'}.")
-    return Change(units=int(number)) if sign == "+" else Change(factor=int(number))
+    match = _CHANGE.fullmatch(text.strip())
+    change = Change(int(match[1] or 1), int(match[2] or 0)) if match else Change(0)
+    if not 1 <= change.factor <= MAX_FACTOR or change.units > MAX_COUNT:
+        problem = f"it neither adds 1 to {MAX_COUNT:,} units nor multiplies by 1 to {MAX_FACTOR:,}"
+        raise RateError(text, None, problem, "Use, for example, +500, x2 or x2+500.")
+    return change
 
 
 Duration: TypeAlias = float | str | timedelta

@@ -65,7 +65,7 @@ async def aunban(subject: AnySubject, rule: RuleOrRate | None = None) -> int:
 
 def _ban_flow(subject: AnySubject, given: RuleOrRate, duration: Duration) -> Flow[Decision]:
     rule, span = known_rule(given), parse_duration("duration", duration)
-    name = yield from _subject_flow(subject, rule)
+    name = yield from subject_under_flow(subject, rule, "a ban")
     if rule.shadow:
         raise RuleError(f"Rule {rule.name!r} is a shadow, which never refuses: a ban would have no effect.")
     if rule.ban is None:
@@ -101,7 +101,7 @@ def _unban_flow(subject: AnySubject, given: RuleOrRate | None) -> Flow[int]:
     if given is None:
         return (yield from _lift_flow(subject_of(subject, "a ban")))
     rule = known_rule(given)
-    name = yield from _subject_flow(subject, rule)
+    name = yield from subject_under_flow(subject, rule, "a ban")
     return (yield from _lift_flow(name, [field(rule.name)]))
 
 
@@ -143,10 +143,11 @@ def known_rule(given: RuleOrRate) -> Rule:
         ) from error
 
 
-def _subject_flow(subject: AnySubject, rule: Rule) -> Flow[str]:
+def subject_under_flow(subject: AnySubject, rule: Rule, what: str) -> Flow[str]:
+    """Return the name of a subject; of a request, what the key of a rule gives. `what`: what it is for, in errors."""
     request = django_request(subject)
     if request is None:
-        return subject_of(subject, "a ban")
+        return subject_of(subject, what)
     return str((yield from subject_flow(rule.key, request)))
 
 

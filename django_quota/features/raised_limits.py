@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, cast
 
 from django.db import transaction
 
 from django_quota.core import clock
+from django_quota.core.algorithms import Limit
 from django_quota.core.clock import moment_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
@@ -15,8 +17,8 @@ from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rates import MAX_COUNT, Change, Duration, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import rule_under
-from django_quota.features.bans import known_rule
-from django_quota.limiting.api import AnySubject, RuleOrRate, plan_flow
+from django_quota.features.bans import known_rule, subject_under_flow
+from django_quota.limiting.api import AnySubject, RuleOrRate
 from django_quota.limiting.overrides import overrides
 
 
@@ -25,8 +27,6 @@ def raise_limit(
     rule: RuleOrRate,
     by: int,
     until: datetime | Duration | None = None,
-    *,
-    tier: str | None = None,
 ) -> datetime | None:
     """Add units to what a subject has left of a rule; return until when they hold, None for no end.
 
@@ -37,7 +37,7 @@ def raise_limit(
     `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
     name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration
     from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
-    others. `tier`: the name of the subject's tier, which a rule with a `tier` function needs where there is no request.
+    others.
 
     At `until` the override ends, and what held before holds again. If an override of this subject and rule ends later,
     or never, so does the raised rate: the result says so.
@@ -49,9 +49,8 @@ def raise_limit(
     """
     if not isinstance(cast("object", by), int) or isinstance(by, bool) or not 1 <= by <= MAX_COUNT:
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
-    plan = run_sync(plan_flow(known_rule(rule), subject, 0, None, {} if tier is None else {"tier": tier}))
-    asked, name, _, _ = plan.asked[0]
-    return _save(asked, name, by, until)
+    known = known_rule(rule)
+    return _save(known, run_sync(subject_under_flow(subject, known, "raise_limit()")), by, until)
 
 
 def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:
@@ -70,13 +69,13 @@ def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) 
                 f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
                 f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
             )
-        rates, ends = _raised(rule, _held(subject, rule.name, own, now), by, now)
+        rates, limits = _raised(rule, _held(subject, rule.name, own, now), by)
         if isinstance(until, datetime):
             ends = override_rows.microseconds_of_row(until)
             if ends <= now:
                 raise RuleError(f"until={until} is in the past. Use a moment in the future.")
-        elif until is not None:
-            ends = now + parse_duration("until", until)
+        else:
+            ends = _end_of_period(rule, limits, now) if until is None else now + parse_duration("until", until)
         values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
         if own is not None and own.in_force(now):
             ends = max(ends, own.ends) if own.ends else 0
@@ -93,23 +92,26 @@ def _held(subject: str, rule: str, own: Override | None, now: int) -> Override |
     return OverrideTable([*others, own] if own else others).find(subject, rule, now)
 
 
-def _raised(rule: Rule, held: Override | None, by: int, now: int) -> tuple[str, int]:
-    """Return the raised rates, and when the running period ends. Raises `RuleError` if there is no such period."""
+def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit]]:
+    """Return the raised rates as an override has them, and the raised limits of all tiers; `held`: what holds now."""
     if held is not None and held.mode != "rate":
         raise RuleError(
             f"The override of {held.subject} says {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
             "Clear that override first.",
         )
-    holding = rule if held is None else rule_under(rule, held)
-    if not holding.limits:
+    tiers = [tier if held is None else rule_under(tier, held) for tier in rule.tiers.values() or [rule]]
+    raised = [limit for tier in tiers for limit in tier.under(f"+{by}").limits]
+    if not raised and not rule.dynamic:
         raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
-    raised = holding.under(f"+{by}")
-    before = Change() if held is None else parse_override_rates(held.rates)
-    if isinstance(before, Change) and before.factor == 1:
-        rates = f"+{before.units + by}"
-    else:
-        rates = "; ".join(map(str, raised.rates))
-    longest = max(raised.limits, key=lambda limit: limit.rate.period)
-    if longest.algorithm.timeless:
-        return rates, now + longest.rate.period
-    return rates, longest.parameters(now).b
+    change = Change() if held is None else parse_override_rates(held.rates)
+    if isinstance(change, Change):
+        return str(change._replace(units=change.units + by)), raised
+    return "; ".join(str(limit.rate) for limit in raised[: len(change)]), raised
+
+
+def _end_of_period(rule: Rule, limits: Sequence[Limit], now: int) -> int:
+    """Return when the longest period ends: that of a calendar, or one window from now."""
+    if not limits:
+        raise RuleError(f"Rule {rule.name!r} has rates that only a request tells: pass until=.")
+    longest = max(limits, key=lambda limit: limit.rate.period)
+    return now + longest.rate.period if longest.algorithm.timeless else longest.parameters(now).b

@@ -171,9 +171,7 @@ def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(overr
 
 def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
-    with pytest.raises(RuleError, match="or tier="):
-        raise_limit("org:7", plans, 50)
-    raise_limit("org:7", plans, 50, tier="free")
+    raise_limit("org:7", plans, 50)
     for tier, limits in {"free": [5, 150], "pro": [1_050], "all": []}.items():
         assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
 
@@ -196,14 +194,18 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     assert limits == [[15, 300], [], [7], [12]]
     assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
     raise_limit("org:7", "tokens", 500)
-    assert row().rate == "3500/month"
+    assert (row().rate, left()) == ("x3+500", 3_500)
+    with pytest.raises(RuleError, match="rates that only a request tells: pass until="):
+        raise_limit("org:7", of_request, 5)
+    raise_limit("org:7", of_request, 5, until="1h")
+    assert peek(of_request, HttpRequest()).limit == 17
 
 
 @pytest.mark.parametrize(
     "rate", ["+", "+0", "+1.5", "++5", "+5/m", "+1000000000001", "+5; 10/m", "x", "x0", "x1001", "x2/m"]
 )
 def test_units_and_factors_are_whole_numbers(rate: str) -> None:
-    with pytest.raises(RateError, match=r"there is no whole number from 1 to 1,000.* behind the '[+x]'"):
+    with pytest.raises(RateError, match="it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
 
 
