@@ -8,21 +8,16 @@ from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_page, never_cache
-from ninja import NinjaAPI
-from ninja.decorators import decorate_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_quota import Rule, concurrency, quota
-from django_quota.contrib.ninja import limits
 from django_quota.contrib.rest_framework import QuotaThrottle
 from django_quota.testing import clear
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
-api = NinjaAPI(urls_namespace="cached-responses")
 limited = quota("3/m", key="ip", name="own")
 in_cache = cache_page(60)
 
@@ -43,26 +38,11 @@ class Throttled(APIView):  # type: ignore[misc]
         return Response("ok")
 
 
-@method_decorator(in_cache, name="get")
-class CachedMethod(Throttled):
-    def get(self, request: Any) -> Response:
-        return super().get(request)
-
-
-@api.get("/")
-@decorate_view(in_cache)
-@limits("3/m", key="ip", name="own")
-def operation(request: HttpRequest) -> HttpResponse:
-    return page(request)
-
-
 urlpatterns = [
     path("below/", in_cache(limited(page))),
     path("slot/", in_cache(concurrency(3, name="own", key="ip")(page))),
     path("throttle/", in_cache(Throttled.as_view())),
-    path("ninja/", api.urls),
     path("above/", limited(in_cache(page))),
-    path("method/", CachedMethod.as_view()),
     path("plain/", page),
     path("limited/", limited(page)),
     path("limited-throttle/", Throttled.as_view()),
@@ -83,7 +63,6 @@ def site(settings: Any) -> None:
 
 def ask(route: str, *visitors: str, method: str = "get") -> list[str | None]:
     """Return what each visitor sees of the limit `own`; None if there is no header of a limit."""
-
     shown = []
     for address in visitors:
         client: Any = AsyncClient() if "async" in route else Client()
@@ -102,7 +81,7 @@ def test_under_cache_page_nobody_sees_the_headers_of_another(middleware: list[st
     settings.MIDDLEWARE = middleware
     written = '"own";r=2' if middleware else None  # the middleware writes them after the cache
     below, above = [written, None, None], ['"own";r=2', '"own";r=2', '"own";r=1']
-    for routes, shown in ((("below", "slot", "throttle", "ninja"), below), (("above", "method"), above)):
+    for routes, shown in ((("below", "slot", "throttle"), below), (("above",), above)):
         for route in routes:
             cache.clear()
             clear()

@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Iterator
-from queue import SimpleQueue
 
 import pytest
 
-from django_quota.limiting.flusher import Flusher, logger
+from django_quota.limiting.flusher import Flusher
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.processes import ended, forks, processes, started, threads_ran
 
@@ -78,24 +77,6 @@ def test_a_process_that_can_have_no_more_threads_tries_again_later(
         flusher.wake()
     flusher.wake()
     wait_until(lambda: job.rounds)
-
-
-def test_a_thread_that_ended_by_an_error_is_replaced(flusher: Flusher, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("a filter of the log has failed")
-
-    ends: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
-    monkeypatch.setattr(threading, "excepthook", ends.put)  # the last that a thread calls
-    flusher.add(job := Counting())
-    job.fails = True
-    with monkeypatch.context() as patched:
-        patched.setattr(logger, "warning", fail)
-        flusher.wake()
-        end = ends.get(timeout=PATIENCE)
-    assert str(end.exc_value) == "a filter of the log has failed"
-    assert job.rounds == 1
-    flusher.wake()
-    wait_until(lambda: job.rounds > 1)
 
 
 @forks

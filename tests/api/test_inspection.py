@@ -4,15 +4,13 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import AnonymousUser
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import check, concurrency, quota, reset_subject, slot
+from django_quota import check, concurrency, peek, quota, reset_subject, slot
 from django_quota.conf import rule_of
 from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
-from tests.support.calls import get
 from tests.support.inspection import bans_of, status_of
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -55,13 +53,10 @@ class TestOnEitherStore:
             assert check("search", SUBJECT).remaining == 5
         names = ("rule", "tier", "rate", "used", "remaining")
         assert [tuple(limit[name] for name in names) for limit in status["limits"]] == [
-            ("search", "", "10/m", 4, 6),
-            ("search", "", "100/h", 4, 96),
-            ("banning", "", "1/h", 0, 1),
-            ("tiered", "anonymous", "5/m", 0, 5),
-            ("tiered", "authenticated", "50/m", 0, 50),
+            ("search", "", "10/m", 4, 6), ("search", "", "100/h", 4, 96), ("banning", "", "1/h", 0, 1),
+            ("tiered", "anonymous", "5/m", 0, 5), ("tiered", "authenticated", "50/m", 0, 50),
             ("viewed", "", "7/m", 0, 7),
-        ]
+        ]  # fmt: skip
         assert set(status["unread"]) == {"function", "free", "broken"}
 
     def test_a_plain_rate_is_found_by_daily_counts_with_any_algorithm(self) -> None:
@@ -80,24 +75,8 @@ class TestOnEitherStore:
                 slot("seats", 2, seconds, subject=SUBJECT).acquire()
         for later, ends in ((0, (30.0, 50.0)), (31, (19.0,))):
             with freeze(START + later * SECOND):
-                ((lease),) = status_of(SUBJECT)["leases"]
+                (lease,) = status_of(SUBJECT)["leases"]
             assert (lease["name"], lease["ends_in"], lease["number"]) == ("seats", ends, len(ends))
-
-    def test_a_reset_of_all_rules_keeps_overrides(self) -> None:
-        override("r 0 0 3/m", "search", "user:1")
-        request = get()
-        request.user = AnonymousUser()
-        with freeze(START):
-            for rule in ("search", "5/30m", "banning", "banning"):
-                check(rule, "user:1")
-            check("tiered", request, 2)
-            for subject in ("user:1", "ip:192.0.2.1"):
-                assert any(limit["used"] for limit in status_of(subject)["limits"])
-                reset_subject(subject)
-                status = status_of(subject)
-                assert not any(limit["used"] for limit in status["limits"])
-                assert not status["bans"]
-            assert check("search", "user:1").limit == 3
 
     @pytest.mark.parametrize("scan", [False, True])
     def test_a_reset_forgets_the_refusals_that_count_towards_a_ban(self, scan: bool, settings: Any) -> None:
@@ -118,9 +97,9 @@ class TestOnEitherStore:
             override("r 0 0 50/2h", "search")
             check("search", SUBJECT, 4)
             assert reset_subject(SUBJECT, ["search"]).dropped >= 2
-            for cleared in (False, True):
-                if cleared:
-                    override("", "search")
+            assert peek("search", SUBJECT).limit == 50, "the override stays"
+            for clear in (bool, lambda: override("", "search")):
+                clear()
                 used = {limit["rule"]: limit["used"] for limit in status_of(SUBJECT)["limits"]}
                 assert (used["search"], used["banning"]) == (0, 1)
 
@@ -147,7 +126,7 @@ class TestOnRedis:
             ((lease),) = status_of(SUBJECT)["leases"]
         assert (lease["name"], lease["ends_in"]) == ("a b", (30.0,))
 
-    @pytest.mark.parametrize("subject", ["{x}", "a\nb", "~", "*", "x" * 10_000, "ключ", "\ud800", "a b+c%d"])
+    @pytest.mark.parametrize("subject", ["{x}\n", "*", "x" * 10_000, "\ud800", "a b+c%d"])
     def test_any_subject_can_be_inspected_and_reset(self, subject: str) -> None:
         with freeze(START):
             name = check("search", subject, 3).subject
@@ -159,11 +138,10 @@ class TestOnRedis:
 @pytest.mark.parametrize(
     ("key", "subject", "tiers"),
     [
-        ("user", "user:1", ["authenticated", "pro"]),
+        ("user", "user:1", ["authenticated", "pro"]), ("ip", "ip:192.0.2.1", ["anonymous", "authenticated", "pro"]),
         (("user", "path"), "ip:192.0.2.1+path:/", ["anonymous", "pro"]),
-        ("ip", "ip:192.0.2.1", ["anonymous", "authenticated", "pro"]),
     ],
-)
+)  # fmt: skip
 def test_impossible_tiers_are_left_out(key: Any, subject: str, tiers: list[str]) -> None:
     rates = {"anonymous": "5/m", "authenticated": "50/m", "pro": "500/m"}
     rule = rule_of(rates, {"key": key, "tier": lambda request: "pro", "name": "tiered"})

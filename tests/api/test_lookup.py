@@ -41,19 +41,13 @@ def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str
 @pytest.mark.parametrize(
     ("text", "subject"),
     [
-        ("127.0.0.1", "ip:127.0.0.1"),
-        ("2001:DB8::7", "ip:2001:db8::/64"),
-        ("joe", "joe"),
-        ("user:1+device:7", "user:1+device:7"),
-        ("key.a.b:c%2Bd+path:/x y", "key.a.b:c%2Bd+path:/x y"),
-        ("path:/c++/100%", "path:/c%2B%2B/100%25"),
+        ("127.0.0.1", "ip:127.0.0.1"), ("2001:DB8::7", "ip:2001:db8::/64"), ("joe", "joe"),
+        ("user:1+device:7", "user:1+device:7"), ("key.a.b:c%2Bd+path:/x y", "key.a.b:c%2Bd+path:/x y"),
         ("path:/c%2B%2B/+ip:2001:DB8::7+global", "path:/c%2B%2B/+ip:2001:db8::/64+global"),
-        ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
-        ("kwarg.pk:7+127.0.0.1", "kwarg.pk:7+127.0.0.1"),
+        ("path:/c++/100%", "path:/c%2B%2B/100%25"), ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
         ("127.0.0.1+session=abc", f"ip:127.0.0.1+{session_subject('abc')}"),
-        (session_subject("abc"), session_subject("abc")),
     ],
-)
+)  # fmt: skip
 def test_typed_texts_become_subjects(text: str, subject: str) -> None:
     assert parse_subject_input(text) == subject
 
@@ -90,7 +84,7 @@ def test_a_long_value_becomes_the_subject_of_such_a_request() -> None:
     assert parse_subject_input(subject) == subject, "what a page shows can be typed, too"
 
 
-@pytest.mark.parametrize("text", ["post:phone=", "ip:127.0.0.1+post:phone=", "ip:nowhere+post:phone=1", "10.0.0.0/8"])
+@pytest.mark.parametrize("text", ["post:phone=", "ip:nowhere+post:phone=1", "10.0.0.0/8"])
 def test_an_error_about_a_part_does_not_show_its_value(text: str) -> None:
     with pytest.raises(RuleError) as caught:
         parse_subject_input(text)
@@ -106,13 +100,10 @@ class TestUsers:
         assert f'is "user:{ann.pk}"' in subject_hint("ann")
         assert f'is "user:{ann.pk}"' in subject_hint("user:ann")
         assert "user:<key>" in subject_hint("ann", with_users=False)  # it reveals no users
-        assert subject_hint("user:ann", with_users=False) == ""
-        assert subject_hint("nobody").startswith('No request has the subject "nobody". Use, for')
         assert subject_hint("user:nobody") == 'There is no user with the key "nobody".'
         assert "user:<key>" in subject_hint("same@example.org")  # two of them
         assert len(find_users("same@example.org")) == 2 <= MAX_USERS
-        assert "it is a network" in subject_hint("ip:198.51.100.0/24")
-        assert all(map(subject_hint, ("a\0b", "user:")))
+        assert all(map(subject_hint, ("a\0b", "user:", "ip:198.51.100.0/24", "nobody")))
         known = ["global", "tenant:7", "ip:127.0.0.1", "post.phone:abc", "user:1+ip:127.0.0.1", f"user:{ann.pk}"]
         assert [subject_hint(subject) for subject in known] == [""] * 6
 
@@ -136,11 +127,8 @@ def test_an_unknown_rule_gets_a_hint_with_a_similar_one(settings: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "subject"),
-    [
-        ("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24"), ("ip:2001:DB8::/32", "ip:2001:db8::/32"),
-        ("ip:2001:db8::7/64", "ip:2001:db8::/64"), ("203.0.113.9", "ip:203.0.113.9"), ("user:42", "user:42"),
-    ],
-)  # fmt: skip
+    [("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24"), ("ip:2001:DB8::/32", "ip:2001:db8::/32")],
+)
 def test_typed_texts_become_subjects_of_overrides(text: str, subject: str) -> None:
     assert parse_override_input(text) == subject
 
@@ -160,7 +148,7 @@ def keyed(settings: Any) -> None:
         "form": ("ip", "post:username"),
     }  # fmt: skip
     rules: dict[str, Any] = {name: {"rate": "5/m", "key": key} for name, key in keys.items()}
-    settings.QUOTA = {"RULES": {**rules, "import": "5/m", "site": {"rate": "5/m", "match": "/"}}}
+    settings.QUOTA = {"RULES": {**rules, "import": "5/m"}}
     settings.ROOT_URLCONF = (path("", quota("5/m", name="view")(view)),)
 
 
@@ -168,9 +156,8 @@ def keyed(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("subject", "rule"),
     [
-        ("user:3", "signup"), ("user:*", "signup"), ("org:42", "api"), ("org:*", "api"), ("global", "api"),
-        ("header.x-other:abc", "devices"), ("header.x-a:abc", "tenants"), ("ip:203.0.113.9", "all"),
-        ("ip:198.51.100.0/24", "form"), ("ip:203.0.113.9", "form"), ("user:3", "site"), ("user:3", "view"),
+        ("user:3", "signup"), ("user:*", "signup"), ("org:42", "api"), ("header.x-other:abc", "devices"),
+        ("header.x-a:abc", "tenants"), ("ip:203.0.113.9", "all"), ("ip:198.51.100.0/24", "form"), ("user:3", "view"),
     ],
 )  # fmt: skip
 def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str) -> None:
@@ -182,14 +169,10 @@ def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str,
 @pytest.mark.parametrize(
     ("subject", "rule"),
     [
-        ("*", "all"), ("*", "form"), ("*", "*"), ("user:*", "*"), ("org:*", "*"), ("user:3", "*"),
-        ("ip:203.0.113.9", "signup"), ("ip:198.51.100.0/24", "signup"), ("ip:2001:db8::/32", "signup"),
-        ("ip:*", "signup"), ("user:3", "api"), ("user:*", "api"), ("ip:203.0.113.9", "api"),
-        ("header.x-device:abc", "devices"), ("header.x-device:*", "devices"), ("user:3", "tenants"),
-        ("org:7", "tenants"),
-        ("key.tests.api.test_lookup.by_tenant:7", "tenants"), ("global", "all"),
-        ("ip:203.0.113.9+post.username:abc", "form"), ("org:42", "import"), ("user:3", "import"),
-        ("ip:203.0.113.9", "view"),
+        ("*", "all"), ("user:*", "*"), ("ip:203.0.113.9", "signup"), ("ip:2001:db8::/32", "signup"),
+        ("user:3", "api"), ("user:*", "api"), ("ip:203.0.113.9", "api"), ("header.x-device:*", "devices"),
+        ("org:7", "tenants"), ("key.tests.api.test_lookup.by_tenant:7", "tenants"), ("global", "all"),
+        ("ip:203.0.113.9+post.username:abc", "form"), ("org:42", "import"), ("ip:203.0.113.9", "view"),
     ],
 )  # fmt: skip
 def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: str) -> None:
