@@ -89,41 +89,37 @@ def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(ti
     asyncio.run(leave())
 
 
-async def _release(line: Slot, held: asyncio.Event) -> None:
+async def release(line: Slot) -> None:
     lease = await line.aacquire()
-    held.set()
     await lease.arelease()
 
 
-async def _block(line: Slot, held: asyncio.Event) -> None:
+async def block(line: Slot) -> None:
     async with line:
-        held.set()
+        pass
 
 
-async def _view(line: Slot, held: asyncio.Event) -> None:
+async def view(line: Slot) -> None:
     @concurrency(1, name=line.name, renew=line.renews)
-    async def view(request: Any) -> HttpResponse:
-        held.set()
+    async def limited(request: Any) -> HttpResponse:
         return HttpResponse()
 
-    await view(get())
+    await limited(get())
 
 
-ENDS = [_release, _block, _view]
-
-each_end = pytest.mark.parametrize("hold", ENDS, ids=lambda hold: hold.__name__.strip("_"))
+each_end = pytest.mark.parametrize("hold", [release, block, view], ids=lambda hold: hold.__name__)
 
 
 @each_end
 @places
 @often
 def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
-    hold: Callable[[Slot, asyncio.Event], Awaitable[None]], where: Where, times: int
+    hold: Callable[[Slot], Awaitable[None]], where: Where, times: int
 ) -> None:
     async def leave() -> None:
         for line in (lock("line"), lock("line", renew=True)):
             with barrier(is_release, where) as stop:
-                task = asyncio.ensure_future(hold(line, asyncio.Event()))
+                task = asyncio.ensure_future(hold(line))
                 await left_while(task, stop, times)
             assert await nobody_has("line")
         assert len(asyncio.all_tasks()) == 1
@@ -133,12 +129,10 @@ def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
 
 @each_end
 @pytest.mark.parametrize("renews", [False, True])
-def test_a_caller_may_be_cancelled_from_any_await_on(
-    hold: Callable[[Slot, asyncio.Event], Awaitable[None]], renews: bool
-) -> None:
+def test_a_caller_may_be_cancelled_from_any_await_on(hold: Callable[[Slot], Awaitable[None]], renews: bool) -> None:
     async def leave() -> int:
         for step in range(200):
-            steps = Steps(hold(lock("line", wait=60, renew=renews), asyncio.Event()), step, on_and_on=True)
+            steps = Steps(hold(lock("line", wait=60, renew=renews)), step, on_and_on=True)
             task = asyncio.ensure_future(steps.run())
             assert await ended(task) == steps.was_cut
             assert await nobody_has("line")

@@ -3,17 +3,14 @@
 The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_any_redis.py.
 """
 
-import re
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.core import mail
 from django.core.checks import ERROR, run_checks
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
@@ -25,7 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rest_framework.urlpatterns import format_suffix_patterns
 
-import django_quota
 from django_quota import quota
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
@@ -124,21 +120,19 @@ def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: 
             {"TRUSTED_PROXIES": ["10.0.0.0/8"], "TRUSTED_PROXY_COUNT": 1},
             [("E002", 'QUOTA["TRUSTED_PROXY_COUNT"] is 1 beside TRUSTED_PROXIES.', "Use one of them")],
         ),
-        ({"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXY_COUNT": 1}, [("E002", "TRUSTED_PROXIES is empty", "")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
-        ({"ENABLED": 1, "HEADERS": 1, "PREFIX": ""}, [("E002", "", "")] * 3),
         (
-            {"RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}},
-            [("E006", "", ""), ("E007", "'a'", ""), ("E009", "'c'", "")],
+            {"ENABLED": 1, "HEADERS": 1, "RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "1/m", "key": 1}}},
+            [("E002", "", ""), ("E002", "", ""), ("E006", "", ""), ("E007", "'a'", ""), ("E009", "'c'", "")],
         ),
     ],
 )  # fmt: skip
 def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str, str, str]]) -> None:
     reported = findings(quota)
     assert [each.id for each in reported] == [f"django_quota.{code}" for code, _, _ in found]
-    assert all(
-        words in each.msg and hint in str(each.hint) for each, (_, words, hint) in zip(reported, found, strict=True)
-    )
+    for each, (_, words, hint) in zip(reported, found, strict=True):
+        assert words in each.msg
+        assert hint in str(each.hint)
 
 
 # --- rules and the views of the site ----------------------------------------------------------------------------------
@@ -204,17 +198,11 @@ def test_a_rule_lacks_a_middleware(middleware: list[str], rules: Any, expected: 
 def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings: Any) -> None:
     """Django REST framework does: dispatch() runs the authentication classes, then calls get()."""
     settings.MIDDLEWARE = [OURS]
-
-    class OfAFramework(View):
-        authentication_classes: ClassVar[list[Any]] = []
-
-        @quota("1/m", key="user")
-        def get(self, request: Any) -> HttpResponse:
-            return HttpResponse()
-
-    assert found_on(settings, {}, path("", OfAFramework.as_view())) == []
-    before: Any = quota("1/m", key="user")(type("Before", (OfAFramework,), {"get": page}))
-    assert [each[:4] for each in found_on(settings, {}, path("", before.as_view()))] == ["W005"]
+    by_user: Any = quota("1/m", key="user")
+    inside: Any = type("Inside", (View,), {"authentication_classes": [], "get": by_user(lambda self, request: None)})
+    before = by_user(type("Before", (View,), {"authentication_classes": [], "get": page}))
+    for view, expected in ((inside, []), (before, ["W005"])):
+        assert [each[:4] for each in found_on(settings, {}, path("", view.as_view()))] == expected
 
 
 def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -> None:
@@ -345,20 +333,6 @@ def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(
 
 
 # --- all checks -------------------------------------------------------------------------------------------------------
-
-
-def test_each_id_means_one_kind_of_finding() -> None:
-    named: dict[str, set[str]] = {}
-    for source in Path(django_quota.__file__).parent.rglob("*.py"):
-        for name in re.findall(r"\b[EW]0\d\d\b", source.read_text()):
-            named.setdefault(name, set()).add(source.name)
-    assert len(named) > 20
-    assert [name for name, where in named.items() if len(where) > 1] == ["W024"]  # of two drop-ins
-
-
-def test_manage_check_fails_with_the_findings() -> None:
-    with override_settings(QUOTA={"RULES": {"a": "5/mx"}}), pytest.raises(SystemCheckError, match="E007"):
-        call_command("check", tags=["django_quota"])
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())
