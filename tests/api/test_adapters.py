@@ -13,7 +13,6 @@ from django.urls import path
 
 from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, slot
 from django_quota.adapters import (
-    RequestSlot,
     adecide,
     apply_decision,
     arefusal,
@@ -129,25 +128,6 @@ def heard() -> Iterator[list[Decision]]:
     observe(found.append)
     yield found
     unobserve(found.append)
-
-
-@pytest.mark.usefixtures("memory_store")
-def test_a_slot_of_an_integration_is_held_until_the_block_ends() -> None:
-    at_once, request = RequestSlot("sockets", 1, key="ip"), request_by()
-
-    async def ask() -> None:
-        holding, _ = await at_once.aenter(request)
-        async with holding:
-            assert (await at_once.aenter(request))[1] is not None
-
-    for _ in range(2):
-        holding, refused = at_once.enter(request)
-        assert refused is None
-        with holding:
-            refused = at_once.enter(request)[1]
-            assert refused is not None
-            assert refused.status_code == 429
-        asyncio.run(ask())
 
 
 @pytest.mark.usefixtures("memory_store")

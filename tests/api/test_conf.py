@@ -1,5 +1,7 @@
-"""The settings, live and typed, and the client's address, which they steer."""
+"""The settings, live and typed; and the client's address, which they steer, with the proxies that they should name."""
 
+import subprocess
+import sys
 from ipaddress import ip_network
 from traceback import walk_tb
 from typing import Any
@@ -7,12 +9,14 @@ from typing import Any
 import pytest
 from django.conf import settings as live
 from django.core.signals import setting_changed
-from django.test import RequestFactory, override_settings
+from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
-from django_quota import Rule
+from django_quota import check
 from django_quota.adapters import client_ip
-from django_quota.conf import current, rule_of
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.conf import current
+from django_quota.exceptions import ConfigurationError
+from tests.support.outages import log_everything_again
+from tests.support.selection import thorough
 
 PEER = "192.0.2.1"
 
@@ -71,19 +75,6 @@ def test_an_error_names_the_setting_and_a_value_to_use(settings: Any, name: str,
     assert f'QUOTA["{name}"]' in str(caught.value)
 
 
-def test_a_rule_is_made_once_and_an_unknown_name_gets_the_nearest_one(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"login": {"rate": "1/s"}}}
-    first = current().rule("login")
-    assert current().rule("login") is first
-    settings.QUOTA = {"RULES": {"search": "1/s", "login": "2/s"}}
-    assert str(current().rule("login").rates[0]) == "2/s"
-    with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
-        current().rule("serach")
-    for rule in ("search", Rule.make("x", "1/s")):
-        with pytest.raises(RuleError, match="has its own options; burst can only be given"):
-            rule_of(rule, {"burst": 5})
-
-
 @pytest.mark.parametrize(
     ("bits", "peer", "forwarded", "found"),
     [
@@ -113,6 +104,78 @@ def test_no_address_is_a_clear_error_and_a_unix_socket_is_trusted_by_its_name_al
     settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
     for peer in (None, ""):
         assert address(peer, "203.0.113.9, 10.0.0.1") == "203.0.113.9"
+
+
+@pytest.mark.parametrize(
+    ("peer", "proxies", "expected"), [("10.0.0.5", [], 1), ("8.8.8.8", [], 0), ("10.0.0.5", ["10.0.0.0/8"], 0)]
+)
+@pytest.mark.usefixtures("memory_store")
+def test_an_unknown_proxy_is_logged_once(
+    peer: str, proxies: list[str], expected: int, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everything_again()
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
+    for client in ("203.0.113.1", "203.0.113.2"):
+        check("1/m", RequestFactory().get("/", REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=client))
+    assert len(caplog.messages) == expected
+    assert all(f'Set, for example, "TRUSTED_PROXIES": [{peer!r}].' in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed", "expected"),
+    [
+        (["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], "", 1), (["uvicorn", "site.asgi"], "*", 1),
+        (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], "", 1),
+        (["uvicorn", "--forwarded-allow-ips", "10.0.0.1", "site.asgi"], "*", 0),
+        (["uvicorn", "--forwarded-allow-ips", "*", "--no-proxy-headers", "site.asgi"], "*", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("memory_store")
+def test_a_server_that_trusts_every_proxy_is_logged_once_and_none_under_wsgi(
+    words: list[str], allowed: str, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
+    log_everything_again()
+    check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"))
+    assert caplog.messages == []
+    for client in ("203.0.113.1", "203.0.113.2"):
+        check("1/m", AsyncRequestFactory().get("/", headers={"x-forwarded-for": client}))
+    assert len([line for line in caplog.messages if "--no-proxy-headers" in line]) == expected
+
+
+SITE_WITHOUT_USERS = """
+from django.conf import settings
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+settings.configure(
+    SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=%r,
+    MIDDLEWARE=["django_quota.middleware.QuotaMiddleware"],
+    QUOTA={"STORE": "memory", "RULES": {"all": {"rate": "1/m", "match": "/"}}},
+)
+import django
+django.setup()
+from django_quota import quota
+
+urlpatterns = [path("", quota("2/m", key="ip")(lambda request: HttpResponse()))]
+said = []
+handler = WSGIHandler()
+for _ in range(2):
+    handler(RequestFactory()._base_environ(), lambda status, headers: said.append(status[:3]))
+from django.core.checks import run_checks
+print(*said, *(found.id for found in run_checks() if found.id.startswith("django_quota.")))
+"""
+
+
+@pytest.mark.parametrize("apps", [["django_quota"], thorough("processes", [])], ids=["with the app", "without an app"])
+def test_a_site_without_users_starts_and_limits(apps: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SITE_WITHOUT_USERS % apps], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["200", "429"], "")
 
 
 def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:

@@ -17,7 +17,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory
 
 from django_quota import aonce, counter, once
-from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError, CounterError, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Counter
 from tests.support.steps import SECOND, START
@@ -274,22 +274,6 @@ def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
         assert 7_700 < int(raw.ttl(key)) <= 7_777
 
 
-@REDIS
-def test_a_redis_that_is_full_is_unavailable_and_nothing_is_changed_by_half(raw: redis.Redis) -> None:
-    VIEWS.set("user:1", 5)
-    before = {key: raw.dump(key) for key in raw.scan_iter()}
-    raw.config_set("maxmemory", 1)
-    try:
-        verbs: list[tuple[Any, ...]] = [("incr",), ("unique", "a"), ("take",), ("transfer", "user:2", 1), ("set", 1)]
-        for verb, *arguments in verbs:
-            with pytest.raises(StoreUnavailable, match=r"OOM|OutOfMemory"):
-                getattr(VIEWS, verb)("user:1", *arguments)
-        assert VIEWS.get("user:1") == 5
-    finally:
-        raw.config_set("maxmemory", 0)
-    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
-
-
 @pytest.mark.parametrize(
     ("option", "values", "words"),
     [
@@ -330,7 +314,7 @@ def test_two_values_of_once_are_one_only_where_their_bytes_are() -> None:
 
 
 @REDIS
-def test_once_keeps_no_secret_is_bounded_and_one_round_trip_and_does_not_guess(raw: redis.Redis, settings: Any) -> None:
+def test_once_keeps_no_secret_is_bounded_and_one_round_trip(raw: redis.Redis, settings: Any) -> None:
     secret = "4111 1111 1111 1111 " * 1_000
     assert once("card", secret, ttl=60)
     (key,) = raw.scan_iter()
@@ -342,10 +326,6 @@ def test_once_keeps_no_secret_is_bounded_and_one_round_trip_and_does_not_guess(r
     assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
     settings.QUOTA = {**settings.QUOTA, "DIGEST_KEY": "another"}
     assert once("card", secret)
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
-    for ask in (once, lambda *given: asyncio.run(aonce(*given))):
-        with pytest.raises(StoreUnavailable):
-            ask("event", "e1")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from django_quota import (
     Rule,
     acheck_all,
     apeek_all,
-    areserve_all,
     check,
     check_all,
     counter,
@@ -138,34 +137,12 @@ def test_settling_gives_back_or_takes_the_difference(actual: int) -> None:
 
 
 @in_memory
-def test_async_it_is_settled_by_a_list() -> None:
-    async def work() -> None:
-        async with areserve_all(entries()) as hold:
-            await hold.asettle([1, 640, 640])
-
-    with freeze(START):
-        asyncio.run(work())
-        assert left() == [2, 360, 360]
-
-
-@in_memory
 def test_what_is_owed_is_paid_by_the_next_top_up() -> None:
     reserve_all([(CREDITS, ORG, 900)]).settle(1_015)
     decision = check_all([(CREDITS, ORG)])
     assert decision.explain() == "This hit needs 1 of counter 'credits' of org:7; 15 are owed."
     assert CREDITS.incr(ORG, 20) == 5
     assert check_all([(CREDITS, ORG, 5)])
-
-
-@both_stores
-def test_sixteen_threads_sell_exactly_what_there_is() -> None:
-    asked: list[Any] = [("100000/d", USER, 7), (CREDITS, ORG, 7)]
-    with ThreadPoolExecutor(16) as threads:
-        allowed = sum(threads.map(lambda _: check_all(asked).allowed, range(16 * 12)))
-    # While a Cluster gives back what a later slot refuses, others find less.
-    while check_all(asked):
-        allowed += 1
-    assert (allowed, CREDITS.get(ORG), peek("100000/d", USER).remaining) == (142, 6, 100_000 - 142 * 7)
 
 
 @both_stores

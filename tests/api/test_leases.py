@@ -402,16 +402,6 @@ class TestWaiting:
         with calls(after=lambda _: threads.submit(held.release)), ThreadPoolExecutor(1) as threads:
             acquired(lock("line"), is_async, 60)
 
-    @in_memory
-    def test_an_interrupted_caller_leaves_the_queue(self) -> None:
-        def interrupt(operation: Any) -> None:
-            if waiting("line"):
-                raise KeyboardInterrupt
-
-        with lock("line"), pytest.raises(KeyboardInterrupt), calls(before=interrupt):
-            lock("line", wait=60).acquire()
-        assert (waiting("line"), lock("line").holders()) == (0, [])
-
     @both_stores
     @pytest.mark.parametrize("seed", range(2))
     def test_callers_that_leave_keep_no_slot_and_block_no_queue(self, seed: int) -> None:

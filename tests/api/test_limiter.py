@@ -5,24 +5,26 @@ What each algorithm admits, and when, is in tests/core; what happens while Redis
 
 import asyncio
 import logging
+import warnings
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.test import RequestFactory
 
-from django_quota import Decision, Rule, acheck, apeek, arefund, areset, ban, check, peek, refund, reserve, reset
+from django_quota import Decision, Rule, acheck, apeek, arefund, areset, ban, check, counter, peek, quota, refund, reset
 from django_quota.adapters import decide
-from django_quota.exceptions import QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.features.usage import Count, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of_today
-from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START
 
@@ -69,16 +71,6 @@ def test_a_counted_refusal_counts_for_exactly_one_window() -> None:
         assert peek("3/m", SUBJECT, count_refused=True).remaining == 3
 
 
-@pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
-    options: dict[str, Any] = {"algorithm": algorithm}
-    with freeze(START):
-        reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
-        decisions = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
-    assert [each.remaining for each in decisions] == [0, 0, 0]
-
-
 @REDIS
 def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, settings: Any) -> None:
     settings.QUOTA = {"EVENTS": 0}
@@ -111,13 +103,6 @@ def test_a_rule_goes_by_its_name_a_rate_by_what_it_means_and_a_subject_by_who_it
         check("2/m", "user:42").raise_if_refused()
     assert caught.value.decision.subject == "user:42"
     assert bools([check("1/m", SUBJECT, name=name) for name in ("a", "b", "b")]) == [True, True, False]
-    with pytest.raises(RateError, match=r"""^'serach' is not a rate: .* Nor is it a rule.*\. Did you mean 'search'"""):
-        check("serach", SUBJECT)
-    with pytest.raises(RuleError, match="has its own options"):
-        check("search", SUBJECT, burst=3)
-    for cost in (-1, 1.5, True, 10**13):
-        with pytest.raises(RuleError, match="whole number"):
-            check("2/m", SUBJECT, cost)  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="share one count"):  # else a shadow would swallow a rule that blocks
         decide(request, [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")])
 
@@ -157,6 +142,58 @@ def test_a_subject_never_breaks_a_line(subject: str) -> None:
     decision = check("1/m", subject)
     assert decision.subject.isprintable()
     assert not check("1/m", subject)
+
+
+def nobody(request: object) -> Any:
+    return object()
+
+
+def bad_rate(request: object) -> str:
+    return "5/x"
+
+
+def call(view: Any) -> Any:
+    return view(RequestFactory().get("/"))
+
+
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: check("1/m", RequestFactory().get("/"), key=nobody), "identifies nobody"),
+    (lambda: quota("1/m", distinct="hdr:X"), r"^distinct='hdr:X' is not a key"),
+    (lambda: quota("10/mon"), "month, year"),
+    (lambda: call(quota(bad_rate, name="x")(print)), r"It came from tests.*\.bad_rate, for rule 'x'"),
+    (lambda: call(quota(nobody)), r"has no parentheses on tests\.api\.test_limiter\.nobody"),
+    (lambda: check("1/m", "user:1", cost=0), r"cost=0 of rule '1/m' takes nothing\. To look .*, use peek\(\)"),
+    (lambda: check("2/m", "user:1", -1), "whole number"), (lambda: check("2/m", "user:1", 10**13), "whole number"),
+    (lambda: check("serach", "user:1"), r"^'serach' is not a rate: .* Nor is it a rule.*\. Did you mean 'search'"),
+    (lambda: check("search", "user:1", burst=3), "has its own options"),
+    (lambda: peek("user:1", "10/m"), r"the rule first, then the subject: \('10/m', 'user:1'\)"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES)
+def test_a_mistake_is_an_error_that_says_what_to_write(mistake: Callable[[], Any], words: str, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"search": "2/m"}}
+    with pytest.raises(RuleError, match=words):
+        mistake()
+
+
+def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memory_store: None) -> None:
+    async def call() -> None:
+        check("1/m", "user:1")  # without DEBUG
+        settings.DEBUG = True
+        for _ in range(2):
+            check("1/m", "user:1")
+        counter("clicks").incr("user:1")
+        await acheck("1/m", "user:1")
+        await sync_to_async(check)("1/m", "user:1")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        asyncio.run(call())
+    assert [(str(each.message).partition(":")[0], each.filename) for each in caught] == [
+        (f"{name}() blocks the event loop. Use a{name}() here", __file__) for name in ("check", "incr")
+    ]
 
 
 def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: Any) -> Decision:
@@ -210,12 +247,6 @@ class TestForce:
                 assert force(rule, 4).allowed is allowed
             override("", "export", SUBJECT)
             assert peek(rule, SUBJECT).used == 8
-
-    @pytest.mark.parametrize("how", ["deny", "local"])
-    def test_an_outage_follows_the_rule(self, how: Any) -> None:
-        with no_answer():
-            found = [force("2/m", 2, on_unavailable=how) for _ in range(2)]
-        assert [(each.allowed, each.degraded) for each in found] == [(how == "local", True), (False, True)]
 
     def test_what_cannot_be_forced_is_an_error(self) -> None:
         with pytest.raises(RuleError, match="force= is not for it"):
