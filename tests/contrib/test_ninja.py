@@ -1,6 +1,5 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import Client, RequestFactory
 from django.urls import path
 from ninja import NinjaAPI, Router
 from ninja.decorators import decorate_view
@@ -20,7 +19,7 @@ from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.limiting.known_rules import known_rules
-from tests.support.calls import calls_of
+from tests.support.calls import calls_of, fetch
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -40,41 +39,31 @@ class AccountKey(APIKeyHeader):
         return SimpleNamespace(pk=int(key)) if key else None
 
 
-@api.get("/above", auth=Token())
-@limits("2/m", name="above")
-def above(request: HttpRequest, number: int = 0) -> dict[str, int]:
-    return {"number": number}
-
-
-@limits("2/m", name="below")
-@api.get("/below", auth=Token())
-def below(request: HttpRequest, number: int = 0) -> str:
-    return "ok"
-
-
-@api.get("/async", auth=Token())
-@limits("2/m", name="async")
-async def in_the_loop(request: HttpRequest, number: int = 0) -> dict[str, int]:
-    return {"number": number}
-
-
 def named(name: str) -> Any:
-    """Return a new operation of this name."""
+    """Return a new operation of this name, which is async if the name ends so."""
 
-    def operation(request: HttpRequest) -> str:
-        return "ok"
+    def operation(request: HttpRequest, number: int = 1) -> float:
+        return 1 / number
 
-    operation.__name__ = operation.__qualname__ = name
-    return operation
+    async def in_the_loop(request: HttpRequest, number: int = 1) -> float:
+        return 1 / number
+
+    made: Any = in_the_loop if name.endswith("async") else operation
+    made.__name__ = made.__qualname__ = name
+    return made
 
 
+PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
+api.get("/above", auth=Token())(limits("2/m", name="above")(named("above")))
+limits("2/m", name="below")(api.get("/below", auth=Token())(named("below")))
+api.get("/async", auth=Token())(limits("2/m", name="async")(named("async")))
+api.get("/paid")(limits("1000/h", name="paid", **PAID)(named("paid")))
+api.get("/paid-async")(limits("1000/h", name="paid", **PAID)(named("paid-async")))
 api.get("/stacked")(limits("5/m", key="ip", name="wide")(limits("2/m", "9/h", key="global", name="narrow")(named("s"))))
 api.get("/accounts", auth=AccountKey())(limits("1/m", name="accounts")(named("accounts")))
 api.get("/users", auth=django_auth)(limits("1/m", name="users")(named("users")))
 api.get("/planned", auth=Token())(limits(rule="search")(named("planned")))
 api.get("/limits", auth=Token())(limits_view)
-router = Router()
-router.get("/mounted")(limits(rule="search")(named("mounted")))
 own.get("/refused")(limits("1/m", key="ip", name="refused")(named("refused")))
 
 
@@ -127,6 +116,9 @@ def unwrapped_async(run: Any) -> Any:
     return inner
 
 
+router = Router()
+
+
 @router.get("/sync")
 @limits("2/m", key="ip", name="unwrapped-sync")
 @decorate_view(unwrapped)
@@ -143,21 +135,6 @@ async def decorated_async(request: HttpRequest) -> str:
 
 api.add_router("/one", router)
 own.add_router("/two", router)
-PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
-
-
-@api.get("/paid")
-@limits("1000/h", name="paid", **PAID)
-def paid(request: HttpRequest, divisor: int = 1) -> float:
-    return 1 / divisor
-
-
-@api.get("/paid-async")
-@limits("1000/h", name="paid", **PAID)
-async def paid_async(request: HttpRequest, divisor: int = 1) -> float:
-    return 1 / divisor
-
-
 urlpatterns = [path("api/", api.urls), path("own/", own.urls), path("throttled/", throttled.urls)]
 
 
@@ -170,13 +147,11 @@ def these_urls(settings: Any) -> None:
 def get(url: str, token: str | None = None, **headers: str) -> Any:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    if "async" not in url:
-        return Client().get(url, headers=headers)
+    return fetch("async" if "async" in url else "sync", url, 1, **headers)[0]
 
-    async def aget() -> Any:
-        return await AsyncClient().get(url, headers=headers)
 
-    return asyncio.run(aget())
+def statuses(url: str, *tokens: str) -> list[int]:
+    return [get(url, token).status_code for token in tokens]
 
 
 # --- @limits ----------------------------------------------------------------------------------------------------------
@@ -192,20 +167,22 @@ def with_middleware(request: pytest.FixtureRequest, settings: Any) -> None:
 @pytest.mark.usefixtures("with_middleware")
 @pytest.mark.parametrize("url", ["/api/paid", "/api/paid-async"])
 def test_what_an_operation_took_is_settled_by_its_response(url: str) -> None:
-    assert get(f"{url}?divisor=none").status_code == 422
+    assert get(f"{url}?number=none").status_code == 422
     assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422
     with pytest.raises(ZeroDivisionError):
-        get(f"{url}?divisor=0")
+        get(f"{url}?number=0")
     assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422 - 500
 
 
 @pytest.mark.usefixtures("with_middleware")
-@pytest.mark.parametrize("url", ["/api/above", "/api/below", "/api/async"])
-def test_an_operation_is_limited_by_who_has_authenticated(url: str) -> None:
-    replies = [get(url, name) for name in ("ann", "ann", "ann", "bob")]
+@pytest.mark.parametrize("name", ["above", "below", "async"])
+def test_an_operation_is_limited_by_who_has_authenticated(name: str) -> None:
+    url = f"/api/{name}"
+    replies = [get(url, token) for token in ("ann", "ann", "ann", "bob")]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 200]
-    left = [f'"{url.removeprefix("/api/")}";r={left}' for left in (1, 0, 0, 1)]
-    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
+    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == [
+        f'"{name}";r={left}' for left in (1, 0, 0, 1)
+    ]
     assert 0 < int(replies[2]["Retry-After"]) <= 60
     assert replies[2].json()["detail"].startswith("The limit is 2 per minute. Please try again in ")
     # An invalid request counts, and one without authentication does not.
@@ -231,8 +208,7 @@ def test_several_limits_of_an_operation_are_one_call(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.django_db
 def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(client: Client) -> None:
-    statuses = [get("/api/accounts", **{"X-Account": pk}).status_code for pk in ("1", "1", "2")]
-    assert statuses == [200, 429, 200]
+    assert [get("/api/accounts", **{"X-Account": pk}).status_code for pk in ("1", "1", "2")] == [200, 429, 200]
     client.force_login(User.objects.create_user("ann"))
     assert [client.get("/api/users").status_code for _ in range(2)] == [200, 429]
     assert check("1/m", User.objects.get(), name="users").remaining == 0
@@ -244,15 +220,12 @@ def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(clie
         contrib.auth(request)
 
 
-def test_a_router_that_is_mounted_twice_is_limited_at_both_places_above_its_decorators() -> None:
-    assert [get(url).status_code for url in ("/api/one/mounted", "/own/two/mounted")] == [200, 429]
-    for kind in ("sync", "async"):
-        replies = [get(f"/{place}/{kind}") for place in ("api/one", "own/two", "api/one")]
-        assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [
-            (code, "yes") for code in (200, 200, 429)
-        ]
-        left = [f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)]
-        assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_router_that_is_mounted_twice_is_limited_at_both_places_above_its_decorators(kind: str) -> None:
+    replies = [get(f"/{place}/{kind}") for place in ("api/one", "own/two", "api/one")]
+    assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [(code, "yes") for code in (200, 200, 429)]
+    left = [f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)]
+    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
 
 
 # --- the API's own answers --------------------------------------------------------------------------------------------
@@ -270,7 +243,7 @@ def test_install_answers_in_the_form_of_the_api() -> None:
 
 def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
     other = NinjaAPI(urls_namespace="quota-tests-handler")
-    other.get("/handled")(limits("0/m", key="ip", name="handled")(lambda request: "ok"))
+    other.get("/handled")(limits("0/m", key="ip", name="handled")(named("handled")))
 
     @other.exception_handler(OperationRefused)
     def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
@@ -290,8 +263,7 @@ def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
     [
         # A proxy adds what is right; a client writes what is left of it. A client of IPv6 has a whole network.
         (1, [], ["203.0.113.1", "203.0.113.2", "198.51.100.1, 203.0.113.1"], [200, 200, 429]),
-        (1, [], ["2001:db8::1", "2001:db8::2", "2001:db8:1::1"], [200, 429, 200]),
-        (1, [], ["a", "b", "a"], [200, 200, 429]),
+        (1, [], ["2001:db8::1", "2001:db8::2", "a", "a"], [200, 429, 200, 429]),
         (None, [], ["198.51.100.1", "198.51.100.2"], [200, 429]),
         (0, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 429]),
     ],
@@ -301,24 +273,23 @@ def test_a_throttle_finds_clients_behind_as_many_proxies_as_ninja_is_told(
 ) -> None:
     settings.NINJA_NUM_PROXIES = number
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
-    statuses = [get("/throttled/visitors", **{"X-Forwarded-For": address}).status_code for address in came]
-    assert statuses == answered
+    found = [get("/throttled/visitors", **{"X-Forwarded-For": address}).status_code for address in came]
+    assert found == answered
 
 
 def test_throttles_of_one_rate_share_what_they_count_and_say_when_to_try_again() -> None:
     """With Ninja's own, two rates of one class count each request twice."""
-    assert [get("/throttled/both", name).status_code for name in ("ann", "ann", "ann", "bob")] == [200, 200, 429, 200]
-    assert [get("/throttled/again", name).status_code for name in ("ann", "bob", "bob")] == [429, 200, 429]
-    replies = [get("/throttled/anonymous") for _ in range(2)]
-    assert [reply.status_code for reply in replies] == [200, 429]
-    assert 0 < int(replies[1]["Retry-After"]) <= 60
-    assert replies[1].json() == {"detail": "Too many requests."}
+    assert statuses("/throttled/both", "ann", "ann", "ann", "bob") == [200, 200, 429, 200]
+    assert statuses("/throttled/again", "ann", "bob", "bob") == [429, 200, 429]
+    _, refused = [get("/throttled/anonymous") for _ in range(2)]
+    assert (refused.status_code, refused.json()) == (429, {"detail": "Too many requests."})
+    assert 0 < int(refused["Retry-After"]) <= 60
 
 
 def test_a_throttle_with_a_key_of_its_own_counts_in_the_store() -> None:
     ByTenant.failures = 0
-    statuses = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
-    assert (statuses, ByTenant.failures) == ([200, 429, 200], 1)
+    found = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
+    assert (found, ByTenant.failures) == ([200, 429, 200], 1)
     assert [get("/throttled/tenants").status_code for _ in range(2)] == [200, 200]
     assert get("/throttled/tenants", **{"X-Tenant": "c"}).wsgi_request.quota.rule == f"ninja.{__name__}.ByTenant.1-60"
 
@@ -347,9 +318,8 @@ def test_w027_an_api_that_answers_no_refusal(is_installed: bool, with_middleware
     ("throttle", "number", "proxies", "warns"),
     [
         (contrib.AnonRateThrottle, None, [], True),
-        (contrib.UserRateThrottle, None, [], True),
-        (contrib.AnonRateThrottle, 0, [], False),
-        (contrib.AnonRateThrottle, None, ["10.0.0.1"], False),
+        (contrib.UserRateThrottle, 0, [], False),
+        (contrib.UserRateThrottle, None, ["10.0.0.1"], False),
         (ByTenant, None, [], False),
     ],
 )
