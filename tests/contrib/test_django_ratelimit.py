@@ -13,14 +13,14 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import peek
 from django_quota.conf import current
-from django_quota.contrib.django_ratelimit import ALL, UNSAFE
+from django_quota.contrib.django_ratelimit import UNSAFE
 from django_quota.contrib.django_ratelimit.core import get_usage, is_ratelimited, read_rate
 from django_quota.contrib.django_ratelimit.decorators import ratelimit
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
@@ -38,15 +38,12 @@ def ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-@ratelimit(key="ip", rate="2/m")
-@ratelimit(key="ip", rate="3/h")
-def stacked(request: HttpRequest) -> HttpResponse:
+async def async_ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-@ratelimit(key="ip", rate="2/m")
-async def of_a_loop(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
+stacked = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="3/h")(ok))
+by_user = ratelimit(key="user", rate="2/m", method=UNSAFE, group="shop")(ok)
 
 
 class Page(View):
@@ -61,11 +58,10 @@ class AsyncPage(View):
         return HttpResponse("ok")
 
 
-by_user = ratelimit(key="user", rate="2/m", method=UNSAFE, group="shop")(ok)
 urlpatterns = [
     path("stacked/", stacked),
     path("user/", by_user),
-    path("loop/", of_a_loop),
+    path("loop/", ratelimit(key="ip", rate="2/m")(async_ok)),
     path("page/", Page.as_view()),
     path("async-page/", AsyncPage.as_view()),
 ]
@@ -76,9 +72,8 @@ def answer(request: HttpRequest, error: Ratelimited) -> HttpResponse:
     return HttpResponse(error.decision.rule, status=429)
 
 
-@pytest.fixture(autouse=True)
-def site(settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
+def soft(**options: Any) -> Any:
+    return ratelimit(**{"key": "ip", "rate": "1/m", "group": "soft", "block": False, **options})(ok)
 
 
 def limited_of(view: Any, number: int, **meta: Any) -> list[bool]:
@@ -89,8 +84,9 @@ def limited_of(view: Any, number: int, **meta: Any) -> list[bool]:
     return [request.limited for request in requests]
 
 
-def soft(**options: Any) -> Any:
-    return ratelimit(**{"key": "ip", "rate": "1/m", "group": "soft", "block": False, **options})(ok)
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
 
 
 class TestDecisions:
@@ -161,10 +157,8 @@ class TestWhoIsLimited:
     @pytest.mark.parametrize(
         ("given", "address", "subject"),
         [
-            ({}, "192.0.2.1", "ip:192.0.2.1"),
             ({}, "2001:db8::1", "ip:2001:db8::/64"),
             ({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "network:192.0.2.0/24"),
-            ({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1"),
             ({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9"),
             ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"}, "198.51.100.1", "ip:203.0.113.8"),
             ({"QUOTA": {"STORE": "memory", "TRUSTED_PROXIES": ["192.0.2.0/24"]}}, "192.0.2.1", "ip:203.0.113.7"),
@@ -179,11 +173,10 @@ class TestWhoIsLimited:
         stacked(request)
         assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
 
-    @pytest.mark.parametrize("sent", ["", "not an address", "1" * 500])
-    def test_a_header_without_an_address_is_an_error(self, sent: str, settings: Any) -> None:
+    def test_a_header_without_an_address_is_an_error(self, settings: Any) -> None:
         settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
         with pytest.raises(ImproperlyConfigured, match="RATELIMIT_IP_META_KEY='HTTP_X_CLIENT' names no IP address"):
-            stacked(get(HTTP_X_CLIENT=sent))
+            stacked(get(HTTP_X_CLIENT="not an address"))
 
     def test_what_a_function_returns_is_stored_as_a_digest(self) -> None:
         request = get()
@@ -191,32 +184,13 @@ class TestWhoIsLimited:
         assert re.fullmatch(r"ratelimit:[0-9a-f]{32}", request.quota.outcomes[0].subject)
 
 
-@pytest.mark.parametrize(
-    ("rate", "read"),
-    [
-        ("5/m", "5/m"), ("100/1h", "100/h"), ("100/60", "100/m"), ("0/s", "0/s"), ("10/90s", "10/90s"),
-        ((5, 86_400), "5/d"), ("10/month", "10/m"), ("5/M", "5/s"),
-    ],
-)  # fmt: skip
-def test_a_rate_is_read_as_django_ratelimit_reads_it(rate: Any, read: str) -> None:
-    assert str(read_rate(rate)) == read
-
-
-@pytest.mark.parametrize("rate", ["", "ten a minute", "m", 5, (5,), "5/0s", (5, 0), (5, 1.5), "1/9999d"])
-def test_a_wrong_rate_is_an_error_that_says_what_to_write(rate: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
-        limited_of(soft(rate=rate), 1)
-
-
-@pytest.mark.parametrize(
-    ("method", "counted"),
-    [([], ""), ("GET", "GET"), (["get", "POST"], "GET POST"), (ALL, "GET HEAD POST"), (None, "GET HEAD POST")],
-)
-def test_the_methods_that_are_named_are_counted_and_no_others(method: Any, counted: str) -> None:
-    """As with django-ratelimit GET does not include HEAD."""
-    requests = [RequestFactory().generic(name, "/") for name in ("GET", "HEAD", "POST")]
-    usages = [get_usage(each, group=f"{method}{each.method}", key="ip", rate="1/m", method=method) for each in requests]
-    assert [each.method for each, usage in zip(requests, usages, strict=True) if usage] == counted.split()
+def test_a_rate_is_read_by_its_first_letter_and_a_wrong_one_says_what_to_write() -> None:
+    """`test_their_tests.py` has the others."""
+    given = ("100/1h", "100/60", (5, 86_400), "10/month", "5/M")
+    assert [str(read_rate(rate)) for rate in given] == ["100/h", "100/m", "5/d", "10/m", "5/s"]
+    for wrong in ("", "ten a minute", 5, (5,), "5/0s", (5, 1.5), "1/9999d"):
+        with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
+            read_rate(wrong)
 
 
 def test_without_the_store_limits_close_unless_the_site_says_otherwise_or_turns_them_off(settings: Any) -> None:
@@ -238,11 +212,11 @@ class TestSites:
         settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
         replies = [Client().get("/stacked/") for _ in range(3)]
         assert [reply.status_code for reply in replies] == [200, 200, 403]
-        assert replies[0].headers["RateLimit-Policy"] == '"stacked 2/m";q=2;w=60, "stacked 3/h";q=3;w=3600'
+        assert replies[0].headers["RateLimit-Policy"] == '"ok 2/m";q=2;w=60, "ok 3/h";q=3;w=3600'
         settings.MIDDLEWARE = ["django_quota.contrib.django_ratelimit.middleware.RatelimitMiddleware"]
         settings.RATELIMIT_VIEW = f"{__name__}.answer"
         reply = Client().get("/stacked/")
-        assert (reply.status_code, reply.content) == (429, f"{__name__}.stacked 2/m".encode())
+        assert (reply.status_code, reply.content) == (429, f"{__name__}.ok 2/m".encode())
 
     def test_class_based_and_async_views_are_limited_and_their_rules_known(self) -> None:
         async def ask(route: str) -> list[int]:
@@ -252,7 +226,7 @@ class TestSites:
         assert asyncio.run(ask("/loop/")) == [200, 200, 403]
         assert asyncio.run(ask("/async-page/")) == asyncio.run(ask("/page/")) == [200, 403, 403]
         assert peek("1/m", "ip:127.0.0.1", name=f"{__name__}.Page.get 1/m", algorithm="fixed_window").remaining == 0
-        names = {f"{__name__}.stacked 2/m", "shop DELETE+PATCH+POST+PUT 2/m", f"{__name__}.Page.get 1/m"}
+        names = {f"{__name__}.ok 2/m", "shop DELETE+PATCH+POST+PUT 2/m", f"{__name__}.Page.get 1/m"}
         assert names <= set(known_rules())
 
 
@@ -265,14 +239,13 @@ class TestChecks:
         return messages
 
     def test_w024_a_rate_that_is_read_by_its_first_letter(self, settings: Any) -> None:
-        views = [ratelimit(key="ip", rate=rate, group="g")(ok) for rate in ("1/month", "5/M", "5/m", "10/60")]
-        assert self.found(settings, *views)["W024"] == [
-            f"@ratelimit of g reads rate={rate!r} as {read}, as django-ratelimit does. Write {text!r} if that is "
-            "meant. For other windows, use @quota."
-            for rate, read, text in [("1/month", "1 per minute", "1/m"), ("5/M", "5 per second", "5/s")]
-        ]
+        views = [ratelimit(key="ip", rate=rate, group="g")(ok) for rate in ("1/month", "5/m", "10/60")]
+        (message,) = self.found(settings, *views)["W024"]
+        assert message.startswith(
+            "@ratelimit of g reads rate='1/month' as 1 per minute, as django-ratelimit does. Write '1/m' if that is"
+        )
 
-    @pytest.mark.parametrize("key", [None, "ipp", "cooky:x"])
+    @pytest.mark.parametrize("key", [None, "ipp"])
     def test_e025_a_missing_or_wrong_key(self, key: Any, settings: Any) -> None:
         (message,) = self.found(settings, ratelimit(key=key, rate="1/m", group="g")(ok))["E025"]
         assert message.startswith("@ratelimit of g: ")
