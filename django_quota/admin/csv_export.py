@@ -29,7 +29,7 @@ German, French or Spanish settings splits at semicolons. The last four character
 def csv_response(
     request: HttpRequest, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> StreamingHttpResponse:
-    """Return a download that is made while it is sent, under WSGI and ASGI; `name`: of the file, without its suffix."""
+    """Return a download that is made while it is sent, under WSGI and ASGI; `name`: the file's, without suffix."""
     lines = csv_lines(header, rows)
     filename = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80].strip("-_") or "usage"
     return StreamingHttpResponse(

@@ -108,7 +108,7 @@ class KindFilter(admin.SimpleListFilter):
 
 
 def of_kind(kind: str, using: str) -> Q:
-    """Return the condition that a subject begins with this, as a range of an index if the database has one."""
+    """Return the condition that a subject begins with `kind`, as a range of an index if the database has one."""
     # SQLite and PostgreSQL compare subjects byte by byte.
     if connections[using].vendor not in ("sqlite", "postgresql"):
         return Q(subject__startswith=kind)

@@ -27,7 +27,7 @@ class Raising(NamedTuple):
     """Why it cannot be raised; empty if it can."""
 
     def raised(self, factor: int) -> str:
-        """Return the rates that it would have, of each tier; empty if only a request tells them."""
+        """Return the rates of the raised rule, of each tier; empty if only a request tells them."""
         if self.rule is None:
             return ""
         tiers = [f"{tier} {_rates(rule, factor) or _('unlimited')}" for tier, rule in self.rule.tiers.items()]

@@ -46,7 +46,7 @@ MAX_ENTRIES = 10
 """Log entries on the page."""
 
 Answer = tuple[str, str | None]
-"""Who refuses the subject until when, and the rule of the ban that can be lifted."""
+"""What refuses the subject, until when, and the rule of the ban that can be lifted."""
 
 
 @admin.register(Subject)

@@ -101,7 +101,7 @@ _DIGEST = re.compile(
 
 
 def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
-    """Return who refuses until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever.
+    """Say what refuses, and until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever.
 
     0 seconds: the store takes no changes, so nobody knows until when.
     """

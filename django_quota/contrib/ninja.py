@@ -58,8 +58,8 @@ def limits(
 
     `rates`: `"10/s"`, or several. `rule`: the name of a configured rule instead, or a `Rule`. `name`: the name of
     the rule, by default the path of the function. The options are those of `@quota`. `key`: who is limited; the default
-    `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), and the IP
-    address of a request without one. Several `@limits` of an operation are decided in one call.
+    `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), or the IP
+    address of an anonymous request. Several `@limits` of an operation are decided in one call.
 
     A refusal goes to the exception handlers of the API as `OperationRefused`. Raises `RuleError` at import if an
     argument is wrong.

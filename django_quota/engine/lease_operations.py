@@ -92,7 +92,7 @@ class Release(_LeaseOperation):
     """Give a slot back; the reply is 1, or 0 if the lease has ended.
 
     `since`: when it was taken, in microseconds of the store's clock; None if that is not known. `span`: how long a
-    lease lasts, and also how long the store remembers for what time the slot was held.
+    lease lasts, and how long the store remembers how long the slot was held.
     """
 
     script: ClassVar[Script] = _script("lease_release")

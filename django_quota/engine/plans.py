@@ -55,7 +55,7 @@ class Taken(NamedTuple):
     moment: int
     """When the store decided it, in microseconds."""
     limits: Mapping[str, tuple[str, ...]]
-    """The limits that counted it, by the keys of their states: each as it was then, `Limit.encoded`."""
+    """The limits that counted the hit, by the keys of their states: each as it was then, `Limit.encoded`."""
 
 
 class Settlement(NamedTuple):
@@ -191,7 +191,7 @@ class Plan:
 
     @property
     def is_decided_here(self) -> bool:
-        """Whether no store need be asked to check it: an override blocks it, or exempts all that limits it."""
+        """Whether a check needs no store: an override blocks the plan, or exempts it from all limits."""
         return bool(self.here) and (not self or self.is_blocked)
 
     def decided_here(self) -> Decision:
@@ -265,11 +265,11 @@ class Plan:
 
     @property
     def limits(self) -> list[CompiledLimit]:
-        """All its limits, in the order of the reply."""
+        """All limits of the hits, in the order of the reply."""
         return [limit for hit in self.hits for limit in hit.limits]
 
     def operation(self, now: int, mode: PlanMode) -> Decide:
-        """Return the operation that decides it; `now` (microseconds) is a guess that only days and calendars need."""
+        """Return the operation of the plan; `now` (microseconds) is a guess that only days and calendars need."""
         hits = self.hits
         if not self.timeless:
             self._move_to(now)
@@ -294,14 +294,14 @@ class Plan:
 
     @property
     def decided_at(self) -> int | None:
-        """When the store decided it, in microseconds; None if no store did."""
+        """When the store decided the plan, in microseconds; None if no store did."""
         if self._decoded is not None:
             return self._decoded.now
         return None if self._raw is None else int(self._raw[0])
 
     @property
     def taken(self) -> dict[Place, Taken]:
-        """What its hits took in a check and have not given back. An exempt hit took nothing of any limit."""
+        """What the hits took in a check and have not given back. An exempt hit took nothing of any limit."""
         consumed = self._reply.consumed(self.hits) if self._reply and not self.is_undone else ()
         found = ((self.hits[index], moment) for index, moment in consumed)
         return {place: Taken(moment, {}) for place, moment in self.exempt.items()} | {
@@ -347,7 +347,7 @@ class Plan:
         return self._decoded
 
     def is_reported(self, decision: Decision) -> bool:
-        """Say whether metrics and observers get the plan's decision: each refusal, and mostly the others."""
+        """Say whether metrics and observers get the plan's decision: always if it refuses, mostly if it allows."""
         return self.counts_if_allowed or not decision.allowed
 
     def emitted(self) -> Iterator[tuple[EventKind, Hit, int]]:

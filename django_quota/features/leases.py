@@ -49,7 +49,7 @@ class Lease:
         self._store = store
         self._keys = _keys_of(slot, subject)
         self._since: int | None = None
-        """When it got the slot, by the store's clock; None if it does not know whether it holds one."""
+        """When it got the slot, by the store's clock; None while it is unknown whether it holds one."""
         self._may_hold = False
         """Whether the store may have given it the slot: it was asked, and has not said no."""
         self._is_released = False
@@ -339,14 +339,14 @@ def slot(
 
     `with slot("export", 10, lease=30, wait=5) as lease: ...`, or `async with`.
 
-    `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. After it the slot comes free by itself, so a
+    `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. Then the slot comes free by itself, so a
     caller that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
     `subject`: whose slot it is, a text (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the lease
     in the background, by one thread of the process, for work that may take longer; a holder whose lease ended in an
     outage is counted again, even above the limit.
 
     Raises `RuleError` for a wrong argument. Entering the slot raises `QuotaExceeded` if no slot came free, and
-    `StoreUnavailable`. Leaving it raises `LeaseLost` where the lease ended before the block did.
+    `StoreUnavailable`. Leaving it raises `LeaseLost` if the lease ended before the block did.
     """
     made = Slot(name, limit, lease, wait, renew=renew)
     if subject is not None:

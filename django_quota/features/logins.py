@@ -19,7 +19,7 @@ from django_quota.requests.subjects import LOGIN, login_subject, named_subject
 
 
 def login_hits(names: Iterable[str], request: HttpRequest | None) -> list[tuple[Rule, str]]:
-    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject; nothing if it is exempt.
+    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject; none for an exempt address.
 
     `names`: the user names that were typed. Without a request, the rules by address are left out.
     """

@@ -85,7 +85,7 @@ class Hold:
 
         The limits are those that hold now: an override may have changed them since. A second call changes nothing.
         While the store does not answer, the Decision is `degraded`, and the estimate stays spent. Raises `RuleError`
-        for another value.
+        for any other value.
         """
         return run_sync(self.settling(actual))
 
@@ -134,7 +134,7 @@ class Hold:
         `Hold.loads(text).settle(640)`. A configured rule has its present limits, any other rule keeps its own. The
         `decision` has no outcomes.
 
-        Raises `RuleError` for another text, and if a configured rule or its tier no longer exists.
+        Raises `RuleError` for any other text, and if a configured rule or its tier no longer exists.
         """
         plan, taken, decided_at = read_hold(text)
         hold = cls(plan, plan.unlimited())

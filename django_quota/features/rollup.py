@@ -136,7 +136,7 @@ def _add(found: Iterable[DayCounts], rows: Mapping[RowKey, DailyCounter], using:
 
 
 def _save(rows: Collection[DailyCounter], using: str) -> None:
-    """Save rows that exist. It is an upsert, because `bulk_update` takes ten times as long."""
+    """Save rows that exist, by an upsert: `bulk_update` takes ten times as long."""
     has_target = connections[using].features.supports_update_conflicts_with_target  # MySQL takes none
     DailyCounter.objects.using(using).bulk_create(
         rows,

@@ -161,9 +161,9 @@ def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
 def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = "day") -> dict[date, dict[str, Count]]:
     """Return what a subject has used from the day `since` up to, but without, the day `until`: for a bill.
 
-    For each day, or for each month by the date of its first day, it has the rules with an `allowed`, a `refused` and
-    `units`, which the allowed checks cost. It adds the `DailyCounter` rows and what a roll-up has not moved yet. Each
-    check counts once, even while a roll-up runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
+    The result has, for each day (or month, by its first day), the rules with `allowed`, `refused` and `units`, the cost
+    of the allowed checks. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
+    runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
 
     `subject`: a text such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
     Django's `DatabaseError`: it never leaves out what it cannot read. In async code: `await sync_to_async(usage)(...)`.

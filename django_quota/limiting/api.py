@@ -87,7 +87,7 @@ def acquire(
     """Wait until the rule allows a hit, and take it; return the Decision.
 
     Use it for work that may wait, such as calls of another service. A view that waits holds a thread. If the wait would
-    be longer than the timeout, it does not wait, and the Decision is refused. With `leaky_bucket` it also waits for the
+    be longer than the timeout, `acquire` returns a refused Decision at once. With `leaky_bucket`, it also waits for the
     Decision's `delay`, which the timeout does not limit. Waiting callers are served in no particular order. If many
     wait, use `slot`, whose callers queue in each process, or `leaky_bucket`, which gives each a place. Each refused try
     counts as a refusal for `ban=` and `count_refused`.

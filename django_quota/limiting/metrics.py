@@ -144,7 +144,7 @@ class DecisionMetrics:
             flusher.wake()
 
     def count_only_refusals(self, now: int, decision: Decision) -> None:
-        """Count the rules that refuse, also as shadows; what the others took is given back."""
+        """Count the rules that refuse, even as shadows; what the others took is given back."""
         with self._lock:
             self._now = now
             self._add_all(each for each in counted(decision) if each.outcome != "allowed")

@@ -261,7 +261,7 @@ class OverrideCopy:
             self.table, self._known, self._looked, self._all_due = table, number, began, all_due
             self._is_alone = rows.is_private
             was_failing, self.problem, self._failed = bool(self.problem), "", float("-inf")
-            self._running = None  # later decisions need a newer refresh, also while this thread closes its connection
+            self._running = None  # later decisions need a newer refresh, even while this thread closes its connection
         if was_failing:
             logger.warning("The overrides can be read again.")
 

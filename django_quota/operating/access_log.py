@@ -48,7 +48,7 @@ class LogFormat(NamedTuple):
 
     name: str
     fields: frozenset[str]
-    """The fields that its lines have, so that a report can name the rules that need another one."""
+    """The fields of its lines. A report names the rules that need any other field."""
     row: Callable[[str], Row]
     """Returns the values of a line. Raises `UnreadableLineError`."""
 
@@ -98,7 +98,7 @@ _NUMBER = re.compile(r"\d{9,19}(?:[.,]\d+)?")
 def read_time(text: str) -> int:
     """Return a time in microseconds: ISO 8601, as `21/Nov/2026:04:40:00 +0000`, or a number since 1970.
 
-    A number may be seconds, or a thousandth, a millionth or a billionth of them. A time without a zone is in the time
+    A number may count seconds, milliseconds, microseconds or nanoseconds. A time without a zone is in the time
     zone of the settings. Raises `UnreadableLineError`.
     """
     if _NUMBER.fullmatch(text):

@@ -32,7 +32,7 @@ class BanFilter(NamedTuple):
     """Whose bans, and from which rule."""
 
     subjects: Sequence[str] = ()
-    """These, also together with others. A word that is no subject stands for those that contain it. Empty: all."""
+    """The subjects, alone or combined. A word that is no subject matches each subject that contains it. Empty: all."""
     rule: str = ""
     """Empty: all."""
 

@@ -142,7 +142,7 @@ def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool)
 
 
 def _version(details: Mapping[str, Any]) -> str | None:
-    """Return the version in INFO. Valkey reports its own, and that of the Redis that it is compatible with."""
+    """Return the version in INFO. Valkey adds its own version to that of a compatible Redis."""
     of_valkey = details.get("valkey_version")
     return f"Valkey {of_valkey}" if of_valkey else details.get("redis_version")
 
@@ -174,9 +174,9 @@ def is_full(refusal: str) -> bool:
 
 
 def refused_change(store: RedisStore, key: str) -> str:
-    """Return the error of a key's server for a write; empty if it takes writes, or if we may not ask.
+    """Return why the server of a key refuses a write; empty if it takes writes, or if we may not ask.
 
-    It changes nothing. Raises `StoreUnavailable` if the server does not answer.
+    The probe changes nothing. Raises `StoreUnavailable` if the server does not answer.
     """
     probe = f"{key}{PROBE}"
     try:

@@ -83,7 +83,7 @@ def parse_override_input(text: str) -> str:
     """Return the subject of an override that a typed text means: a subject, a network, a kind, or everybody.
 
     The text may be `198.51.100.0/24` or `ip:198.51.100.0/24`, `user:*`, `*`, or anything that `parse_subject_input`
-    takes. Raises `RuleError` for another text.
+    takes. Raises `RuleError` for any other text.
     """
     if text == EVERYBODY or (text.endswith(":*") and "=" not in text):
         return override_subject(text)

@@ -222,7 +222,7 @@ def _canonical_part(part: str, prefixes: Prefixes) -> str:
 
 
 def canonical_network(text: str, prefixes: Prefixes) -> str:
-    """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for another text.
+    """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for any other text.
 
     A network smaller than `prefixes` cannot be told from others, and is an error.
     """

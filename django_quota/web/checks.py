@@ -1,8 +1,8 @@
-"""System checks of the settings: the values of QUOTA, the cache alias behind it, and what a live site needs.
+"""System checks of the settings: the values of QUOTA, the store behind it, and what a live site needs.
 
 A wrong setting is found when the site starts, not on a request. Each finding has an id and a hint. The checks call the
-same parsers as the running app, and never ask Redis. With `--database`, one check asks the database. `rule_checks` has
-the checks of rules and views.
+same parsers as the running app, and never ask the store. With `--database`, one check asks the database. The checks of
+rules and views are in `rule_checks`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from django_quota.web.rule_checks import check_rules, finding
 
 @register("django_quota")
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
-    """Check `settings.QUOTA`, its rules, the cache alias behind it, and the views that it limits."""
+    """Check `settings.QUOTA`, its rules, the store behind it, and the views that it limits."""
     try:
         given = current().given
     except ConfigurationError as error:

@@ -40,5 +40,5 @@ def log_refusal(response: HttpResponseBase, decision: Decision) -> None:
 
 @lru_cache(maxsize=1024)
 def _last_logged(_rule: str) -> list[int]:
-    """Return a list of the one moment, in microseconds, when a refusal of a rule was last logged."""
+    """Return a list with one item: when a refusal of a rule was last logged, in microseconds."""
     return [0]

@@ -1,7 +1,7 @@
 """The rules of a request: those of the settings, and those of `@quota` on its view.
 
 The middleware decides the `@quota` on the outside of a view in one call with the configured rules. If another
-decorator is above a `@quota`, that one must run first, and the `@quota` decides by itself.
+decorator is above a `@quota`, that decorator must run first, and the `@quota` decides by itself.
 
 Some rules wait until the view knows more about the request. Django REST framework reads tokens inside the view. Before
 that, a rule by user would count all users with tokens as one anonymous visitor. So an integration says with

@@ -141,7 +141,7 @@ class Found(NamedTuple):
 
 
 def limited_views(patterns: Iterable[Any]) -> Iterator[Found]:
-    """Find every `@quota` on functions, classes and methods once, also below other decorators."""
+    """Find every `@quota` on functions, classes and methods once, even below other decorators."""
     for _, found in marked_views(patterns, Limited):
         yield found
 

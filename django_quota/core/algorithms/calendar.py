@@ -1,9 +1,9 @@
 """The calendar window: one counter for each period of the calendar, in a named time zone. See `lua/calendar.lua`.
 
 A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
-part of an hour or a day (`10/15m`, `100/6h`). Redis knows no time zones, so the caller sends the edges of the current
-and of the next period. If the clock of Redis is in neither, the reply says so, and the caller sends the edges for that
-time.
+part of an hour or a day (`10/15m`, `100/6h`). The store knows no time zones, so the caller sends the edges of the
+current and of the next period. If the clock of the store is in neither, the reply says so, and the caller sends the
+edges for that time.
 """
 
 from __future__ import annotations

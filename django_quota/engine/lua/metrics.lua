@@ -34,7 +34,7 @@ keep(KEYS[1], DAY_TTL)
 keep(KEYS[2], MINUTE_TTL)
 keep(KEYS[5], TOTAL_TTL)
 
--- Drops the lowest scores, once there are half as many more than `most`: so most calls drop nothing.
+-- Drops the lowest scores, but only above one and a half times `most`: so most calls drop nothing.
 local function trim(key, most)
   local surplus = redis.call('ZCARD', key) - most
   if surplus > most / 2 then redis.call('ZREMRANGEBYRANK', key, 0, integer(surplus - 1)) end

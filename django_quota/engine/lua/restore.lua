@@ -1,4 +1,4 @@
--- restore: how a limit gives units back: those of a refund, or those of a hit where it was counted. A module of decide.
+-- restore: how a limit gives units back: for a refund, or where a hit was counted. A module of decide.
 --
 -- KEYS   limit.key: see the algorithm
 -- ARGV   as decide

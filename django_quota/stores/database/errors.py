@@ -32,11 +32,11 @@ class Failure(NamedTuple):
     """What an error tells."""
 
     error: QuotaError
-    """Our error for it."""
+    """Our error in its place."""
     is_silence: bool = False
     """Whether the database is gone or does not answer, so that the breaker counts a failure."""
     is_conflict: bool = False
-    """Whether the database has ended the transaction for another one: it may be repeated."""
+    """Whether the database has ended the transaction in favour of another one: repeat it."""
 
 
 _MISSING = ConfigurationError(

@@ -42,7 +42,7 @@ class LoggedBan(NamedTuple):
 class EventTable:
     """The log under a key. Each method raises `StoreUnavailable` if the database does not answer.
 
-    Transactions do not end in the order in which they begin. So who follows the log sees an event when all older
+    Transactions do not end in the order in which they begin. So a follower of the log sees an event when all older
     transactions of the database have ended, and misses none.
     """
 

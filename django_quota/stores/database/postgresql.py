@@ -53,7 +53,7 @@ _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 def _limits() -> str:
     """Return the statement that sets the time-outs of one transaction.
 
-    A crash of the server may lose what the last moments have counted, as with Redis: so no hit waits for the disk.
+    No hit waits for the disk, so a crash of the server may lose what the last moments have counted, as with Redis.
     """
     return (
         f"SET LOCAL statement_timeout = {TIMEOUT * 1500:.0f}; SET LOCAL lock_timeout = {TIMEOUT * 1000:.0f}; "
@@ -105,7 +105,7 @@ class PostgresConnection:
         self._send("ROLLBACK")
 
     def is_ready(self) -> bool:
-        """Say whether the server has left it open: it says so before it closes an idle one."""
+        """Say whether the connection is open: before the server closes an idle one, it sends a notice."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._raw.fileno(), selectors.EVENT_READ)
             return not selector.select(0)

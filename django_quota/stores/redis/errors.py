@@ -98,7 +98,7 @@ def answered(error: BaseException) -> bool | None:
 
 
 def answered_plain(error: BaseException) -> bool | None:
-    """Say the same of a block that also runs the caller's code; None for its errors."""
+    """Say the same for a block that also runs the caller's code; None for errors of that code."""
     return answered(error) if isinstance(error, (RedisError, OSError)) else None
 
 
