@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ import redis
 from django_quota import Rule, acheck, check, check_all, peek, refund, reserve, slot
 from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import RedisServer, freeze
-from tests.support.commands import PATIENCE, managing, wait_until
+from tests.support.commands import managing, wait_until
 from tests.support.counts import (
     checks_a_minute,
     checks_by_minute,
@@ -28,7 +27,7 @@ from tests.support.outages import no_answer
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches, current_store
+from tests.support.stores import caches
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -163,26 +162,6 @@ class TestTheWay:
     def test_an_idle_process_sends_its_counts_by_itself(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
         wait_until(lambda: sent(raw) == {"a:a": 1})
-
-    @pytest.mark.usefixtures("the_flusher_runs")
-    def test_an_event_loop_is_not_blocked_while_the_store_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hangs, goes_on = threading.Event(), threading.Event()
-
-        def hang(*_: Any) -> None:
-            hangs.set()
-            goes_on.wait(PATIENCE)
-
-        async def ask() -> bool:
-            allowed = [bool(await acheck("9/m", SUBJECT, name="a"))]
-            await asyncio.to_thread(hangs.wait, PATIENCE)
-            allowed.append(bool(await acheck("9/m", SUBJECT, name="a")))
-            return all(allowed)
-
-        monkeypatch.setattr(current_store(), "run", hang)
-        try:
-            assert asyncio.run(ask())
-        finally:
-            goes_on.set()
 
     @forks
     @threads_ran

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import connection, connections
+from django.db import connections
 from django.test import Client
 
 from django_quota import Rule, check, slot, unban
@@ -238,18 +238,3 @@ def test_a_wrong_database_is_found_when_the_site_starts(
     if database:
         monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], **database})
     assert [str(found.id).partition(".")[2] for found in run_checks(tags=["django_quota"])] == ids
-
-
-def test_the_tables_of_states_are_missing(store: DatabaseStore, database: dict[str, Any]) -> None:
-    def found() -> list[str]:
-        return [str(each.id) for each in run_checks(tags=["django_quota"], databases=["default"])]
-
-    assert found() == []
-    if connection.vendor == "sqlite":
-        return  # its file makes itself
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {sql.BANS} RENAME TO gone")
-        try:
-            assert found() == ["django_quota.W031"]
-        finally:
-            cursor.execute(f"ALTER TABLE gone RENAME TO {sql.BANS}")

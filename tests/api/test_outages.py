@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory, override_settings
+from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, acheck, aonce, check, concurrency, counter, once, peek, reserve, slot
+from django_quota import Rule, acheck, aonce, check, counter, once, peek, reserve, slot
 from django_quota.adapters import adecide, decide
 from django_quota.core.errors import StoreFull, StoreOutOfMemory
 from django_quota.exceptions import RuleError, StoreUnavailable
@@ -136,17 +135,6 @@ class TestARedisThatIsFull:
         assert sum(decision.allowed for decision in decisions) == admitted
         if admitted in (3, 9):
             assert decisions[-1].binding is not None  # a real refusal with its wait, and no 503
-
-    def test_slots_of_views_are_counted_in_this_process(self, rf: RequestFactory) -> None:
-        inner: list[int] = []
-
-        @concurrency(2, key="global", name="export")
-        def view(request: HttpRequest) -> HttpResponse:
-            inner.append(view(request).status_code)
-            return HttpResponse()
-
-        assert view(rf.get("/")).status_code == 200
-        assert inner == [429, 200]
 
 
 # --- reports: one at the start, one at the end, and a key of another type is no outage --------------------------------

@@ -52,16 +52,6 @@ def test_a_template_shows_what_one_rule_has_left() -> None:
     assert limited(RequestFactory().get("/")).content.decode() == "4,1,,"
 
 
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_lazy_user_of_another_middleware_is_the_same_sync_and_async(loaded: bool) -> None:
-    for is_async in (False, True):
-        request = RequestFactory().get("/")
-        request.user = SimpleLazyObject(lambda: User(pk=7))  # type: ignore[assignment]
-        assert not loaded or request.user.pk == 7
-        found: Any = (acheck if is_async else check)("9/m", request, key="user")
-        assert (asyncio.run(found) if is_async else found).subject == "user:7"
-
-
 def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(User.objects.get().username, status=429)
 

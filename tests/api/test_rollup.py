@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from django_quota import check, reserve
 from django_quota import usage as bill_of
-from django_quota.core.keys import escape
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.rollup import move, roll_up
 from django_quota.features.usage import recent_days, recent_usage, total, waiting
@@ -31,7 +30,7 @@ from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, managing, wait_until
-from tests.support.counts import checks_of, days_of
+from tests.support.counts import days_of
 from tests.support.days import before_rows_are_saved, count
 from tests.support.dying import Died, dying
 from tests.support.inputs import inputs
@@ -459,20 +458,3 @@ def test_the_usage_of_a_subject_is_what_was_decided_each_day() -> None:
     for days in (1, 7):
         with freeze(START + days * a_day):
             assert days_of("user:1") == {today: {"few": (2, 1)}, today + timedelta(days=1): {"few": (1, 0)}}
-
-
-@pytest.mark.usefixtures("redis_cache", "database")
-def test_a_long_name_and_one_like_its_digest_are_two_whose_days_are_kept_for_the_roll_up(raw: redis.Redis) -> None:
-    long = "x" * 300  # its keys hold a digest alone: a tilde and 64 hexadecimal digits
-    digest = escape(long)
-    check("9/h", long, daily=True)
-    assert checks_of(digest) == checks_of(long) == {"9/h": (1, 0)}
-    for _ in range(2):
-        check("9/h", digest, daily=True)
-    assert checks_of(digest) == checks_of(long) == {"9/h": (1, 0)}, "rows and events call the long name so"
-    assert all(8 * 86_400 - 60 < int(raw.ttl(key)) <= 8 * 86_400 for key in keys(raw))
-    rolled()
-    found = dict(DailyCounter.objects.values_list("subject", "allowed"))
-    assert found.pop(digest) == 1
-    ((own, allowed),) = found.items()
-    assert (allowed, checks_of(own)) == (2, {"9/h": (2, 0)})

@@ -10,13 +10,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_quota import peek, quota
 from django_quota.exceptions import RuleError
 from tests.support.calls import both, calls_of, fetch, matches_that_are_compared
-from tests.support.inputs import inputs
 from tests.support.memory import remembered_paths, with_room_for_paths
 from tests.support.urls_of_rules import guarded, seen
 
@@ -37,12 +34,6 @@ def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
 
 def matching(*matches: Any, **more: Any) -> dict[str, Any]:
     return {str(number): {"rate": "9/m", "match": match, **more} for number, match in enumerate(matches)}
-
-
-PLACES: list[Any] = [
-    "/", "/api/", "/api", "/api/*", "/*/search/", "re:s", "api:*", "api:search", "plain", "api:v1:*", "/plain",
-    "host:testserver", "host:*.example", ["/x/", "plain"], {"path": "/api/", "view": ["plain", "api:*"]},
-]  # fmt: skip
 
 
 class TestFinding:
@@ -93,14 +84,6 @@ class TestFinding:
         for rules, words in ((odd, "key=None is not a key"), (matching(5), r"RULES.*'0'.*match=5")):
             with pytest.raises(RuleError, match=words):
                 found("/plain/", rules)
-
-    @inputs(40)
-    @given(st.lists(st.sampled_from(PLACES), max_size=6), st.sampled_from(["/api/v1/items/", "/plain/", "/twice/"]))
-    def test_looking_up_finds_what_comparing_all_would(self, matches: list[Any], path: str) -> None:
-        with override_settings(ROOT_URLCONF=URLS):
-            excluding = [matching("/", exclude=match) for match in matches]  # what is excluded is compared
-            expected = [str(number) for number, rules in enumerate(excluding) if found(path, rules) == []]
-            assert found(path, matching(*matches)) == expected
 
 
 def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +175,6 @@ class TestJoining:
         for path_, name in (("/again/", "again"), ("/twice/", "two")):
             fetch(kind, path_)
             assert peek("20/m", "ip:127.0.0.1", name=name).remaining == 18
-
-    def test_all_or_nothing_what_one_refuses_the_others_do_not_count(self, kind: str, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "api": {"rate": "2/m", "match": "api:*"}}}
-        replies = fetch(kind, SEARCH[kind], 4)
-        assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
-        assert peek("site", "ip:127.0.0.1").remaining == 28
-        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
-        assert '"api";r=0' in replies[-1].headers["RateLimit"]
 
     def test_a_rule_that_holds_anyway_counts_once_and_twice_for_two_subjects(self, kind: str, settings: Any) -> None:
         names = iter(["before", "after"])
