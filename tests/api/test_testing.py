@@ -22,19 +22,18 @@ from django.core import mail
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.core.management.commands import runserver
-from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check, counter, lock, once, quota
+from django_quota import check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import QuotaKit, RedisServer, clear, freeze, plugin, quota_kit
 from django_quota.testing.kit import isolated
 from tests.support.commands import ROOT
 from tests.support.findings import REDIS, TIMEOUTS
 from tests.support.inputs import inputs
+from tests.support.outages import no_answer
 from tests.support.steps import ALGORITHMS
-from tests.support.stores import caches
 
 SITE = {
     "settings_of_a_site.py": """
@@ -258,14 +257,6 @@ def test_the_clock_stands_still_for_all_threads_until_it_is_moved(kit: QuotaKit)
     assert check("1/m", "user:1").reset_after == 60
     with ThreadPoolExecutor() as pool:
         assert pool.submit(lambda: kit.now).result() == NOON
-    with freezegun.freeze_time(NOON) as frozen:
-        kit.exhaust("1/m", "user:2")
-        frozen.tick(59)
-        assert not check("1/m", "user:2")
-        frozen.tick(1)
-        assert check("1/m", "user:2")
-        frozen.move_to(NOON - timedelta(days=1))
-        assert kit.now == NOON - timedelta(days=1)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -285,48 +276,37 @@ def test_exhaust_leaves_nothing_and_never_more_than_the_limit(algorithm: Any, hi
 def test_the_kit_says_how_an_address_or_a_rule_is_written(kit: QuotaKit, settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "3/m"}}
-    verbs: list[Callable[..., Any]] = [kit.exhaust, kit.used, kit.left, kit.reset]
     known = "Known: again, by-method-decorator, class, method, search, two."
+    verbs: list[Callable[..., Any]] = [kit.exhaust, kit.used, kit.left, kit.reset]
     for verb in verbs:
         with pytest.raises(RuleError, match=r"No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'"):
             verb("5/m", "127.0.0.1")
         verb("5/m", "tenant")  # as code may count it
-        for rule, hint in (("serach", "Did you mean 'search'?"), ("twoo", "Did you mean 'two'?"), ("x:y", known)):
-            with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. ") as raised:
+        for rule, hint in (("twoo", r"Did you mean 'two'\?"), ("x:y", known)):
+            with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. {hint}"):
                 verb(rule, "ip:192.0.2.1")
-            assert raised.value.hint == hint
 
 
 # --- clear ------------------------------------------------------------------------------------------------------------
 
 
 def test_clear_deletes_every_count_of_the_memory_store(memory_store: None) -> None:
-    view: Any = quota("1/m", key="ip", name="view")(lambda request: None)
-    request = RequestFactory().get("/")
     for _ in range(2):
         clear()
         assert check("1/m", "user:1", ban={"after": "1/m", "for": ["1h"]})
         assert not check("1/m", "user:1", ban={"after": "1/m", "for": ["1h"]})
-        assert view(request) is None
-        assert view(request).status_code == 429
         assert once("webhook", "17", ttl=60)
         assert counter("clicks").incr("user:1") == 1
         lock("nightly", lease=60).acquire()
 
 
-def test_clear_deletes_local_counts_and_never_calls_redis(
-    settings: Any, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
-) -> None:
-    settings.CACHES = caches(redis_server)
+def test_clear_deletes_local_counts_and_never_calls_redis(redis_cache: RedisServer, raw: redis.Redis) -> None:
     assert check("1/m", "user:1")
     kept, calls = sorted(raw.keys()), raw.info("stats")["total_commands_processed"]
     clear()
     assert raw.info("stats")["total_commands_processed"] - calls == 1  # this INFO
     assert sorted(raw.keys()) == kept
-    assert not check("1/m", "user:1")
-
-    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
-    assert check("1/m", "user:1", on_unavailable="local").degraded
-    assert not check("1/m", "user:1", on_unavailable="local")
-    clear()
-    assert check("1/m", "user:1", on_unavailable="local")
+    for _ in range(2):
+        with no_answer():
+            assert [bool(check("1/m", "user:1", on_unavailable="local")) for _ in range(2)] == [True, False]
+        clear()
