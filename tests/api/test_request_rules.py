@@ -43,20 +43,13 @@ class TokenView(View):
 class AsyncTokenView(TokenView):
     view_is_async = True
 
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return self.answer(request)
-
-    async def answer(self, request: HttpRequest) -> HttpResponseBase:
+    async def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:  # type: ignore[override]
         refused = authenticate(request)
         if refused is None:
             decision = await adecide(request, take_waiting_rules(request))
             combined = apply_decision(request, decision)
             refused = await arefusal(request, combined) if decision.enforced else None
         return refused or HttpResponse("ok")
-
-
-class Forgetful(TokenView):
-    decides = False
 
 
 @decides_later
@@ -132,7 +125,7 @@ def test_a_view_that_decides_nothing_is_limited_on_the_way_back_and_logged_once(
     kind: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"late-{kind}-{len(settings.MIDDLEWARE)}"
-    late = quota("2/m", key="user", name=name)(Forgetful.as_view())
+    late = quota("2/m", key="user", name=name)(TokenView.as_view(decides=False))
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})
     assert statuses(kind, "late", "x", "1", "1", "1", "2") == [401, 200, 200, 429, 200]
     (logged,) = [each for each in caplog.records if each.name == "django_quota"]  # and none for the wrong token

@@ -169,8 +169,7 @@ def test_a_stream_is_settled_when_it_ends_or_is_closed_and_a_client_that_left_pa
         response: Any = await AsyncClient().get("/astream/")
         assert [part async for part in response] == [b"x" * 100] * 3
         assert left() == 300
-        begun = asyncio.Event()
-        has_begun.append(begun)
+        has_begun.append(begun := asyncio.Event())
         task = asyncio.create_task(AsyncClient().get("/endless/"))
         await begun.wait()
         task.cancel()
@@ -228,8 +227,7 @@ def test_a_body_that_is_read_late_gives_all_back_in_both_steps_and_a_refused_one
     decision = decide(request, rules)
     assert [outcome.remaining for outcome in decision.outcomes] == [9, 9]
     settle(request, HttpResponse())
-    assert left("ip", "10/h") == 10
-    assert peek(rules[1], decision.outcomes[1].subject).remaining == 10
+    assert peek(rules[1], decision.outcomes[1].subject).remaining == left("ip", "10/h") == 10
     for key in ("post:phone", "ip"):
         request = RequestFactory().post("/", {"phone": "123"})
         assert not decide(request, [rules[0], Rule.make("shut", "0/h", key=key)])
