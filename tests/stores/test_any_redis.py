@@ -66,9 +66,10 @@ BOTH_WAYS: list[Callable[[], object]] = [lambda: once("a", "b"), lambda: asyncio
 class Credentials:
     """Names the Redis; its password may change. It counts how often it is asked."""
 
+    asked = 0
+
     def __init__(self, named: object) -> None:
         self.named = named
-        self.asked = 0
 
     def __call__(self) -> object:
         self.asked += 1
@@ -77,14 +78,15 @@ class Credentials:
         return self.named
 
 
+def options_of(port: int) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": port, "db": 3, "password": PASSWORD, **SLOW}
+
+
 FORMS: dict[str, Callable[[int], object]] = {
     "url": lambda port: f"redis://:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}",
-    "url of the default user": lambda port: f"redis://default:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}",
-    "options": lambda port: {"host": "127.0.0.1", "port": port, "db": 3, "password": PASSWORD, **SLOW},
-    "url of a function": lambda port: Credentials(f"redis://:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}"),
-    "options of a function": lambda port: Credentials(
-        {"host": "127.0.0.1", "port": port, "db": 3, "username": "default", "password": PASSWORD, **SLOW}
-    ),
+    "url of a function": lambda port: Credentials(f"redis://default:{IN_A_URL}@127.0.0.1:{port}/3?{QUERY}"),
+    "options": options_of,
+    "options of a function": lambda port: Credentials({**options_of(port), "username": "default"}),
 }
 
 
@@ -102,6 +104,9 @@ def test_a_server_by_its_port(form: str, port: int, server: Any, settings: Any) 
     call_command("quota_sweep", stdout=StringIO())
 
 
+at_the_socket = Credentials(None)
+
+
 def test_a_server_by_its_socket(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
     at_the_socket.named = {"unix_socket_path": redis_server.url.removeprefix("unix://"), **SLOW}
     for named in (f"{redis_server.url}?{QUERY}", "tests.stores.test_any_redis.at_the_socket"):
@@ -109,9 +114,6 @@ def test_a_server_by_its_socket(redis_server: RedisServer, raw: redis.Redis, set
         settings.QUOTA = {"REDIS": named}
         assert remaining_both_ways() == [4, 3]
         assert raw.dbsize()
-
-
-at_the_socket = Credentials(None)
 
 
 def test_time_outs_are_short_unless_they_are_given(settings: Any) -> None:
@@ -125,11 +127,11 @@ def test_time_outs_are_short_unless_they_are_given(settings: Any) -> None:
 
 
 def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, server: Any, settings: Any) -> None:
-    of_site = Credentials({"host": "127.0.0.1", "port": port, "password": PASSWORD, **SLOW})
+    of_site = Credentials(options_of(port))
     settings.QUOTA = {"REDIS": of_site}
     assert remaining_both_ways() == [4, 3]
     server.config_set("requirepass", "another")
-    of_site.named = f"redis://:another@127.0.0.1:{port}"
+    of_site.named = f"redis://:another@127.0.0.1:{port}/3"
     redis_store().close()
     asked = of_site.asked
     assert remaining_both_ways() == [2, 1]
@@ -149,11 +151,9 @@ def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, 
 
 @pytest.mark.parametrize("form", ["url", "options"])
 def test_the_primary_of_sentinels(form: str, sentinel_port: int, settings: Any) -> None:
-    forms: dict[str, object] = {
-        "url": f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel_port}/quotas/2?{QUERY}",
-        "options": {"sentinels": [("127.0.0.1", sentinel_port)], "service_name": "quotas", "db": 2, **SLOW},
-    }
-    settings.QUOTA = {"REDIS": forms[form]}
+    options = {"sentinels": [("127.0.0.1", sentinel_port)], "service_name": "quotas", "db": 2, **SLOW}
+    url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel_port}/quotas/2?{QUERY}"
+    settings.QUOTA = {"REDIS": url if form == "url" else options}
     assert remaining_both_ways() == [4, 3]
     with redis_store().commands() as client:
         assert client.dbsize() > 0
@@ -162,19 +162,16 @@ def test_the_primary_of_sentinels(form: str, sentinel_port: int, settings: Any) 
 
 @pytest.mark.parametrize("form", ["url", "function"])
 def test_a_cluster(form: str, cluster: Cluster, settings: Any) -> None:
-    ports = [server.port for server in cluster.servers]
-    options = {"startup_nodes": [("127.0.0.1", port) for port in ports], **SLOW}
-    forms: dict[str, object] = {
-        "url": f"redis+cluster://{','.join(f'127.0.0.1:{port}' for port in ports)}?{QUERY}",
-        "function": Credentials(options),
-    }
-    settings.QUOTA = {"REDIS": forms[form]}
-    assert findings({"REDIS": forms[form]})[0].id == "django_quota.W012"
+    hosts = [f"127.0.0.1:{server.port}" for server in cluster.servers]
+    url = f"redis+cluster://{','.join(hosts)}?{QUERY}"
+    options = {"startup_nodes": [("127.0.0.1", server.port) for server in cluster.servers], **SLOW}
+    settings.QUOTA = {"REDIS": url if form == "url" else Credentials(options)}
+    assert findings(settings.QUOTA)[0].id == "django_quota.W012"
     for number in range(6):
         check("5/m", f"user:{number}")
     assert remaining_both_ways() == [3, 2]
     assert len({cluster.owner(key).port for key in iter(cluster.keys()) if "{user:" in key}) > 1
-    assert sorted(redis_store().servers()) == sorted(f"127.0.0.1:{port}" for port in ports)
+    assert sorted(redis_store().servers()) == sorted(hosts)
     call_command("quota_sweep", stdout=StringIO())
     settings.QUOTA = {"REDIS": cluster.location[0]}  # one of its servers: the error names the form for a cluster
     elsewhere = next(f"user:{n}" for n in range(100) if cluster.owner(f"{{user:{n}}}") is not cluster.servers[0])
@@ -204,7 +201,6 @@ def test_the_redis_of_djangos_own_cache(redis_server: RedisServer, raw: Any, set
         ({"OPTIONS": {"socket_timeout": "x"}}, "E013", "socket_timeout of CACHES"),
         ({"OPTIONS": {"pool_class": "nowhere.Pool"}}, "E014", "No module named 'nowhere'"),
         ({"LOCATION": f"redis://:{PASSWORD}@127.0.0.1"}, "E004", 'begins with "redis://", and cannot be read'),
-        ({"LOCATION": "redis://:1;5ENTINEL@127.0.0.1"}, "E004", "has no scheme"),
         ({"LOCATION": ""}, "E004", "has no scheme"),
     ],
 )
@@ -231,20 +227,14 @@ async def _async() -> str:
         ("5ENTINEL@h:6379", "E030", 'QUOTA["REDIS"] has no scheme', "redis://127.0.0.1:6379/0"),
         (f"redis://:{PASSWORD}@h", "E030", 'QUOTA["REDIS"] begins with "redis://", and cannot be read', "%2F"),
         ("redis+cluster://:5ENTINEL@h/1", "E030", 'begins with "redis+cluster://"', "redis+cluster://10.0.0.1"),
-        ("redis+cluster://:5ENTINEL@h?db=1", "E030", "names another database than 0", "Remove db."),
         ({"password": "5ENTINEL"}, "E030", "does not name one of host", '"host": "10.0.0.1"'),
-        ({"host": "h", "sentinels": []}, "E030", "does not name one of host", '"host": "10.0.0.1"'),
         ({"startup_nodes": [("h", 1)], "db": 2}, "E030", "names another database than 0", "Remove db."),
         (Credentials(None), "E030", "neither a URL nor a dict", "redis://127.0.0.1:6379/0"),
-        (Credentials("localhost"), "E030", "has no scheme", "redis://127.0.0.1:6379/0"),
         (Credentials({"host": "h", "port": "x", "password": PASSWORD}), "E014", "'x'", "Use redis-py's options"),
         (Credentials(ValueError(PASSWORD)), "W033", "any_redis.Credentials, raised ValueError.", "manage.py shell"),
         ({"sentinels": [("h", 1)]}, "E014", "'service_name'", '"mymaster"'),
-        ({"sentinels": ["h:1"], "service_name": "m"}, "E014", "unpack", '("10.0.0.1", 26379)'),
         ({"startup_nodes": 5}, "E014", "iterable", '("10.0.0.1", 6379)'),
         ({"host": "h", "pasword": "5ENTINEL"}, "E014", "'pasword'", "Use redis-py's options"),
-        ({"host": "h", "max_connections": -1}, "E014", "max_connections", "Use redis-py's options"),
-        ({"host": "h", "socket_timeout": "x"}, "E013", 'socket_timeout of QUOTA["REDIS"]', "a number of seconds"),
         ({"host": "h", "socket_timeout": 9}, "W012", 'socket_timeout of QUOTA["REDIS"] is 9', "0.25"),
         (
             {"sentinels": [("h", 1)], "service_name": "m", "sentinel_kwargs": {"socket_timeout": 0}},
@@ -275,24 +265,33 @@ def test_a_wrong_value_is_named_without_its_secrets(
 
 
 _SCRIPT = """
-import json, os, sys
-import django
+import sys
 from django.conf import settings
 from django.core.management import call_command
+from django.test import override_settings
 
-settings.configure(SECRET_KEY="x", INSTALLED_APPS=["django_quota"], USE_TZ=True, CACHES={},
-                   QUOTA={"REDIS": os.environ["NAMED"]})
+settings.configure(SECRET_KEY="x", USE_TZ=True, CACHES={}, QUOTA={"STORE": "database"},
+                   INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_quota"],
+                   DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+import django
 django.setup()
 from django_quota import check
 
-assert check("5/m", "user:1").remaining == 4
-call_command("check", tags=["django_quota"])
-assert not [name for name in sys.modules if name.startswith("django_redis")]
+def imported(name):
+    assert check("5/m", "user:1").remaining == 4
+    call_command("check", tags=["django_quota"])
+    return [each for each in sys.modules if each.partition(".")[0] == name]
+
+assert not imported("redis")
+for url in sys.argv[1:]:
+    with override_settings(QUOTA={"REDIS": url}):
+        assert not imported("django_redis")
 """
 
 
-@pytest.mark.parametrize("form", ["url", "cluster"])
-def test_django_redis_is_imported_only_for_an_alias_of_it(form: str, port: int, server: Any, cluster: Cluster) -> None:
-    url = FORMS["url"](port) if form == "url" else f"redis+cluster://127.0.0.1:{cluster.servers[0].port}?{QUERY}"
-    environment = {**os.environ, "NAMED": str(url)}
-    subprocess.run([sys.executable, "-c", _SCRIPT], check=True, env=environment, cwd=Path(__file__).parents[2])
+def test_no_redis_package_is_imported_before_one_is_named_and_django_redis_for_an_alias_of_it_only(
+    port: int, server: Any, cluster: Cluster
+) -> None:
+    urls = [str(FORMS["url"](port)), f"redis+cluster://127.0.0.1:{cluster.servers[0].port}?{QUERY}"]
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    subprocess.run([sys.executable, "-c", _SCRIPT, *urls], check=True, env=environment, cwd=Path(__file__).parents[2])
