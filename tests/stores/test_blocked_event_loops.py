@@ -6,7 +6,8 @@ import asyncio
 import select
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from django_quota.stores.redis.sources import Source
 from django_quota.testing import RedisServer
 from tests.support.stores import caches, current_store
 
-WITHIN = 1.0
+WITHIN = 0.7
 """Seconds that Redis has to answer in these tests."""
 
 
@@ -52,26 +53,23 @@ async def connected_pool(server: RedisServer, seconds: float, count: int = 1) ->
     return made, list(made._idle)
 
 
-@pytest.mark.parametrize("command", [("PING",), ("LRANGE", "long", 0, -1), ("GET", "long")], ids=lambda words: words[0])
-def test_a_reply_that_came_while_the_loop_was_blocked_is_read(
-    command: tuple[str | int, ...], redis_server: RedisServer, raw: redis.Redis
-) -> None:
+def test_a_reply_that_came_while_the_loop_was_blocked_is_read(redis_server: RedisServer, raw: redis.Redis) -> None:
     raw.rpush("long", *range(100))
 
-    async def read() -> Any:
+    async def read(*command: str | int) -> Any:
         pool, (connection,) = await connected_pool(redis_server, 0.05)
         reading = asyncio.ensure_future(pool.execute(command))
         await until(lambda: connection in pool._busy)
         assert select.select([connection._writer.get_extra_info("socket")], [], [], 60)[0]
         hold_up(0.06)
-        found = await asyncio.gather(reading, return_exceptions=True)
+        found: Any = await asyncio.gather(reading, return_exceptions=True)
         assert pool._idle == [connection]
         await pool.aclose()
         return found[0]
 
-    reply = asyncio.run(read())
-    wanted = {"PING": reply in (b"PONG", True), "LRANGE": isinstance(reply, list) and len(reply) == 100}
-    assert wanted.get(str(command[0]), isinstance(reply, ResponseError))
+    assert asyncio.run(read("PING")) in (b"PONG", True)
+    assert len(asyncio.run(read("LRANGE", "long", 0, -1))) == 100
+    assert isinstance(asyncio.run(read("GET", "long")), ResponseError)
 
 
 def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) -> None:
@@ -135,7 +133,7 @@ TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), Tim
     ("error", "blocked", "times"),
     [
         *((error, 0.06, 2) for error in TIMED_OUT),
-        *((error, 0.0, 1) for error in TIMED_OUT),
+        (TIMED_OUT[0], 0.0, 1),
         *((error, 0.06, 1) for error in (RedisConnectionError("cut"), OSError("refused"))),
     ],
     ids=repr,
@@ -144,11 +142,8 @@ def test_connecting_is_tried_again_only_if_it_timed_out_while_the_loop_was_block
     error: Exception, blocked: float, times: int
 ) -> None:
     made = Connecting(error, blocked)
-    if times == 2:
+    with nullcontext() if times == 2 else pytest.raises(type(error)):
         assert asyncio.run(made.pool._connected()) is made
-    else:
-        with pytest.raises(type(error)):
-            asyncio.run(made.pool._connected())
     assert made.times == times
 
 
@@ -168,41 +163,33 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     asyncio.run(run())
 
 
-async def asked(raw: redis.Redis) -> None:
-    """Go on when scripts have been sent, and let the server answer only then: all wait for their replies."""
-
-    def executed() -> int:
-        return sum(
-            raw.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")
-        )
-
-    for _ in range(200):
-        await asyncio.sleep(0)
-    before = executed()
-    raw.client_unpause()
-    while executed() == before:
-        hold_up(0.001)
+def scripts_run(raw: Any) -> int:
+    stats = raw.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
 
 
-async def knocked(raw: redis.Redis) -> None:
-    """Go on when the server has taken a connection."""
-    before = raw.info("stats")["total_connections_received"]
-    await until(lambda: raw.info("stats")["total_connections_received"] > before)
-
-
-@pytest.mark.parametrize("moment", [asked, knocked])
+@pytest.mark.parametrize("moment", ["asked", "knocked"])
 def test_a_view_that_blocks_its_loop_causes_no_outage(
-    moment: Callable[[redis.Redis], Awaitable[None]], redis_server: RedisServer, raw: redis.Redis, settings: Any
+    moment: str, redis_server: RedisServer, raw: Any, settings: Any
 ) -> None:
     """It holds it up for longer than Redis has to answer, right when the server has something to say."""
     settings.CACHES = caches(redis_server, socket_timeout=WITHIN, socket_connect_timeout=WITHIN)
 
     async def decide() -> list[tuple[bool, bool]]:
-        if moment is asked:
+        if moment == "asked":
             await asyncio.gather(*(acheck("5/m", f"ip:192.0.2.{n}") for n in range(2, 10)))
             raw.client_pause(60_000, all=False)
+        met = raw.info("stats")["total_connections_received"]
         deciding = asyncio.gather(*(acheck("5/m", "ip:192.0.2.1") for _ in range(8)))
-        await moment(raw)
+        if moment == "knocked":  # the server has taken a connection
+            await until(lambda: raw.info("stats")["total_connections_received"] > met)
+        else:  # scripts have been sent, and the server answers only now: all wait for their replies
+            for _ in range(200):
+                await asyncio.sleep(0)
+            before = scripts_run(raw)
+            raw.client_unpause()
+            while scripts_run(raw) == before:
+                hold_up(0.001)
         deadline = time.monotonic() + 2.4 * WITHIN
         while time.monotonic() < deadline:
             hold_up(0.1)

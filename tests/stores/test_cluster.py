@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -15,18 +16,8 @@ from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
-from django_quota import (
-    Rule,
-    acheck,
-    acheck_all,
-    check,
-    check_all,
-    counter,
-    peek,
-    refund,
-    reserve,
-    reset,
-)  # fmt: skip
+from django_quota import Rule, acheck, acheck_all, check, check_all, counter, peek, refund, reserve, reset
+from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import StoreUnavailable
 from django_quota.models import DailyCounter
 from django_quota.stores.cluster.store_cluster import ClusterStore
@@ -37,7 +28,6 @@ from tests.support.counts import checks_of, checks_of_today
 from tests.support.inputs import inputs
 from tests.support.random_plans import STEPS, in_order, plan_of
 from tests.support.steps import SECOND, START, driven
-from tests.support.stores import caches as server_caches
 from tests.support.stores import cluster_caches, cluster_program, current_store, own_memory_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
@@ -69,13 +59,6 @@ def test_racing_threads_and_tasks_are_admitted_exactly_up_to_the_limit_on_every_
         admitted = sum(map(bool, threads.map(lambda n: check("20/m", SUBJECTS[n % 5]), range(150))))
         assert admitted + running.result() == 5 * 20
     assert len({cluster.owner(key_of(subject)).port for subject in SUBJECTS[:5]}) > 1
-
-
-def test_scripts_that_all_servers_forgot_are_loaded_again(cluster: Cluster) -> None:
-    for _ in range(2):
-        for server in cluster.servers:
-            server.client.script_flush()
-        assert not any(check("3/m", subject).degraded for subject in SUBJECTS)
 
 
 @pytest.mark.parametrize(("rate", "trips"), [("9/m", (1, 1)), ("0/m", (2, 1))])
@@ -172,8 +155,6 @@ def test_events_are_written_by_the_caller(cluster: Cluster) -> None:
 def test_an_event_that_cannot_be_written_leaves_the_decision(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from django_quota.engine.events import AppendEvents
-
     run_all = ClusterStore.run_all
 
     def fail(store: ClusterStore, operations: Any, now: Any) -> Any:
@@ -187,11 +168,16 @@ def test_an_event_that_cannot_be_written_leaves_the_decision(
     assert "could not be written" in caplog.text
 
 
-def test_servers_are_reached_at_the_address_that_the_alias_maps_theirs_to(cluster: Cluster, settings: Any) -> None:
+def test_servers_are_reached_where_the_alias_maps_theirs_to_and_forgotten_scripts_are_sent_again(
+    cluster: Cluster, settings: Any
+) -> None:
     given = cluster_caches(cluster)
     given["default"]["OPTIONS"]["REDIS_CLIENT_KWARGS"] = {"address_remap": lambda at: ("127.1", at[1])}
     settings.CACHES = given
     assert all(check("2/m", subject) for subject in SUBJECTS)
+    for server in cluster.servers:
+        server.client.script_flush()
+    assert not any(check("3/m", subject).degraded for subject in SUBJECTS)
     assert sorted(current_store().servers()) == sorted(f"127.1:{server.port}" for server in cluster.servers)
 
 
@@ -220,52 +206,32 @@ def test_whatever_else_counts_finds_its_server(
     assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
 
 
-Act = Callable[[Any], Any]
-
-
-def locked(c: Any) -> list[bool]:
-    with c.lock("mutex", timeout=5) as lock:
-        taken = lock.owned()
-        second = c.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
-        lock.extend(5)
-    return [taken, second, c.lock("mutex", timeout=5).acquire(blocking=False)]
-
-
+site: Any = cache
 MANY = {f"k{n}": n for n in range(20)}
-ACTS: dict[str, Act] = {
-    "clear": lambda c: [c.set_many(MANY), c.clear(), c.get("k1")],
-    "delete_many": lambda c: [c.set_many({"a": 1, "b": 2, "c": 3}), c.delete_many(["a", "b", "x"]), c.delete_many([])],
-    "delete_pattern": lambda c: [c.set_many(MANY), c.delete_pattern("k1*"), c.delete_pattern("none*")],
-    "get_many": lambda c: [c.set_many({"a": 1, "b": None}), c.get_many(["a", "b", "c"]), c.get_many([])],
-    "incr_version": lambda c: [c.set("a", 1), c.incr_version("a"), c.get("a"), c.get("a", version=2)],
-    "iter_keys": lambda c: [c.set_many(MANY), sorted(c.iter_keys("k*"))],
-    "keys": lambda c: [c.set_many(MANY), sorted(c.keys("k*"))],
-    "lock": locked,
-    "set_many": lambda c: [c.set_many({}), c.set_many({"a": 1, "b": 2}, timeout=9), c.get("b"), c.ttl("a") <= 9],
-    "sunion": lambda c: [c.sadd("{s}1", 1), c.sadd("{s}2", 2), c.sunion("{s}1", "{s}2")],
-}  # fmt: skip
-"""Those on several keys, and those of more than one command."""
 
 
-@pytest.fixture
-def single(started: Any, settings: Any, cluster: Cluster) -> Any:
-    """A plain server of the cluster's version, beside it."""
-    server = started(cluster.program)
-    settings.CACHES = {**settings.CACHES, "single": server_caches(server)["default"]}
-    caches["single"].clear()
-    return caches["single"]
-
-
-@pytest.mark.parametrize("name", ACTS)
-def test_it_answers_as_on_one_server(name: str, single: Any, cluster: Cluster) -> None:
-    assert ACTS[name](cache) == ACTS[name](single)
-
-
-def test_sets_in_several_slots_are_a_clear_error(cluster: Cluster) -> None:
-    for number in range(3):
-        cache.sadd(f"s{number}", number)  # type: ignore[attr-defined]
+def test_the_cache_answers_as_on_one_server(cluster: Cluster) -> None:
+    site.set_many({})
+    site.set_many(MANY, timeout=9)
+    assert (site.get_many(["k1", "k2", "x"]), site.get_many([])) == ({"k1": 1, "k2": 2}, {})
+    assert 0 < site.ttl("k1") <= 9
+    assert sorted(site.keys("k*")) == sorted(site.iter_keys("k*")) == sorted(MANY)
+    assert (site.delete_many(["k0", "k2", "x"]), site.delete_many([])) == (2, 0)
+    assert (site.delete_pattern("k1*"), site.delete_pattern("none*")) == (11, 0)
+    assert (site.incr_version("k3"), site.get("k3"), site.get("k3", version=2)) == (2, None, 3)
+    site.clear()
+    assert site.get("k4") is None
+    with site.lock("mutex", timeout=5) as lock:
+        assert lock.owned()
+        assert not site.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
+        lock.extend(5)
+    assert site.lock("mutex", timeout=5).acquire(blocking=False)
+    site.sadd("{s}1", 1)
+    site.sadd("{s}2", 2)
+    assert site.sunion("{s}1", "{s}2") == {1, 2}
+    site.sadd("s3", 3)
     with pytest.raises(Exception, match="slot"):
-        cache.sunion("s0", "s1", "s2")  # type: ignore[attr-defined]
+        site.sunion("{s}1", "s3")
 
 
 @pytest.fixture(params=[True, False], ids=["known before", "never reached"])
@@ -282,11 +248,15 @@ def gone(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
 
 @pytest.mark.thorough("topology")
 def test_without_any_server_an_error_is_one_that_django_redis_knows(gone: None) -> None:
-    for name in ("clear", "delete_many", "delete_pattern", "incr_version", "keys", "set_many"):
+    asked: list[Callable[[], Any]] = [
+        *(site.clear, partial(site.delete_many, ["a", "b"]), partial(site.delete_pattern, "k1*")),
+        *(partial(site.incr_version, "a"), partial(site.keys, "k*"), partial(site.set_many, MANY)),
+    ]
+    for ask in asked:
         with pytest.raises((RedisConnectionError, ConnectionInterrupted, RedisClusterException)) as caught:
-            ACTS[name](cache)
-        assert not isinstance(caught.value, RedisClusterException), name
-    site: Any = caches["default"]
-    site._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
+            ask()
+        assert not isinstance(caught.value, RedisClusterException)
+    default: Any = caches["default"]
+    default._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
     assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
     assert (site.set_many({"a": 1}), site.delete_pattern("*"), site.incr("a"), site.clear()) == (None,) * 4

@@ -1,36 +1,47 @@
-"""What happens to a Cluster while it is used and walked: slots that move, servers that die, new servers."""
+"""What happens to a Cluster while it is used and walked: slots that move, servers that die, hang, or are new.
+
+While servers do not answer, one log line says so, few calls wait, and it works again by itself.
+"""
 
 import asyncio
 import json
+import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio as aioredis
 from django.core.management import CommandError, call_command
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_quota import aonce, check, once, peek
-from django_quota.core.errors import StorePermissionDenied
+from django_quota import acheck, aonce, check, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.once import _operation
 from django_quota.features.rollup import roll_up
-from django_quota.limiting.registry import which_redis
 from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
-from django_quota.stores.cluster.store_cluster import ClusterStore, slot_of
-from django_quota.stores.redis.store import RedisStore
-from django_quota.stores.scanning import Walk
+from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.testing import freeze
-from tests.support.clusters import Cluster, Server, running_cluster, running_server
+from tests.support.calls import both
+from tests.support.clusters import Cluster, Server, running_cluster, running_server, slot_of
 from tests.support.commands import wait_until
+from tests.support.outages import heard
 from tests.support.ports import free_ports
-from tests.support.steps import START
+from tests.support.steps import START, Clock
 from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
 from tests.support.traffic import SUBJECT, Traffic
+
+topology = pytest.mark.thorough("topology")
+USERS = [f"user:{number}" for number in range(40)]
+SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 
 
 def key_of(subject: str) -> str:
@@ -48,15 +59,7 @@ def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def replicated(settings: Any) -> Iterator[Cluster]:
-    """A cluster of its own, each primary with a replica."""
-    with running_cluster(cluster_program(), replicas=1) as cluster:
-        settings.CACHES = cluster_caches(cluster)
-        yield cluster
-
-
-@pytest.mark.thorough("topology")
+@topology
 def test_a_slot_that_moves_under_traffic_counts_each_hit_once(moving: Cluster) -> None:
     slot = slot_of(KEY)
     with Traffic("2000/h") as traffic:
@@ -91,7 +94,7 @@ def event_of(cluster: Cluster, server: Server, number: int = 0) -> str:
     return found[number]
 
 
-@pytest.mark.thorough("topology")
+@topology
 def test_while_a_slot_moves_no_other_subject_of_its_servers_notices(moving: Cluster) -> None:
     """redis-py's async client sends ASKING over another connection than the command, as soon as it has two."""
     source, to, *_ = moving.servers
@@ -113,7 +116,7 @@ def test_while_a_slot_moves_no_other_subject_of_its_servers_notices(moving: Clus
     assert store.all_nodes_healthy
 
 
-@pytest.mark.thorough("topology")
+@topology
 def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path: Path) -> None:
     source = moving.servers[0]
     name, (port,) = event_of(moving, source), free_ports(1)
@@ -131,25 +134,21 @@ def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path:
         assert new.client.execute_command("DBSIZE") == 1
 
 
-@pytest.mark.thorough("topology")
-def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: Cluster) -> None:
-    with Traffic("100000/h") as traffic:
-        wait_until(lambda: traffic.admitted > 200)
-        before = replicated.owner(KEY)
-        before.kill()
-        began = time.monotonic()
-        wait_until(lambda: replicated.owner(KEY) is not before)
-        promoted = time.monotonic() - began
-        traffic.goes_on()
-    assert not traffic.errors
-    assert traffic.degraded  # meanwhile on_unavailable decides
-    # What the replica had not heard of yet is lost with the old primary; of a few hits only the reply is.
-    used = 100_000 - (peek("100000/h", SUBJECT).remaining or 0)
-    assert -10 <= traffic.admitted - used < 1_000
-    print(f"a replica took over after {promoted:.1f} s; {traffic.degraded} checks were decided without it")
-
-
-USERS = [f"user:{number}" for number in range(40)]
+@topology
+def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(settings: Any) -> None:
+    with running_cluster(cluster_program(), replicas=1) as cluster:
+        settings.CACHES = cluster_caches(cluster)
+        with Traffic("100000/h") as traffic:
+            wait_until(lambda: traffic.admitted > 200)
+            before = cluster.owner(KEY)
+            before.kill()
+            wait_until(lambda: cluster.owner(KEY) is not before)
+            traffic.goes_on()
+        assert not traffic.errors
+        assert traffic.degraded  # meanwhile on_unavailable decides
+        # What the replica had not heard of yet is lost with the old primary; of a few hits only the reply is.
+        used = 100_000 - (peek("100000/h", SUBJECT).remaining or 0)
+        assert -10 <= traffic.admitted - used < 1_000
 
 
 @pytest.fixture
@@ -162,63 +161,52 @@ def own(settings: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-def lost(cluster: Cluster) -> tuple[Server, list[str]]:
-    """Kill a server that does not have the system's keys; return it, and the users that it had."""
-    gone = next(server for server in cluster.servers if server is not cluster.owner("{!}"))
-    users = [user for user in USERS if cluster.owner(key_of(user)) is gone]
-    gone.kill()
-    return gone, users
+@pytest.fixture
+def turns(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys whose slots move, with all that lies there: one before each operation or command of a walk."""
+    keys: list[str] = []
 
-
-class Turns:
-    """Moves the slot of a key, with all that lies there, before each operation or command of a walk."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, subjects: list[str]) -> None:
-        self.keys = [key_of(subject) for subject in subjects]
-        self.cluster = cluster
-        for name in ("try_all", "commands"):
-            monkeypatch.setattr(ClusterStore, name, self._before(getattr(ClusterStore, name)))
-
-    def _before(self, act: Any) -> Any:
+    def moving_first(act: Any) -> Any:
         def moved_first(*arguments: Any) -> Any:
-            if self.keys:
-                key = self.keys.pop()
-                source = self.cluster.owner(key)
-                to = next(server for server in self.cluster.servers if server is not source)
-                self.cluster.move(slot_of(key), to)
+            if keys:
+                source = own.owner(key := keys.pop())
+                own.move(slot_of(key), next(server for server in own.servers if server is not source))
             return act(*arguments)
 
         return moved_first
 
-
-@pytest.mark.thorough("topology")
-class TestSlotsThatMoveOnTheWay:
-    def test_a_sweep_comes_to_its_end(self, own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        with freeze(START):
-            for user in USERS:
-                check("9/m", user, daily=False)
-        turns = Turns(monkeypatch, own, USERS[:6])
-        reports = [Sweeper(current_store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(4)]
-        assert not turns.keys
-        assert (reports[-1].missed, reports[-1].complete) == (0, True)
-        assert sum(report.removed for report in reports) == len(USERS)
-
-    def test_a_roll_up_moves_each_check_once(
-        self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for number, user in enumerate(USERS, 1):
-            for _ in range(number % 4 + 1):
-                check("900/m", user)
-        turns = Turns(monkeypatch, own, USERS[:6])
-        while turns.keys:
-            with suppress(StoreUnavailable):  # at the end: the rest was done
-                list(roll_up(current_store(), batch=5))
-        list(roll_up(current_store(), batch=5))
-        found = {row.subject: row.allowed for row in DailyCounter.objects.all()}
-        assert found == {user: number % 4 + 1 for number, user in enumerate(USERS, 1)}
+    for name in ("try_all", "commands"):
+        monkeypatch.setattr(ClusterStore, name, moving_first(getattr(ClusterStore, name)))
+    return keys
 
 
-@pytest.mark.thorough("topology")
+@topology
+def test_a_sweep_comes_to_its_end_though_slots_move(own: Cluster, turns: list[str]) -> None:
+    with freeze(START):
+        for user in USERS:
+            check("9/m", user, daily=False)
+    turns += map(key_of, USERS[:6])
+    reports = [Sweeper(current_store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(4)]
+    assert not turns
+    assert (reports[-1].missed, reports[-1].complete) == (0, True)
+    assert sum(report.removed for report in reports) == len(USERS)
+
+
+@topology
+def test_a_roll_up_moves_each_check_once_though_slots_move(own: Cluster, database: Any, turns: list[str]) -> None:
+    for number, user in enumerate(USERS, 1):
+        for _ in range(number % 4 + 1):
+            check("900/m", user)
+    turns += map(key_of, USERS[:6])
+    while turns:
+        with suppress(StoreUnavailable):  # at the end: the rest was done
+            list(roll_up(current_store(), batch=5))
+    list(roll_up(current_store(), batch=5))
+    found = {row.subject: row.allowed for row in DailyCounter.objects.all()}
+    assert found == {user: number % 4 + 1 for number, user in enumerate(USERS, 1)}
+
+
+@topology
 @pytest.mark.urls("tests.support.urls")
 def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
     own: Cluster, database: Any, admin_client: Any, capsys: pytest.CaptureFixture[str]
@@ -228,7 +216,9 @@ def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
             check("9/m", user, daily=False)
     for user in USERS:
         check("900/m", user)
-    gone, users = lost(own)
+    gone = next(server for server in own.servers if server is not own.owner("{!}"))  # not that of the system's keys
+    users = [user for user in USERS if own.owner(key_of(user)) is gone]
+    gone.kill()
     left = len(USERS) - len(users)
     with pytest.raises(CommandError, match="of the Cluster did not answer"):
         call_command("quota_sweep", "--json")
@@ -244,36 +234,231 @@ def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
     assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page
 
 
-class TestHealth:
-    def test_the_fullest_server_and_the_worst_policy_count(self, cluster: Cluster) -> None:
-        bound = cluster.servers[1].client
-        used = int(bound.info("memory")["used_memory"])
-        try:
-            bound.config_set("maxmemory", 4 * used)
-            bound.config_set("maxmemory-policy", "allkeys-lru")
-            found = health(current_store(), "quota")
-            assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
-            assert 0.2 < (found.fullest or 0) < 0.4
-            assert not found.is_nearly_full
-            bound.config_set("maxmemory", used + used // 20)
-            assert health(current_store(), "quota").is_nearly_full
-        finally:
-            bound.config_set("maxmemory", 0)
-            bound.config_set("maxmemory-policy", "noeviction")
-        assert (found.used or 0) > used
-        assert found.events == 0
+def test_the_fullest_server_and_the_worst_policy_count(cluster: Cluster) -> None:
+    bound = cluster.servers[1].client
+    used = int(bound.info("memory")["used_memory"])
+    try:
+        bound.config_set("maxmemory", 4 * used)
+        bound.config_set("maxmemory-policy", "allkeys-lru")
+        found = health(current_store(), "quota")
+        assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
+        assert 0.2 < (found.fullest or 0) < 0.4
+        assert not found.is_nearly_full
+        bound.config_set("maxmemory", used + used // 20)
+        assert health(current_store(), "quota").is_nearly_full
+    finally:
+        bound.config_set("maxmemory", 0)
+        bound.config_set("maxmemory-policy", "noeviction")
+    assert (found.used or 0) > used
+    assert found.events == 0
 
 
-@pytest.mark.parametrize("kind", [StoreUnavailable, StorePermissionDenied])
-def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(kind: type[StoreUnavailable]) -> None:
-    def fail(error: StoreUnavailable) -> None:
-        raise error
+# --- servers that do not answer ---------------------------------------------------------------------------------------
 
-    walk = Walk(RedisStore(which_redis()))
-    walk.servers = [1, 2]
-    for error in (kind("the first"), StoreUnavailable("the second")):
-        with walk.part():
-            fail(error)
-    with pytest.raises(StoreUnavailable, match="the first") as caught:
-        walk.end()
-    assert type(caught.value) is kind
+
+def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
+    if kind == "sync":
+        return [check("900/m", subject, **options) for subject in subjects]
+
+    async def wait() -> list[Any]:
+        return [await acheck("900/m", subject, **options) for subject in subjects]
+
+    return asyncio.run(wait())
+
+
+def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
+    """Ask for one subject after the other until it is told that all is back; a busy machine may lose one once more."""
+
+    def is_told() -> bool:
+        for subject in SUBJECTS:
+            clock.now += 1
+            ask(kind, [subject])
+            if reported[-1][0] == "back":
+                return True
+        return False
+
+    wait_until(is_told)
+
+
+def until_well(kind: str, clock: Clock) -> None:
+    """Ask until Redis decides for every subject."""
+
+    def is_well() -> bool:
+        clock.now += 1
+        return not any(decision.degraded for decision in ask(kind, SUBJECTS))
+
+    wait_until(is_well)
+
+
+def send(number: signal.Signals, *servers: Server) -> None:
+    for server in servers:
+        server.process.send_signal(number)
+
+
+@pytest.fixture
+def hasty(own: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Such a cluster, of which nobody waits for long; an answer of all ends an outage at once."""
+    monkeypatch.setattr("django_quota.limiting.outages.SETTLE_TIME", 0.0)
+    settings.CACHES = cluster_caches(own, socket_timeout=1.0, socket_connect_timeout=1.0)
+    yield own
+    send(signal.SIGCONT, *own.servers)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the breakers of all servers."""
+    made = Clock()
+    monkeypatch.setattr("django_quota.stores.cluster.store_cluster.Breaker", partial(Breaker, clock=made))
+    return made
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The connections that something was sent over, sync and async."""
+    found: list[int] = []
+    for connection_class in (redis.Connection, aioredis.Connection):
+        send = connection_class.send_packed_command
+
+        def sending(*arguments: Any, send: Any = send, **options: Any) -> Any:
+            found.append(1)
+            return send(*arguments, **options)
+
+        monkeypatch.setattr(connection_class, "send_packed_command", sending)
+    return found
+
+
+@topology
+@both
+def test_one_server_of_three_that_hangs_is_reported_once_costs_a_few_tries_and_comes_back(
+    kind: str, hasty: Cluster, clock: Clock, tried: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    until_well(kind, clock)  # a busy machine may take long
+    with heard() as reported:
+        gone = hasty.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
+        send(signal.SIGSTOP, gone)
+        for _ in range(5):
+            found = ask(kind, SUBJECTS)
+            clock.now += 1
+            assert 0 < sum(decision.degraded for decision in found) < len(SUBJECTS)
+        ask(kind, SUBJECTS[:1] * (FAILURES + 1))
+        tried.clear()
+        assert all(decision.degraded for decision in ask(kind, SUBJECTS[:1] * 50))
+        assert len(tried) <= 50  # the table is read again, ten times a second at most, from those that answer
+        shut = [name for name, breaker in current_store()._breakers.items() if breaker.is_refusing()]
+        assert shut == [f"127.0.0.1:{gone.port}"]
+        assert [what for what, _ in reported] == ["lost"]
+        send(signal.SIGCONT, gone)
+        until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == ["lost", "back"]
+    assert caplog.text.count("Rules decide by on_unavailable") == 1
+    until_well(kind, clock)
+
+
+@topology
+@pytest.mark.parametrize("known", [True, False], ids=["known before", "never reached"])
+@both
+def test_with_all_servers_gone_nobody_is_asked(
+    kind: str, known: bool, hasty: Cluster, clock: Clock, tried: list[int]
+) -> None:
+    if known:
+        ask(kind, SUBJECTS)
+    for server in hasty.servers:
+        server.kill()
+    with heard() as reported:
+        ask(kind, SUBJECTS * 3)
+        tried.clear()
+        assert all(each.allowed and each.degraded for each in ask(kind, SUBJECTS * 10))
+        assert not any(each.allowed for each in ask(kind, SUBJECTS[:3], on_unavailable="deny"))
+    assert not tried
+    assert [what for what, _ in reported] == ["lost"]
+
+
+@topology
+@both
+def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
+    kind: str, hasty: Cluster, clock: Clock
+) -> None:
+    send(signal.SIGSTOP, *hasty.servers)
+    with heard() as reported:
+        assert all(decision.degraded for decision in ask(kind, SUBJECTS[:5]))
+        send(signal.SIGCONT, *hasty.servers)
+        until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == ["lost", "back"]
+    until_well(kind, clock)
+    assert peek("900/m", SUBJECTS[0]).remaining is not None
+
+
+@both
+@pytest.mark.parametrize("lost", [RedisConnectionError("Connection closed by server."), RedisTimeoutError("late")])
+def test_a_hit_whose_reply_is_lost_is_not_sent_again(
+    kind: str, lost: Exception, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(kind, SUBJECTS[:1])[0].remaining == 899
+
+    with monkeypatch.context() as patch:
+        for connection_class in (redis.Connection, aioredis.Connection):
+            patch.setattr(connection_class, "read_response", losing(connection_class, lost))
+        assert ask(kind, SUBJECTS[:1])[0].degraded
+    assert peek("900/m", SUBJECTS[0]).remaining == 898
+
+
+def losing(connection_class: Any, lost: Exception) -> Any:
+    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
+    read = connection_class.read_response
+
+    def is_of_a_script(reply: Any) -> Any:
+        if isinstance(reply, bytes) and len(reply) % 8 == 0:
+            raise lost
+        return reply
+
+    async def aread(*arguments: Any, **options: Any) -> Any:
+        return is_of_a_script(await read(*arguments, **options))
+
+    return aread if asyncio.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
+
+
+@topology
+@both
+def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(kind: str, hasty: Cluster) -> None:
+    slot, server = slot_of(f"{{{SUBJECTS[0]}}}"), hasty.owner(f"{{{SUBJECTS[0]}}}")
+    for each in hasty.servers:
+        each.client.execute_command("CLUSTER DELSLOTS", slot)
+
+    async def is_degraded(subject: str) -> bool:
+        asked = acheck("900/m", subject) if kind == "async" else asyncio.to_thread(check, "900/m", subject)
+        return bool((await asked).degraded)
+
+    async def found() -> list[bool]:
+        before = [await is_degraded(subject) for subject in SUBJECTS[:2]]
+        server.client.execute_command("CLUSTER ADDSLOTS", slot)
+        return [*before, await is_degraded(SUBJECTS[0]), await is_degraded(SUBJECTS[0])]
+
+    assert asyncio.run(found()) == [True, False, True, False]  # the third has read the table again
+
+
+@topology
+@both
+def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
+    kind: str, hasty: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in timeouts, not on the clock: one for each request, and one for each server that is asked."""
+    check("900/m", SUBJECTS[0])
+    timeouts: list[str] = []
+    raised = RedisTimeoutError.__init__
+
+    def noted(error: Any, *arguments: Any) -> None:
+        timeouts.append("late")
+        raised(error, *arguments)
+
+    monkeypatch.setattr(RedisTimeoutError, "__init__", noted)
+
+    async def ask_eight() -> list[Any]:
+        def ask() -> Any:
+            return acheck("900/m", SUBJECTS[0]) if kind == "async" else asyncio.to_thread(check, "900/m", SUBJECTS[0])
+
+        return await asyncio.gather(*(ask() for _ in range(8)))
+
+    send(signal.SIGSTOP, *hasty.servers)
+    found = asyncio.run(ask_eight())  # the event loop knows no server yet
+    assert all(decision.degraded for decision in found)
+    assert 0 < len(timeouts) <= (8 if kind == "sync" else 0) + len(hasty.servers)

@@ -1,6 +1,7 @@
 """What an error of redis-py, or of the server, means: which failure it is, and whether the server is there."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha1
 from typing import Any
@@ -39,26 +40,21 @@ def test_only_silence_counts_as_a_failure_of_the_server(error: Any, is_answer: b
     assert answered(error) is is_answer
 
 
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("MOVED 3999 127.0.0.1:6381", ConfigurationError),
-        ("CROSSSLOT Keys in request don't hash to the same slot", ConfigurationError),
-        ("MOVED nonsense", StoreUnavailable),
-        ("MISCONF Redis is configured to save RDB snapshots", StoreRefusesWrites),
-        ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreDataError),
-        ("ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key", StoreDataError),
-        ("ERR user_script:12: attempt to index a nil value", StoreDataError),
-        ("The user executing the script can't run this command or subcommand script: f_1.", StoreCommandDenied),
-        ("ACL failure in script: User quota has no permissions to run the 'pfadd' command", StoreCommandDenied),
-    ],
-)
-def test_an_error_reply_has_its_kind(words: str, kind: type[Exception]) -> None:
-    assert type(translate_error(theirs.ResponseError(words))) is kind
-
-
-def test_the_words_of_a_server_that_is_no_redis_are_not_repeated() -> None:
-    assert str(translate_error(theirs.InvalidResponse("b'AUTH secret'"))).endswith("speak the protocol of Redis")
+def test_an_error_reply_has_its_kind() -> None:
+    kinds: dict[str, type[Exception]] = {
+        "MOVED 3999 127.0.0.1:6381": ConfigurationError,
+        "CROSSSLOT Keys in request don't hash to the same slot": ConfigurationError,
+        "MOVED nonsense": StoreUnavailable,
+        "MISCONF Redis is configured to save RDB snapshots": StoreRefusesWrites,
+        "WRONGTYPE Operation against a key holding the wrong kind of value": StoreDataError,
+        "ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key": StoreDataError,
+        "ERR user_script:12: attempt to index a nil value": StoreDataError,
+        "The user executing the script can't run this command or subcommand script: f_1.": StoreCommandDenied,
+        "ACL failure in script: User quota has no permissions to run the 'pfadd' command": StoreCommandDenied,
+    }
+    assert {words: type(translate_error(theirs.ResponseError(words))) for words in kinds} == kinds
+    foreign: Any = theirs.InvalidResponse("b'AUTH secret'")  # the words of a server that is no Redis are not repeated
+    assert str(translate_error(foreign)).endswith("speak the protocol of Redis")
 
 
 OLD_REDIS = """
@@ -72,12 +68,13 @@ local redis = { error_reply = real.error_reply, pcall = function() return %s end
     ("info", "named"),
     [("'redis_version:6.2.14\\r\\n'", "Redis 6.2.14"), ("{ err = 'NOPERM' }", "Redis older than 7.0")],
 )
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_server_that_is_too_old_is_a_configuration_error_with_its_version(
-    info: str, named: str, is_async: bool, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
+    info: str, named: str, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = OLD_REDIS % info + Decide.script.text
     monkeypatch.setattr(Decide, "script", replace(Decide.script, text=text, sha=sha1(text.encode()).hexdigest()))
-    with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
-        asyncio.run(acheck("1/m", "user:1")) if is_async else check("1/m", "user:1")
-    assert raised.value.hint
+    asks: list[Callable[[], object]] = [lambda: check("1/m", "a:1"), lambda: asyncio.run(acheck("1/m", "a:1"))]
+    for ask in asks:
+        with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
+            ask()
+        assert raised.value.hint

@@ -3,21 +3,19 @@
 import asyncio
 import socket
 import threading
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import redis
-from django.test import override_settings
-from django_redis.pool import ConnectionFactory
 
-from django_quota import acheck, aonce, check, once
-from django_quota.exceptions import StoreUnavailable
+from django_quota import acheck, check
 from django_quota.testing import RedisServer, running_redis
+from tests.support.calls import remaining_both_ways
 from tests.support.commands import wait_until
 from tests.support.ports import free_port
-from tests.support.sentinels import behind, times_called
+from tests.support.sentinels import behind, reasons_both_ways, times_called
 from tests.support.stores import PATIENT, current_store, redis_store
 
 
@@ -38,28 +36,11 @@ def test_passwords_and_databases_are_read_from_url_and_options(
     with redis.Redis(port=int(primary), password="geheim") as client:
         settings.CACHES = {"default": {**behind(sentinel_port, **PATIENT), "LOCATION": location}}
         settings.CACHES["default"]["OPTIONS"].update(options)
-
-        async def task() -> int | None:
-            return (await acheck("5/m", "ip:192.0.2.1")).remaining
-
-        assert (check("5/m", "ip:192.0.2.1").remaining, asyncio.run(task())) == (4, 3)
+        assert remaining_both_ways() == [4, 3]
         assert set(client.info("keyspace")) == {"db3"}
 
 
-def refused(*sentinel_ports: int, **options: Any) -> list[str]:
-    """Return why there is no Redis: by a sync and by an async call."""
-    with override_settings(CACHES={"default": behind(*sentinel_ports, **options)}):
-        ConnectionFactory._pools.clear()  # by LOCATION, which is the same each time
-        said = []
-        ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
-        for ask in ways:
-            with pytest.raises(StoreUnavailable) as caught:
-                ask()
-            assert GUARD not in "".join(traceback.format_exception(caught.value))
-            said.append(caught.value.reason)
-        return said
-
-
+SUBJECT = "ip:192.0.2.1"
 GUARD = "geheim<redis. - &'"
 SOON = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
 
@@ -81,10 +62,10 @@ def test_the_error_says_why_no_sentinel_names_a_primary(
         if "that is up" in why:
             sentinel.execute_command("SENTINEL REMOVE", "quotas")
         sentinel.execute_command("ACL", "SETUSER", "default", "resetpass", f">{GUARD}")
-    for said in refused(sentinel_port, **PATIENT, SENTINEL_KWARGS=given):
+    for said in reasons_both_ways({"default": behind(sentinel_port, **PATIENT, SENTINEL_KWARGS=given)}, GUARD):
         assert said.startswith("MasterNotFoundError: No master found for 'quotas': ")
         assert why in said
-    for said in refused(free_port(), free_port(), **PATIENT):
+    for said in reasons_both_ways({"default": behind(free_port(), free_port(), **PATIENT)}):
         assert said.endswith("at least one sentinel failed, the last by ConnectionError")
 
 
@@ -102,7 +83,8 @@ def test_a_password_repeated_by_a_false_sentinel_is_hidden() -> None:
 
         talking = threading.Thread(target=repeat)
         talking.start()
-        said = refused(parrot.getsockname()[1], **PATIENT, SENTINEL_KWARGS={"password": GUARD, "protocol": 2})
+        options = {**PATIENT, "SENTINEL_KWARGS": {"password": GUARD, "protocol": 2}}
+        said = reasons_both_ways({"default": behind(parrot.getsockname()[1], **options)}, secret=GUARD)
         talking.join()
     assert all(each.endswith("AuthenticationError") for each in said)
 
@@ -114,22 +96,17 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
         mute.bind(("127.0.0.1", 0))
         mute.listen(64)
         settings.CACHES = {"default": behind(mute.getsockname()[1], sentinel_port, **options)}
-
         tries: list[bool] = []  # a busy machine may need some more
 
         async def asked() -> bool:
-            return bool(await acheck("5/m", "ip:192.0.2.1", on_unavailable="deny"))
+            return bool(await acheck("5/m", SUBJECT, on_unavailable="deny"))
 
-        def is_decided() -> bool:
-            tries.append(bool(check("5/m", "ip:192.0.2.1", on_unavailable="deny")))
+        def is_decided(ask: Callable[[], bool]) -> bool:
+            tries.append(ask())
             return tries[-1]
 
-        def is_decided_in_a_task() -> bool:
-            tries.append(asyncio.run(asked()))
-            return tries[-1]
-
-        wait_until(is_decided)
-        wait_until(is_decided_in_a_task)
+        wait_until(partial(is_decided, lambda: bool(check("5/m", SUBJECT, on_unavailable="deny"))))
+        wait_until(partial(is_decided, lambda: asyncio.run(asked())))
         assert 0 < times_called(mute) <= len(tries)
         store: Any = current_store()
         pool = store.server.pool._source.sentinels
@@ -145,26 +122,27 @@ def name_primary(sentinel_port: int, primary: int) -> None:
         wait_until(lambda: sentinel.sentinel_master("quotas")["flags"] == "master")
 
 
-def test_an_idle_connection_does_not_lead_to_the_old_primary(
-    sentinel_port: int, redis_server: RedisServer, settings: Any
-) -> None:
+@pytest.fixture
+def other_primary(redis_server: RedisServer) -> Iterator[int]:
     port = free_port()
     with running_redis(redis_server.program, "--port", str(port)):
-        leads_to_the_new_primary(sentinel_port, port, settings)
+        yield port
 
 
-def leads_to_the_new_primary(sentinel_port: int, other_primary: int, settings: Any) -> None:
+def test_an_idle_connection_does_not_lead_to_the_old_primary(
+    sentinel_port: int, other_primary: int, settings: Any
+) -> None:
     settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
     with redis.Redis(port=sentinel_port) as sentinel:
         old_primary = int(sentinel.sentinel_get_master_addr_by_name("quotas")[1])
-    assert [check("9/m", "ip:192.0.2.1").remaining for _ in range(2)] == [8, 7]
+    assert [check("9/m", SUBJECT).remaining for _ in range(2)] == [8, 7]
     name_primary(sentinel_port, other_primary)
     with redis_store().commands() as client:
         assert client.info("replication")["role"] == "master"  # the process knows the new primary
-    assert [check("9/m", "ip:192.0.2.1").remaining for _ in range(2)] == [8, 7]
+    assert [check("9/m", SUBJECT).remaining for _ in range(2)] == [8, 7]
 
     async def ask(times: int) -> set[int | None]:
-        decisions = await asyncio.gather(*(acheck("9/h", "ip:192.0.2.1") for _ in range(times)))
+        decisions = await asyncio.gather(*(acheck("9/h", SUBJECT) for _ in range(times)))
         return {decision.remaining for decision in decisions}
 
     async def tasks() -> None:

@@ -1,10 +1,8 @@
 """Encrypted connections, with passwords: one server, behind Sentinel, and a Cluster; sync and async."""
 
-import asyncio
-import copy
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,21 +13,18 @@ from urllib.parse import urlencode
 import pytest
 import redis
 import trustme
-from django.conf import settings
 from django.test import override_settings
-from django_redis.pool import ConnectionFactory
 
-from django_quota import acheck, aonce, check, once
-from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import server_programs
 from tests.chaos.servers import Process, until
+from tests.support.calls import remaining_both_ways
 from tests.support.clusters import SLOTS
 from tests.support.ports import free_port
+from tests.support.sentinels import reasons_both_ways
 from tests.support.stores import CLUSTER_CLIENT, PATIENT, named
 
 PASSWORD = "ge/heim:7"
 IN_A_URL = "ge%2Fheim%3A7"
-SUBJECT = "ip:192.0.2.1"
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ def program(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
 
 
-def client_of(port: int, certificates: Certificates, password: str | None = PASSWORD) -> Any:
+def client_of(port: int, certificates: Certificates, password: str = PASSWORD) -> Any:
     return redis.Redis(port=port, host="127.0.0.1", password=password, ssl=True, ssl_ca_certs=certificates.authority)
 
 
@@ -92,17 +87,15 @@ def answers(client: Any) -> bool:
 
 
 @contextmanager
-def serving(
-    program: Path, certificates: Certificates, folder: Path, password: str | None = PASSWORD, *options: str
-) -> Iterator[Any]:
+def serving(program: Path, certificates: Certificates, folder: Path, *options: str) -> Iterator[Any]:
     """Run a server that takes encrypted connections only; yields its port and a client."""
     folder.mkdir(exist_ok=True)
     words = ["--port", "0", "--tls-port", str(port := free_port()), "--save", "", "--dir", str(folder), *options]
-    words += ["--requirepass", password] if password else []
+    words += ["--requirepass", PASSWORD]
     server = Process(str(program), *words, *certificates.of_a_server)
     server.start()
     try:
-        with client_of(port, certificates, password) as client:
+        with client_of(port, certificates) as client:
             until(lambda: answers(client), "a Redis that answers")
             yield port, client
     finally:
@@ -122,42 +115,18 @@ def as_options(certificates: Certificates) -> dict[str, Any]:
     return {"ssl": True, "ssl_ca_certs": certificates.authority, **times}
 
 
-def remaining_both_ways() -> list[int | None]:
-    """Return what is left after a sync and after an async hit; None where Redis did not decide."""
-
-    async def asked() -> Any:
-        return await acheck("5/m", SUBJECT)
-
-    return [check("5/m", SUBJECT).remaining, asyncio.run(asked()).remaining]
-
-
-def reasons_both_ways() -> list[str]:
-    """Return why a new sync and a new async client find no Redis."""
-    ConnectionFactory._pools.clear()
-    ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
-    reasons = []
-    for ask in ways:
-        with override_settings(CACHES=copy.deepcopy(settings.CACHES)), pytest.raises(StoreUnavailable) as caught:
-            ask()
-        reasons.append(caught.value.reason)
-    return reasons
-
-
-def test_one_server(program: Path, certificates: Certificates, tmp_path: Path, settings: Any) -> None:
-    with serving(program, certificates, tmp_path) as (port, _):
-        settings.CACHES = caches(f"rediss://:{IN_A_URL}@127.0.0.1:{port}/2", certificates)
-        assert remaining_both_ways() == [4, 3]
-        of_redis = {"host": "127.0.0.1", "port": port, "password": PASSWORD, "db": 2}
-        settings.QUOTA = {"REDIS": {**of_redis, **as_options(certificates)}}
-        assert remaining_both_ways() == [2, 1]
-
-
-def test_an_untrusted_certificate_counts_as_unavailable(
+def test_one_server_whose_certificate_must_be_trusted(
     program: Path, certificates: Certificates, tmp_path: Path, settings: Any
 ) -> None:
-    with serving(program, certificates, tmp_path, None) as (port, _):
-        for scheme in ("rediss", "redis"):  # the second in the clear
-            settings.CACHES = caches(f"{scheme}://127.0.0.1:{port}/0", None)
+    with serving(program, certificates, tmp_path) as (port, _):
+        url = f"rediss://:{IN_A_URL}@127.0.0.1:{port}/2"
+        settings.CACHES = caches(url, certificates)
+        assert remaining_both_ways() == [4, 3]
+        of_redis = {"host": "127.0.0.1", "port": port, "password": PASSWORD, "db": 2}
+        with override_settings(QUOTA={"REDIS": {**of_redis, **as_options(certificates)}}):
+            assert remaining_both_ways() == [2, 1]
+        for location in (url, url.replace("rediss", "redis")):  # the second in the clear
+            settings.CACHES = caches(location, None)
             assert remaining_both_ways() == [None, None]
 
 
@@ -194,7 +163,7 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
             assert set(client.info("keyspace")) == {"db3"}
             for given in {"password": "watcher"}, {"password": "watcher", "ssl": True}:
                 settings.CACHES["default"]["OPTIONS"]["SENTINEL_KWARGS"] = given
-                for said in reasons_both_ways():
+                for said in reasons_both_ways(settings.CACHES):
                     assert re.search("^MasterNotFoundError: .*the last by (Connection|Timeout)Error", said), given
         finally:
             watcher.kill()
@@ -203,7 +172,7 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
 @pytest.mark.thorough("topology")
 def test_a_cluster(program: Path, certificates: Certificates, tmp_path: Path, settings: Any) -> None:
     options = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--bind", "127.0.0.1"]
-    with serving(program, certificates, tmp_path, PASSWORD, *options) as (port, client):
+    with serving(program, certificates, tmp_path, *options) as (port, client):
         client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
         until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "a cluster that is well")
         location = [f"rediss://:{IN_A_URL}@127.0.0.1:{port}/0"]

@@ -10,6 +10,7 @@ import pytest
 from django.http import HttpRequest, HttpResponseBase
 from django.test import AsyncClient, Client, RequestFactory
 
+from django_quota import acheck, aonce, check, once
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.matching import Match, Target
 from django_quota.requests.request_keys import subject_flow
@@ -39,6 +40,19 @@ def run(view: Callable[..., Any], request: Any = None) -> Any:
         return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
 
     return asyncio.run(wait())
+
+
+def remaining_both_ways() -> list[int | None]:
+    """Return what is left after a sync and after an async hit; None where Redis did not decide."""
+
+    async def asked() -> int | None:
+        return (await acheck("5/m", "user:1")).remaining
+
+    return [check("5/m", "user:1").remaining, asyncio.run(asked())]
+
+
+BOTH_WAYS: list[Callable[[], object]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+"""A sync and an async call that raise the store's errors, where a check decides by itself."""
 
 
 def calls_in(function: Callable[[], object]) -> int:

@@ -1,16 +1,22 @@
 """A primary and a sentinel that watches it, and the alias of a site behind them."""
 
+import copy
 import itertools
 import socket
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
+from django_redis.pool import ConnectionFactory
 
+from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
 from tests.chaos.servers import Process, Server, running
+from tests.support.calls import BOTH_WAYS
 from tests.support.commands import wait_until
 from tests.support.ports import answers_ping, free_port
 
@@ -58,3 +64,15 @@ def times_called(listener: socket.socket) -> int:
         except BlockingIOError:
             return number
     raise AssertionError
+
+
+def reasons_both_ways(caches: dict[str, Any], secret: str = "") -> list[str]:
+    """Return why a new sync and a new async client find no Redis; the secret is in no traceback."""
+    ConnectionFactory._pools.clear()  # by LOCATION, which is the same each time
+    reasons = []
+    for ask in BOTH_WAYS:
+        with override_settings(CACHES=copy.deepcopy(caches)), pytest.raises(StoreUnavailable) as caught:
+            ask()
+        assert not secret or secret not in "".join(traceback.format_exception(caught.value))
+        reasons.append(caught.value.reason)
+    return reasons
