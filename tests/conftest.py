@@ -43,7 +43,6 @@ from tests.support.sentinels import sentinel_port
 from tests.support.slots import unpolled
 from tests.support.steps import START
 from tests.support.stores import (
-    PATIENT,
     caches,
     cluster_caches,
     cluster_program,
@@ -104,18 +103,36 @@ def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], Redis
     return started(request.param)
 
 
-@pytest.fixture(autouse=True)
-def no_connection_is_left_to_the_next_test() -> Iterator[None]:
-    yield
-    forget_connections()
+@pytest.fixture(scope="session", autouse=True)
+def a_busy_machine_is_waited_for() -> Iterator[None]:
+    """There are more tasks than connections in some tests, and none may come free for a while.
 
-
-@pytest.fixture(autouse=True)
-def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
-    """Close what other threads have opened: asgiref's thread lives on, and would lead the next test to this database.
-
-    Django never closes SQLite in memory.
+    The thread in the background sleeps: many tests look at all keys there are, and have no database. A test does a
+    round by `flusher.flush()`. Connections to a database are kept, as on a site.
     """
+    bounds = ("redis.connections.CONNECTION_TIMEOUT", "database.connections.WAIT", "database.postgresql.TIMEOUT")
+    with pytest.MonkeyPatch.context() as patched:
+        for bound in (*bounds, "database.sqlite.TIMEOUT"):
+            patched.setattr(f"django_quota.stores.{bound}", PATIENCE)
+        for bound in ("FIRST_WAIT", "MAX_WAIT"):
+            patched.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
+        patched.setattr("django_quota.stores.database.store.is_testing", lambda: False)
+        patched.setattr(flusher, "wake", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Begin without overrides, and read none where a test has no database; close all connections at the end.
+
+    asgiref's thread lives on, and would lead the next test to the database of this one. Django never closes SQLite in
+    memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
+    """
+    forget_overrides()
+    if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
+        monkeypatch.setattr(overrides, "rows", None)
+        monkeypatch.setattr("django_quota.features.usage._readable", lambda rows: [])
+        monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
     opened: list[BaseDatabaseWrapper] = []
 
     def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -131,44 +148,11 @@ def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
         if isinstance(each, SqliteWrapper) and each.is_in_memory_db() and each.connection is not None:
             each.connection.close()
             each.connection = None
-
-
-@pytest.fixture(autouse=True)
-def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are more tasks than connections in some tests, and a busy machine lets none come free for a while."""
-    for bound in ("redis.connections.CONNECTION_TIMEOUT", "database.connections.WAIT", "database.postgresql.TIMEOUT"):
-        monkeypatch.setattr(f"django_quota.stores.{bound}", float(PATIENT["SOCKET_TIMEOUT"]))
-    monkeypatch.setattr("django_quota.stores.database.sqlite.TIMEOUT", float(PATIENT["SOCKET_TIMEOUT"]))
-
-
-@pytest.fixture(autouse=True)
-def connections_to_a_database_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_quota.stores.database.store.is_testing", lambda: False)
-
-
-@pytest.fixture(autouse=True)
-def no_query_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process know no override, and read none where a test has no database.
-
-    The end of a response leaves the connections alone that earlier tests of this process have opened.
-    """
-    forget_overrides()
-    for bound in ("FIRST_WAIT", "MAX_WAIT"):  # the machine may be busy
-        monkeypatch.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
-    if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
-        monkeypatch.setattr(overrides, "rows", None)
-        monkeypatch.setattr("django_quota.features.usage._readable", lambda rows: [])
-        monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
-
-
-@pytest.fixture(autouse=True)
-def the_flusher_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tests look at all keys there are, and have no database. A test does a round by `flusher.flush()`."""
-    monkeypatch.setattr(flusher, "wake", lambda: None)
+    forget_connections()
 
 
 @pytest.fixture
-def the_flusher_runs(the_flusher_sleeps: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def the_flusher_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(flusher, "wake", partial(Flusher.wake, flusher))
     yield
     flusher.stop(PATIENCE)

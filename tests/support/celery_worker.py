@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from functools import partial
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -14,8 +13,7 @@ from celery import Celery
 from celery.worker.request import Request
 
 from django_quota.testing import freeze
-
-SECOND = 1_000_000
+from tests.support.steps import SECOND
 
 
 class Clock:
@@ -28,7 +26,6 @@ class Clock:
 
     @property
     def passed(self) -> int:
-        """How much time has passed, in microseconds."""
         return self.now - self.begin
 
     def sleep(self, seconds: float) -> None:
@@ -53,11 +50,6 @@ def in_memory_app(**conf: Any) -> Celery:
     return app
 
 
-def _acknowledge(message: Any, *_: Any) -> None:
-    if not message.acknowledged:  # a test may deliver it twice
-        message.ack()
-
-
 class Worker:
     """Runs the tasks of an app, each when its eta has come; `runs` has each message that it ran."""
 
@@ -66,8 +58,7 @@ class Worker:
         self.runs: list[Any] = []
         self.waiting: list[tuple[int, int, Any]] = []
         self._numbers = count()
-        self._channel = app.connection_for_read().channel()
-        self._queue = app.amqp.queues[queue or app.conf.task_default_queue](self._channel)
+        self._queue = app.amqp.queues[queue or app.conf.task_default_queue](app.connection_for_read().channel())
 
     def fetch(self) -> None:
         """Take all messages, as a worker does that keeps those with an eta in its memory."""
@@ -88,18 +79,19 @@ class Worker:
         return True
 
     def execute(self, message: Any) -> Any:
+        def acknowledge(*_: Any) -> None:
+            if not message.acknowledged:  # a test may deliver it twice
+                message.ack()
+
         self.runs.append(message)
-        request = Request(
-            message, app=self.app, on_ack=partial(_acknowledge, message), on_reject=message.reject_log_error
-        )
-        return request.execute()
+        return Request(message, app=self.app, on_ack=acknowledge, on_reject=message.reject_log_error).execute()
 
     def run_all(self, most: int = 100_000) -> int:
         """Run until no message is left; return how many ran."""
-        before = len(self.runs)
-        while self.step():
-            assert len(self.runs) - before < most, "messages go round and round"
-        return len(self.runs) - before
+        for ran in range(most):
+            if not self.step():
+                return ran
+        raise AssertionError("messages go round and round")
 
     def die(self) -> None:
         """End as a killed worker does: what it has not acknowledged is delivered again."""

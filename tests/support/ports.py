@@ -5,7 +5,6 @@ They are below the ports that systems give to outgoing connections: from 32,768 
 
 import random
 import socket
-from contextlib import ExitStack
 
 import redis
 
@@ -17,25 +16,20 @@ _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free, as are those of the bus, and that have not been given before."""
-    found: list[int] = []
-    with ExitStack() as probes:
-        while len(found) < count:
-            port = _chance.randint(LOWEST, HIGHEST)
-            try:
-                for number in (port, port + BUS):
-                    probe = probes.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", number))
-            except OSError:
-                continue
-            if port not in _given:
-                _given.add(port)
-                found.append(port)
-    return found
+    return [free_port() for _ in range(count)]
 
 
 def free_port() -> int:
-    return free_ports(1)[0]
+    """Return a port that is free, as is that of the bus, and that has not been given before."""
+    port = _chance.choice([port for port in range(LOWEST, HIGHEST) if port not in _given])
+    try:
+        for number in (port, port + BUS):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", number))
+    except OSError:
+        return free_port()
+    _given.add(port)
+    return port
 
 
 def listens(port: int) -> bool:

@@ -35,8 +35,6 @@ async def two_async(request: HttpRequest) -> JsonResponse:
 
 @dataclass
 class Unhashable:
-    name: str = "unhashable"
-
     def __call__(self, request: HttpRequest) -> JsonResponse:
         return seen(request)
 
@@ -48,7 +46,6 @@ class Inner:
 
 
 def guarded(view: Callable[..., Any]) -> Callable[..., Any]:
-
     @wraps(view)
     def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return HttpResponse(status=403) if "no" in request.GET else view(request, *args, **kwargs)
@@ -56,31 +53,25 @@ def guarded(view: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-@quota("20/m", key="ip", name="class")
-class OfAClass(View):
+class Plain(View):
     def get(self, request: HttpRequest) -> JsonResponse:
         return seen(request)
 
 
-class OfAMethod(View):
-    @quota("20/m", key="ip", name="method")
-    def get(self, request: HttpRequest) -> JsonResponse:
-        return seen(request)
-
-    def post(self, request: HttpRequest) -> JsonResponse:
-        return seen(request)
-
-
-class OfAnAsyncMethod(View):
-    @quota("20/m", key="ip", name="method")
+class AsyncPlain(View):
     async def get(self, request: HttpRequest) -> JsonResponse:
         return seen(request)
 
 
-@quota("20/m", key="ip", name="class")
-class OfAnAsyncClass(View):
-    async def get(self, request: HttpRequest) -> JsonResponse:
-        return seen(request)
+limited, limited_method = (quota("20/m", key="ip", name=name) for name in ("class", "method"))
+
+
+@limited
+class OfAClass(Plain): ...
+
+
+@limited
+class OfAnAsyncClass(AsyncPlain): ...
 
 
 class WithASetup(OfAClass):
@@ -88,10 +79,17 @@ class WithASetup(OfAClass):
         super().setup(request, *args, **kwargs)
 
 
+class OfAMethod(Plain):
+    get = limited_method(Plain.get)
+    post = Plain.get
+
+
+class OfAnAsyncMethod(AsyncPlain):
+    get = limited_method(AsyncPlain.get)
+
+
 @method_decorator(quota("20/m", key="ip", name="by-method-decorator"), name="dispatch")
-class ByMethodDecorator(View):
-    def get(self, request: HttpRequest) -> JsonResponse:
-        return seen(request)
+class ByMethodDecorator(Plain): ...
 
 
 def twice(request: HttpRequest) -> JsonResponse:
