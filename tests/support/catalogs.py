@@ -43,21 +43,24 @@ class Message(NamedTuple):
     plural: str = ""
     context: str | None = None
 
+    @classmethod
+    def of(cls, function: str, texts: list[str]) -> "Message":
+        is_within = "pget" in function
+        text, plural = [*texts[is_within : FUNCTIONS[function]], ""][:2]
+        return cls(text, plural, texts[0] if is_within else None)
+
 
 @cache
 def messages() -> dict[Message, list[str]]:
     """Return all messages of the package, each with the files that it is in."""
-    found: dict[Message, list[str]] = {}
-    code, templates = sorted(ROOT.rglob("*.py")), sorted((ROOT / "templates").rglob("*.*"))
-    for path in (*code, *templates):
+    found: dict[Message, dict[str, None]] = {}
+    for path in (*sorted(ROOT.rglob("*.py")), *sorted((ROOT / "templates").rglob("*.*"))):
         name = str(path.relative_to(ROOT.parent))
-        for message in (in_code if path.suffix == ".py" else in_template)(path.read_text(), name):
-            files = found.setdefault(message, [])
-            if name not in files:
-                files.append(name)
+        for message in (_in_code if path.suffix == ".py" else _in_template)(path.read_text(), name):
+            found.setdefault(message, {})[name] = None
     theirs = _of_django()
     return {
-        message: files
+        message: list(files)
         for message, files in found.items()
         if message.text not in theirs or any("/admin/" not in name for name in files)
     }
@@ -71,67 +74,55 @@ def _of_django() -> set[str]:
     return every - LEFT_OUT_BY_DJANGO
 
 
-def in_code(source: str, name: str) -> Iterator[Message]:
-    """Yield the messages of a Python module. Raises `ValueError` where one is not written as a plain text."""
+def _in_code(source: str, name: str) -> Iterator[Message]:
     tree = ast.parse(source)
     called = {
-        alias.asname or alias.name: alias.name.removesuffix("_lazy")
+        alias.asname or alias.name: function
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
         for alias in node.names
-        if alias.name.removesuffix("_lazy") in FUNCTIONS
+        if (function := alias.name.removesuffix("_lazy")) in FUNCTIONS
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
             function = called[node.func.id]
-            given = [each.value for each in node.args[: FUNCTIONS[function]] if isinstance(each, ast.Constant)]
-            texts = [text for text in given if isinstance(text, str)]
-            if len(texts) != FUNCTIONS[function]:
-                raise ValueError(f"{name}:{node.lineno}: a message must be a plain text, to be found and translated.")
-            yield _message(function, texts)
+            try:
+                texts = [ast.literal_eval(each) for each in node.args[: FUNCTIONS[function]]]
+            except ValueError:
+                words = "a message must be a plain text, to be found and translated."
+                raise ValueError(f"{name}:{node.lineno}: {words}") from None
+            yield Message.of(function, texts)
 
 
-def in_template(source: str, name: str) -> Iterator[Message]:
-    """Yield the messages of a template."""
+def _in_template(source: str, name: str) -> Iterator[Message]:
     for called, texts in _CALL.findall(templatize(source, origin=name)):
-        function = "gettext" if called == "_" else called
-        yield _message(function, [ast.literal_eval(text) for text in re.findall(_STRING, texts)][: FUNCTIONS[function]])
-
-
-def _message(function: str, texts: list[str]) -> Message:
-    context = texts.pop(0) if "pget" in function else None
-    return Message(texts[0], texts[1] if len(texts) > 1 else "", context)
+        yield Message.of("gettext" if called == "_" else called, list(ast.literal_eval(f"({texts},)")))
 
 
 def update(path: Path) -> list[str]:
     """Carry the messages into a catalog and compile it; return those that are not translated yet."""
-    old = polib.pofile(str(path))
-    known: dict[tuple[str, str | None], polib.POEntry] = {(entry.msgid, entry.msgctxt): entry for entry in old}
-    catalog = polib.POFile(wrapwidth=120)
+    old, catalog = polib.pofile(str(path)), polib.POFile(wrapwidth=120)
+    known = {Message(entry.msgid, entry.msgid_plural or "", entry.msgctxt): entry for entry in old}
     plurals = old.metadata["Plural-Forms"]
-    catalog.metadata = {"Project-Id-Version": "django_quota", "Language": path.parts[-3], "MIME-Version": "1.0"}
-    catalog.metadata |= {"Content-Type": "text/plain; charset=UTF-8", "Content-Transfer-Encoding": "8bit"}
-    catalog.metadata["Plural-Forms"] = plurals
-    forms = int(re.findall(r"nplurals=(\d)", plurals)[0])
+    catalog.metadata = {
+        "Project-Id-Version": "django_quota",
+        "Language": path.parts[-3],
+        "MIME-Version": "1.0",
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Content-Transfer-Encoding": "8bit",
+        "Plural-Forms": plurals,
+    }
     for message, files in sorted(messages().items(), key=lambda each: (each[1], each[0].text)):
-        catalog.append(_entry(message, files, known.get((message.text, message.context)), forms))
+        entry = known.get(message) or polib.POEntry(msgid=message.text, msgctxt=message.context)
+        if message.plural and not entry.msgstr_plural:
+            forms = int(re.findall(r"nplurals=(\d)", plurals)[0])
+            entry.msgid_plural, entry.msgstr_plural = message.plural, dict.fromkeys(range(forms), "")
+        entry.occurrences = [(name, "") for name in files]
+        entry.flags = ["python-format"] if "%(" in message.text else []
+        catalog.append(entry)
     catalog.save(str(path))
     catalog.save_as_mofile(str(path.with_suffix(".mo")))
     return [entry.msgid for entry in catalog.untranslated_entries()]
-
-
-def _entry(message: Message, files: list[str], before: polib.POEntry | None, forms: int) -> polib.POEntry:
-    entry = polib.POEntry(msgid=message.text, msgctxt=message.context, occurrences=[(name, "") for name in files])
-    if "%(" in message.text:
-        entry.flags = ["python-format"]
-    if message.plural:
-        entry.msgid_plural = message.plural
-        entry.msgstr_plural = dict.fromkeys(range(forms), "")
-        if before and before.msgid_plural == message.plural:
-            entry.msgstr_plural = dict(before.msgstr_plural)
-    elif before:
-        entry.msgstr = before.msgstr
-    return entry
 
 
 if __name__ == "__main__":

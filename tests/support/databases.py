@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,12 @@ from django.core.management import call_command
 from django.db import connections
 from django.db.utils import ConnectionHandler
 
-START_TIMEOUT = 60.0  # seconds a server may take to answer
+from tests.support.commands import wait_until
 
 UNPRIVILEGED = "nobody"  # who runs PostgreSQL where the tests run as root, whom it refuses
+WHO: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
+
+PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing listens on a port
 
 
 def postgres_programs() -> Path | None:
@@ -26,17 +28,6 @@ def postgres_programs() -> Path | None:
     on_path = shutil.which("initdb")
     folder = Path(on_path).resolve().parent if on_path else None
     return folder if folder is not None and (folder / "postgres").exists() else None
-
-
-WHO: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
-
-
-@contextmanager
-def _private_folder(prefix: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        if WHO:
-            shutil.chown(folder, UNPRIVILEGED)
-        yield folder
 
 
 @contextmanager
@@ -51,22 +42,6 @@ def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
         command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
         with _running(command, folder, signal.SIGINT):  # a fast shutdown: it does not wait for clients
             yield {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "quota", "HOST": folder}
-
-
-@contextmanager
-def _running(command: list[str], folder: str, end: signal.Signals, port: int | None = None) -> Iterator[None]:
-    log = Path(folder) / "log"
-    with log.open("wb") as words:
-        server = subprocess.Popen(command, stdout=words, stderr=words, cwd=folder, **WHO)
-    try:
-        _wait_until_answering(folder, server, log, port)
-        yield
-    finally:
-        server.send_signal(end)
-        server.wait()
-
-
-PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing listens on a port
 
 
 @contextmanager
@@ -85,17 +60,34 @@ def running_pgbouncer(program: str, server: dict[str, Any], size: int) -> Iterat
             yield {**server, "HOST": folder, "PORT": str(PGBOUNCER_PORT)}
 
 
-def _wait_until_answering(folder: str, server: subprocess.Popen[bytes], log: Path, port: int | None = None) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
-    while True:
+@contextmanager
+def _private_folder(prefix: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        if WHO:
+            shutil.chown(folder, UNPRIVILEGED)
+        yield folder
+
+
+@contextmanager
+def _running(command: list[str], folder: str, end: signal.Signals, port: int | None = None) -> Iterator[None]:
+    log = Path(folder) / "log"
+    with log.open("wb") as words:
+        server = subprocess.Popen(command, stdout=words, stderr=words, cwd=folder, **WHO)
+
+    def answers() -> bool:
+        assert server.poll() is None, log.read_text()
         try:
             psycopg.connect(host=folder, user="quota", dbname="postgres", port=port).close()
         except psycopg.OperationalError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
-        else:
-            return
+            return False
+        return True
+
+    try:
+        wait_until(answers)
+        yield
+    finally:
+        server.send_signal(end)
+        server.wait()
 
 
 @contextmanager
