@@ -193,7 +193,7 @@ class QuotaOverride(models.Model):
             overrides_changed.send(type(self), using=using, change=self.change, rows=rows)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Delete it."""
+        """Delete the override."""
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
             change, removed = next_change(using, removes=True), [self.pk]
@@ -204,7 +204,7 @@ class QuotaOverride(models.Model):
 
     @property
     def subject_in_words(self) -> str:
-        """Whom it is about; `*` is everybody."""
+        """Whom the override is about; `*` is everybody."""
         return gettext("everybody") if self.subject == EVERYBODY else self.subject
 
     @property

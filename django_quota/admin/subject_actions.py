@@ -98,7 +98,7 @@ class Action:
         return str(self.consequence) % {"subject": whose, "rule": self.about}
 
     def do(self, given: Mapping[str, Any], user: Any) -> str:
-        """Do it, and return what was done. Raises `StoreUnavailable`, or `ValidationError` for fields of the form."""
+        """Act, and return what was done. Raises `StoreUnavailable`, or `ValidationError` for fields of the form."""
         raise NotImplementedError
 
 

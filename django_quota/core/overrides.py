@@ -38,7 +38,7 @@ class Override(NamedTuple):
     """Its end in microseconds since 1970; 0: it has none."""
 
     def in_force(self, now: int) -> bool:
-        """Return whether it applies at a moment (microseconds)."""
+        """Return whether the override applies at a moment (microseconds)."""
         return self.begins <= now and (self.ends == 0 or now < self.ends)
 
 

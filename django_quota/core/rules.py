@@ -259,7 +259,7 @@ class Rule:
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
     is_counter: ClassVar[bool] = False
-    """Whether it stands for a counter; see `counter_rules`."""
+    """Whether the rule stands for a counter; see `counter_rules`."""
 
     def __post_init__(self) -> None:
         _read_options(self)
@@ -321,7 +321,7 @@ class Rule:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it emits no events."""
+        """Whether the rule emits no events."""
         return self.shadow or self.is_counter
 
     @cached_property

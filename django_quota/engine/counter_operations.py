@@ -38,7 +38,7 @@ class CounterOperation(Operation):
     """An operation of a counter. Its reply is a list: a status, then the result or the number of the key at fault."""
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Run it; if a key is at fault, nothing changes."""
+        """Run the operation; if a key is at fault, nothing changes."""
         try:
             return self.apply(states, now)
         except FaultError as fault:
@@ -46,7 +46,7 @@ class CounterOperation(Operation):
 
     @abstractmethod
     def apply(self, states: States, now: int) -> list[Any]:
-        """Run it, or raise `FaultError` before anything is written."""
+        """Run the operation, or raise `FaultError` before anything is written."""
 
     def read(self, states: States, now: int, number: int, nothing: T) -> T:
         """Return the value of the key with this number, or `nothing` if there is none; both must have the same type."""
@@ -75,7 +75,7 @@ class Get(CounterOperation):
         super().__init__([key])
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read it."""
+        """Read the total."""
         return [DONE, str(self.read(states, now, 1, 0))]
 
 
@@ -86,7 +86,7 @@ class Pop(Get):
     is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read it, and drop it."""
+        """Read the total, and drop it."""
         reply = super().apply(states, now)
         states.drop(self.keys[0])
         return reply
@@ -96,7 +96,7 @@ class _Changing(CounterOperation):
     """An operation with an amount or a value, and how long what it writes lives, in microseconds."""
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether it was done."""
+        """Say whether the operation was done."""
         return bool(reply[0] == DONE)
 
 
@@ -106,7 +106,7 @@ class Set(_Changing):
     script: ClassVar[Script] = _script("counter_set")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Write it if the key holds a counter or nothing."""
+        """Write the amount if the key holds a counter or nothing."""
         amount, ttl = self.arguments()
         self.read(states, now, 1, 0)
         states.put(self.keys[0], amount, now + ttl)
@@ -119,7 +119,7 @@ class Take(_Changing):
     script: ClassVar[Script] = _script("counter_take")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Take all of it or nothing."""
+        """Take the whole amount or nothing."""
         amount, ttl = self.arguments()
         total = self.read(states, now, 1, 0)
         if total < amount:
@@ -134,11 +134,11 @@ class Transfer(_Changing):
     script: ClassVar[Script] = _script("counter_transfer")
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether it was done, and something was written."""
+        """Say whether the amount was moved, and something was written."""
         return self.keys[0] != self.keys[1] and super().has_written(reply)
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Move all of it or nothing."""
+        """Move the whole amount or nothing."""
         amount, ttl = self.arguments()
         source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
         if source < amount:
@@ -156,7 +156,7 @@ class _DayOperation(CounterOperation):
     """
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Run it if it is still that day."""
+        """Run the operation if that day has not ended."""
         begins, ends = self.arguments()[-2:]
         return super().run(states, now) if begins <= now < ends else [WRONG_DAY, now]
 
@@ -170,7 +170,7 @@ class Incr(_Changing, _DayOperation):
     script: ClassVar[Script] = _script("counter_incr")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Add to both or to none."""
+        """Add to the total and the day, or to neither."""
         amount, ttl, field, _, _ = self.arguments()
         total = added(self.read(states, now, 1, 0), amount, 1)
         days: dict[str, int] = self.read(states, now, 2, {})
@@ -194,7 +194,7 @@ class Days(CounterOperation):
         self.ranges = ranges
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read them."""
+        """Read the counts."""
         reply: list[Any] = [DONE]
         for number, (first, last) in enumerate(self.ranges, 1):
             days: dict[str, int] = self.read(states, now, number, {})
@@ -206,13 +206,13 @@ class Unique(_Changing, _DayOperation):
     """Count a distinct value, in total and for a day; the reply is DONE, and 1 if the value is new in total.
 
     Its arguments: the value, how long both live, and the edges of the day.
-    This is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
+    The specification is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
     """
 
     script: ClassVar[Script] = _script("counter_unique")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Count it in both."""
+        """Count the value in total and for the day."""
         value, ttl, _, _ = self.arguments()
         known: list[frozenset[str]] = [self.read(states, now, number, frozenset()) for number in (1, 2)]
         for key, values in zip(self.keys, known, strict=True):
@@ -226,5 +226,5 @@ class UniqueCount(Get):
     script: ClassVar[Script] = script("counter_common", "counter_unique_count")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Count them."""
+        """Count the values."""
         return [DONE, len(self.read(states, now, 1, frozenset()))]

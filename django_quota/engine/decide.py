@@ -94,7 +94,7 @@ class Decide(Operation):
 
     @property
     def is_reading(self) -> bool:  # type: ignore[override]
-        """Whether it never writes."""
+        """Whether the operation never writes."""
         return self.mode == "peek"
 
     def arguments(self) -> list[str | int]:

@@ -30,7 +30,7 @@ class CompiledLimit(NamedTuple):
 
     @property
     def algorithm(self) -> Algorithm[Any]:
-        """The algorithm that decides it."""
+        """The algorithm of the limit."""
         return self.limit.algorithm
 
     def state(self, states: States, now: int) -> Any:

@@ -46,11 +46,11 @@ class Acquire(_LeaseOperation):
     script: ClassVar[Script] = _script("lease_acquire")
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether it was taken."""
+        """Say whether the slot was taken."""
         return bool(reply[0])
 
     def run(self, states: States, now: int) -> list[int]:
-        """Take it if one is free."""
+        """Take a slot if one is free."""
         asking, limit, span = self.arguments()
         live = {token: stop for token, stop in self.held(states).items() if stop > now}
         lately, granted = states.get(self.keys[1]), asking in live or len(live) < limit
@@ -79,7 +79,7 @@ class Renew(_LeaseOperation):
         super().__init__(keys[:1], token, span, int(again))
 
     def run(self, states: States, now: int) -> int:
-        """Renew it if it has not ended."""
+        """Renew the lease if it has not ended."""
         token, span, again = self.arguments()
         leases = self.held(states)
         if not again and leases.get(token, 0) <= now:
@@ -101,7 +101,7 @@ class Release(_LeaseOperation):
         super().__init__(keys, token, "" if since is None else since, span)
 
     def run(self, states: States, now: int) -> int:
-        """Give it back, and note how long it was held."""
+        """Give the slot back, and note how long it was held."""
         token, since, span = self.arguments()
         leases = dict(self.held(states))
         stop = leases.pop(token, None)
@@ -126,6 +126,6 @@ class Holders(_LeaseOperation):
         super().__init__(keys[:1], "")
 
     def run(self, states: States, now: int) -> list[int | str]:
-        """Read them, and write nothing."""
+        """Read the holders, and write nothing."""
         live = sorted((stop, token) for token, stop in self.held(states).items() if stop > now)
         return [part for stop, token in live for part in (token, stop - now)]

@@ -125,9 +125,9 @@ class Operation(ABC):
 
     script: ClassVar[Script]
     keys: Sequence[str]
-    """All keys that it uses."""
+    """All keys that the operation uses."""
     is_reading: ClassVar[bool] = False
-    """Whether it never writes. Then a database reads without a lock."""
+    """Whether the operation never writes. Then a database reads without a lock."""
 
     def __init__(self, keys: Sequence[str], *arguments: Any) -> None:
         self.keys = keys

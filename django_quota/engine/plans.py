@@ -186,7 +186,7 @@ class Plan:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether an override blocks it, so that no store need be asked."""
+        """Whether an override blocks the plan, so that no store need be asked."""
         return any(not outcome.allowed and outcome.enforced for of_place in self.here.values() for outcome in of_place)
 
     @property

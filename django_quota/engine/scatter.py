@@ -80,7 +80,7 @@ class _Part(NamedTuple):
     """Their places in the plan."""
 
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
-        """Decide them; return (as the scatter's result) the `Reply`."""
+        """Decide the hits; return (as the scatter's result) the `Reply`."""
         if isinstance(mode, Adjust):
             mode = mode.only(self.places)
         (raw,) = yield [Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)]

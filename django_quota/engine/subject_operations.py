@@ -139,7 +139,7 @@ class ReadDays(Operation):
     is_reading: ClassVar[bool] = True
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
-        """Read them."""
+        """Read the counts."""
         days = [states.get(key) or {} for key in self.keys]
         return [[str(part) for pair in day.items() for part in pair] for day in days]
 
@@ -156,7 +156,7 @@ class SetAside(Operation):
         super().__init__([day_key, aside_key], known)
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Set them aside."""
+        """Set the counts aside."""
         (day, aside), (known,) = self.keys, self.arguments()
         counts = states.get(day)
         if counts is not None and states.get(aside) is None:
@@ -175,7 +175,7 @@ class DropAside(Operation):
         super().__init__([aside_key], token)
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
-        """Delete them."""
+        """Delete the counts."""
         (aside,), (token,) = self.keys, self.arguments()
         return int((states.get(aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))
 
@@ -201,7 +201,7 @@ class RecordHits(Operation):
         self.span = span
 
     def run(self, states: States, now: int) -> int:
-        """Count them."""
+        """Count the hits."""
         status_key, *days = self.keys
         for key in days:
             change_counts(states, key, {f"{self.field}:{kind}": change for kind, change in self.counts.items()}, now)
@@ -222,11 +222,11 @@ class Once(Operation):
         super().__init__([key], span)
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether it was remembered."""
+        """Say whether the value is new."""
         return bool(reply)
 
     def run(self, states: States, now: int) -> int:
-        """Look for it, and remember it."""
+        """Look for the value, and remember it."""
         (key,), (span,) = self.keys, self.arguments()
         if states.get(key, now) is not None:
             return 0

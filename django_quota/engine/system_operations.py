@@ -55,7 +55,7 @@ class AddMetrics(Operation):
         self.slots = slots
 
     def run(self, states: States, now: int) -> int:
-        """Add them."""
+        """Add the counts."""
         keys = MetricsKeys(*self.keys)
         for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
@@ -74,7 +74,7 @@ class AddMetrics(Operation):
 
 
 def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
-    """Drop the lowest scores if there are half as many more than `most`."""
+    """Keep the `most` highest scores if there are more than 1.5 times as many."""
     if len(scores) <= most + most // 2:
         return scores
     order: Any = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]))
@@ -90,7 +90,7 @@ class RegisterWorker(Operation):
         super().__init__([key], token, ttl)
 
     def run(self, states: States, now: int) -> int:
-        """Register it."""
+        """Register the worker."""
         (key,), (token, ttl) = self.keys, self.arguments()
         workers = {other: stop for other, stop in (states.get(key, now) or {}).items() if stop > now}
         workers[token] = now + ttl

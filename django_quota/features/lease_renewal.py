@@ -43,7 +43,7 @@ class Renewer:
             self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
-        """Renew it no more. A renewal that is under way goes on."""
+        """Stop renewing a lease. A renewal that is under way goes on."""
         with self._changed:
             self._due.pop(lease, None)
 

@@ -46,15 +46,15 @@ class Caller:
 
     @property
     def is_first(self) -> bool:
-        """Whether it may ask the store."""
+        """Whether the caller may ask the store."""
         return self._queue[0] is self
 
     def waiting(self, seconds: float) -> Flow[None]:
-        """Wait until it is woken, or for some seconds."""
+        """Wait for a `wake`, or for some seconds."""
         yield IOCall(self._wait, self._await, seconds)
 
     def wake(self) -> None:
-        """Wake it, from any thread. If it does not wait yet, it will not wait."""
+        """Wake the caller, from any thread. If it does not wait yet, it will not wait."""
         if self._loop is None:
             self._wakes_thread.set()
             return

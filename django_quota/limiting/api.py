@@ -253,7 +253,7 @@ def _decided_flow(planning: Flow[Plan], mode: PlanMode) -> Flow[Decision]:
         if rule.distinct is not None:
             what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "force= is not for it"
             raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
-    if mode == "force":  # it refuses nobody, so the rule does not block
+    if mode == "force":  # "force" refuses nobody, so the rule does not block
         plan = new_plan([(rule.but(block=False), subject, cost, value) for rule, subject, cost, value in plan.asked])
     return (yield from decision_flow(plan, mode))
 

@@ -29,9 +29,9 @@ class Job(Protocol):
     """Something to do in each round."""
 
     purpose: str
-    """What it does, for the log: "send the metrics"."""
+    """What the job does, for the log: "send the metrics"."""
     at_exit: bool
-    """Whether it is done at the end of the process too."""
+    """Whether to do the job at the end of the process, too."""
 
     def flush(self) -> None:
         """Do what is due. It may raise: the next round tries again."""
@@ -52,7 +52,7 @@ class Flusher:
         self._changing = threading.RLock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self.is_asleep = self._wakeups.empty
-        """Returns whether it needs a `wake`."""
+        """Returns whether the thread needs a `wake`."""
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing: weakref.WeakSet[Job] = weakref.WeakSet()
@@ -63,7 +63,7 @@ class Flusher:
             self._jobs.add(job)
 
     def remove(self, *jobs: Job | None) -> None:
-        """Do these jobs no longer."""
+        """Stop doing these jobs."""
         with self._changing:
             self._jobs.difference_update(job for job in jobs if job is not None)
 

@@ -142,9 +142,9 @@ class OverrideCopy:
         self._running: Future[None] | None = None
         """The refresh that reads; None if none does. An earlier one must not change anything."""
         self._started = 0.0
-        """When it was started."""
+        """When this refresh was started."""
         self._is_late = False
-        """Whether somebody has waited for it in vain."""
+        """Whether somebody has waited for this refresh in vain."""
         if self._own:
             self._own.clear()
             self._known = None
@@ -214,7 +214,7 @@ class OverrideCopy:
 
     def _waited(self, running: Future[None]) -> None:
         if not running.done() and not self._is_late:
-            self._is_late = True  # nobody waits for it again
+            self._is_late = True  # nobody waits for this refresh again
             self._fail(TimeoutError("the database does not answer"))
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class OverrideCopy:
             changed = list(rows.since(known))
             kept = rows.pks() if removed > known else None
         with self._lock:
-            if running not in (None, self._running):  # it came too late
+            if running not in (None, self._running):  # this refresh came too late
                 return
             table = self._changed(changed, kept) if table is None else table
             self._own = [each for each in self._own if id(each) not in done]

@@ -34,7 +34,7 @@ class BanFilter(NamedTuple):
     subjects: Sequence[str] = ()
     """The subjects, alone or combined. A word that is no subject matches each subject that contains it. Empty: all."""
     rule: str = ""
-    """Empty: all."""
+    """The rule's name. Empty: all."""
 
     def fits(self, subject: str | None, rule: str | None) -> bool:
         """Say whether the filter fits a ban."""

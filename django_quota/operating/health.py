@@ -61,7 +61,7 @@ class Health:
 
     @property
     def may_evict(self) -> bool:
-        """Whether it evicts keys when it is full, so that limits are forgotten."""
+        """Whether Redis evicts keys when it is full, so that limits are forgotten."""
         if self.parts:
             return any(part.may_evict for part in self.parts)
         return bool(self.most) and self.policy not in (None, "noeviction")
@@ -74,17 +74,17 @@ class Health:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Whether its memory is nearly full."""
+        """Whether the memory of Redis is nearly full."""
         return (self.fullest or 0) >= NEARLY_FULL
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no writes because its memory is full."""
+        """Whether Redis takes no writes because its memory is full."""
         return is_full(self.refuses)
 
     @property
     def is_replica(self) -> bool:
-        """Whether it is a replica, which takes no writes."""
+        """Whether Redis is a replica, which takes no writes."""
         return any(part.is_replica for part in self.parts) or self.role == "slave"
 
 

@@ -77,6 +77,6 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Record no more decisions."""
+    """Stop recording decisions."""
     while _recorders:
         unobserve(_recorders.pop())

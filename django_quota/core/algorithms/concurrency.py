@@ -37,7 +37,7 @@ class Concurrency:
     rule: str
     """The name of the slot."""
     capacity: int
-    """How many may hold it."""
+    """How many may hold the slot."""
     algorithm: ClassVar[Kind] = Kind("concurrency")
     unit: ClassVar[str] = "concurrent-requests"
     window: ClassVar[None] = None

@@ -1,4 +1,4 @@
--- metrics: add what a process has counted.
+-- metrics: adds what a process has counted.
 --
 -- KEYS   [1] the day's counts; [2] the minute's: hashes, fields <rule>:a (allowed), <rule>:r (refused), <rule>:s (shadow)
 --        [3] who was refused that day: a sorted set of subjects, scored by how often
@@ -34,7 +34,7 @@ keep(KEYS[1], DAY_TTL)
 keep(KEYS[2], MINUTE_TTL)
 keep(KEYS[5], TOTAL_TTL)
 
--- Drops the lowest scores, but only above one and a half times `most`: so most calls drop nothing.
+-- Keeps the `most` highest scores if there are more than 1.5 times as many: so most calls drop nothing.
 local function trim(key, most)
   local surplus = redis.call('ZCARD', key) - most
   if surplus > most / 2 then redis.call('ZREMRANGEBYRANK', key, 0, integer(surplus - 1)) end

@@ -133,7 +133,7 @@ class ClusterStore(RedisStore):
             except NoScriptError:
                 reply = yield partial(side.execute, client, node, operation.in_full(now))
             except RedisClusterException:
-                side.client = None if side.client is client else side.client  # it reached no server
+                side.client = None if side.client is client else side.client  # the client reached no server
                 raise
             return operation.read_reply(reply)
 

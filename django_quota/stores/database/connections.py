@@ -47,11 +47,11 @@ class Connection(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """Say whether the server has left it open."""
+        """Say whether the server has left the connection open."""
         ...
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         ...
 
 

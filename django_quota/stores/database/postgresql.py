@@ -111,7 +111,7 @@ class PostgresConnection:
             return not selector.select(0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._raw.close()  # Django's own `close` refuses to run in an event loop
 
 

@@ -102,9 +102,9 @@ class SqliteConnection:
             self._connection.execute("ROLLBACK")
 
     def is_ready(self) -> bool:
-        """Say that it is open: there is no server."""
+        """Say that the connection is open: there is no server."""
         return True
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.close()
