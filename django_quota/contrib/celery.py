@@ -7,8 +7,8 @@ place as its eta. A header of the message carries the place, so the second run d
 moment the limits themselves decide, and only a task that starts is counted. So the limits hold whatever happens to the
 messages: a broker delivers the messages of a killed worker late and all at once, and may deliver any message twice.
 
-If the limits refuse it, because it is late or because a quota is used up, the task is published again, too. It
-takes a place in a second queue, so that a thousand such tasks do not all run again at the same moment.
+If the limits refuse the task, because it is late or a quota is used up, it is published again, too. It takes a
+place in a second queue, so that a thousand such tasks do not all run again at the same moment.
 """
 
 from __future__ import annotations

@@ -71,15 +71,15 @@ def moved_now() -> int | None:
 class MovableClock:
     """The clock of a test: it stands still, or is the store's, until freezegun or time-machine move it.
 
-    While one of them sets the time, this clock follows. If the test sets this clock meanwhile, it goes on from there.
-    When they are done, it has its earlier time again.
+    While one of them sets the time, this clock follows. If the test sets this clock meanwhile, the clock goes on from
+    there. After that, it has its earlier time again.
     """
 
     def __init__(self, now: int | None = None) -> None:
         self._still = now
         """The time while nothing else moves it; None: the store's time."""
         self._ahead = 0
-        """How far it is ahead of the time that freezegun or time-machine has set."""
+        """How far this clock is ahead of the time that freezegun or time-machine has set."""
 
     def __call__(self) -> int | None:
         """Return the time in microseconds; None if the store's clock decides."""

@@ -146,7 +146,7 @@ class Counter(CounterEntry):
         return await run_async(self._pop(subject))
 
     def transfer(self, a: AnySubject, b: AnySubject, n: int) -> bool:
-        """Move `n` (0 or more) from the total of `a` to that of `b` if `a` holds that much; return whether it did.
+        """Move `n` (0 or more) from the total of `a` to the total of `b` if `a` holds `n`; return whether it did.
 
         Both totals change, or neither does. Their sum stays the same, and `a` never falls below zero. A transfer to
         itself changes nothing. The days stay as they are.

@@ -57,7 +57,7 @@ class Event:
     rule: str | None
     """The rule's name; None if it is so long that only a digest is known."""
     subject: str | None
-    """Whom it is about, such as `"ip:203.0.113.9"`; None if it is so long that only a digest is known."""
+    """Whom the event is about, such as `"ip:203.0.113.9"`; None if it is so long that only a digest is known."""
     until: int
     """When the same hit is admitted again, or the ban ends. 0: never; a near-limit warning has 0 too."""
     level: int

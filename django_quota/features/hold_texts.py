@@ -69,7 +69,7 @@ def _written(rule: Rule) -> dict[str, Any]:
 
 
 def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Rule:
-    """Return the rule that was written; a configured one as it is now. Raises `RuleError` if it no longer exists."""
+    """Return the rule that was written; a configured one as it is now. Raises `RuleError` if that is gone."""
     if "counter" in written:
         return counter_rule(written["counter"], written["group"], written["ttl"])
     if "rates" in written:

@@ -49,9 +49,9 @@ class Lease:
         self._store = store
         self._keys = _keys_of(slot, subject)
         self._since: int | None = None
-        """When it got the slot, by the store's clock; None while it is unknown whether it holds one."""
+        """When the lease began, by the store's clock; None while that is unknown."""
         self._may_hold = False
-        """Whether the store may have given it the slot: it was asked, and has not said no."""
+        """Whether the lease may have begun: the store was asked, and has not said no."""
         self._is_released = False
         self._was_lost = False
         """Whether the lease had ended before a renewal in the background: another caller may have held the slot."""

@@ -31,8 +31,8 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
     `settle`, and what nothing limits. It runs in the thread or event loop of the request, so it must be quick, sync and
     thread-safe. If it raises, the error is logged. A function that is given twice is called once.
 
-    `duration`: pass the seconds that the decision took as a second argument. That is mostly the call to the store,
-    without the time to read the request. It is None for slots, because a caller may wait for one in a queue.
+    `duration`: pass as a second argument the seconds that the decision took: mostly the call to the store, without the
+    time to read the request. None for slots, because a caller may wait for one in a queue.
 
     Raises `ConfigurationError` if it is not a sync function.
     """

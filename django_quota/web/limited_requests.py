@@ -52,7 +52,7 @@ class RequestState:
     """What one request has met."""
 
     closer: Literal["", "middleware", "decorator"] = ""
-    """Who closes the request: the first that it enters. Empty: nobody yet."""
+    """Who closes the request: whoever it enters first. Empty: nobody yet."""
     is_cached: bool = False
     """Whether a cache around the limiter stores the response, so that others would see its headers."""
     is_asked: bool = False

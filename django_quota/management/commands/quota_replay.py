@@ -1,6 +1,6 @@
 """`manage.py quota_replay`: what rules would have refused of the requests in an access log.
 
-It reads the log, the settings and the rules, and nothing else: neither Redis nor the database is asked.
+It reads the log, the settings and the rules, and nothing else: neither the store nor the database is asked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which Redis counts: what the settings say of it, and what is wrong with them.
 
-The checks open no connection, and no text shows a password. They report what you would otherwise not notice: if a
+The checks open no connection, and no text shows a password. The checks report what you would otherwise not notice: if a
 connection fails, rules only decide by `on_unavailable`.
 """
 
