@@ -66,24 +66,24 @@ class TestCollector:
                 for _ in range(2):
                     check("1/m", "user:secret", name="search")
                     check("1/m", "user:1", name="trial", shadow=True)
-        with freeze(START + 3 * 86_400 * SECOND):
-            for number in range(3):
-                slot("export", 2, subject=f"secret:{number}").acquire()
-            store_lost.send(None, reason="test")
-            check("9/m", "user:1", name="other")
-            totals: dict[str, tuple[int, int, int]] = {"search": (3, 3, 0), "trial": (3, 0, 3), "other": (1, 0, 0)}
-            checks: dict[tuple[str, ...], int] = {
-                ("quota_checks_total", rule, outcome): count
-                for rule, counts in totals.items()
-                for outcome, count in zip(("allowed", "refused", "shadowed"), counts, strict=True)
-            }
-            assert samples() == checks | {
-                ("quota_store_up",): 1,
-                ("quota_outages_total",): 1,
-                ("quota_bans",): 0,
-                ("quota_leases_in_use", "export"): 3,
-                ("quota_leases_limit", "export"): 6,
-            }
+                if day == 2:
+                    for number in range(3):
+                        slot("export", 2, subject=f"secret:{number}").acquire()
+                    store_lost.send(None, reason="test")
+                    found = samples()
+        totals = {"search": (3, 3, 0), "trial": (3, 0, 3)}
+        checks: dict[tuple[str, ...], int] = {
+            ("quota_checks_total", rule, outcome): count
+            for rule, counts in totals.items()
+            for outcome, count in zip(("allowed", "refused", "shadowed"), counts, strict=True)
+        }
+        assert found == checks | {
+            ("quota_store_up",): 1,
+            ("quota_outages_total",): 1,
+            ("quota_bans",): 0,
+            ("quota_leases_in_use", "export"): 3,
+            ("quota_leases_limit", "export"): 6,
+        }
 
     def test_rules_past_the_cap_are_one_and_no_total_ever_falls(self) -> None:
         """A counter that falls looks like a restart to Prometheus."""
@@ -110,8 +110,7 @@ def test_a_scrape_is_a_few_trips_however_many_rules_and_slots_there_are(raw: Any
     for number in range(20):
         check("9/m", "user:1", name=f"rule-{number}")
         slot(f"slot-{number}", 2).acquire()
-    # The flusher may send something in between, so it is the least of some.
-    assert min(trips() for _ in range(4)) <= 8
+    assert min(trips() for _ in range(4)) <= 8, "the flusher may send something in between"
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -125,7 +124,7 @@ def test_it_counts_bans_and_the_command_prints_the_metrics() -> None:
         assert (found["quota_bans",], found["quota_checks_total", "login", "allowed"]) == (1, 1)
 
 
-@pytest.mark.parametrize("given", ["9105", "localhost", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:65536"])
+@pytest.mark.parametrize("given", ["9105", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:65536"])
 def test_a_wrong_address_for_the_command_is_a_clear_error(given: str) -> None:
     with pytest.raises(CommandError, match="is not an address with a port"):
         call_command("quota_metrics", serve=given)
@@ -148,11 +147,11 @@ class TestView:
         assert "no-store" in reply["Cache-Control"]
         assert samples(reply.content.decode())["quota_checks_total", "search", "allowed"] == 1
 
-    @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", TOKEN, f"Basic {TOKEN}", "Bearer é"])
     @pytest.mark.parametrize("token", [TOKEN, None])
-    def test_nothing_else_does(self, client: Client, given: str, token: str | None, settings: Any) -> None:
+    def test_nothing_else_does(self, client: Client, token: str | None, settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory", **({} if token is None else {"METRICS_TOKEN": token})}
-        assert client.get("/metrics/", headers={"Authorization": given}).status_code == 403
+        for given in ("", "Bearer ", "Bearer wrong", TOKEN, f"Basic {TOKEN}", "Bearer é", "Bearer None"):
+            assert client.get("/metrics/", headers={"Authorization": given}).status_code == 403
 
     def test_a_user_needs_the_permission_and_to_be_active(self, client: Client, rf: RequestFactory) -> None:
         client.force_login(User.objects.create_user("ann"))
@@ -197,23 +196,21 @@ def test_the_command_serves_them_until_it_is_stopped(tmp_path: Path, redis_serve
         assert process.wait(PATIENCE) == 0
 
 
-SHOWN = ("checks_total", "outages_total", "bans", "leases_in_use", "leases_limit", "store_up")
-
-
-def test_the_page_names_every_metric_and_its_settings_work(settings: Any) -> None:
+def test_the_page_and_the_dashboard_have_every_metric_and_the_shown_settings_work(settings: Any) -> None:
     names = marked("docs/monitoring.md", "prometheus")
     assert [str(each.pattern) for each in names["urlpatterns"]] == ["metrics/"]
     settings.QUOTA = names["QUOTA"]
     assert current().metrics_token
-    text = (ROOT / "docs/monitoring.md").read_text()
-    assert [name for name in SHOWN if f"`quota_{name}`" not in text] == []
+    text, shown = (ROOT / "docs/monitoring.md").read_text(), " ".join(expressions())
+    for name in ("checks_total", "outages_total", "bans", "leases_in_use", "leases_limit", "store_up"):
+        assert f"`quota_{name}`" in text
+        assert f"quota_{name}" in shown
 
 
 # --- the dashboard and the alerts -------------------------------------------------------------------------------------
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana/django_quota.json").read_text())
 ALERTS = [text for language, text in blocks("docs/monitoring.md") if language == "yaml" and "alert:" in text]
-PLACEHOLDERS = {"datasource", "job", "rule", "__rate_interval"}
 
 
 def expressions() -> list[str]:
@@ -246,13 +243,5 @@ def test_each_metric_and_label_of_the_dashboard_and_the_alerts_exists() -> None:
             attributes = metric.data.data_points[0].attributes
             labels[f"{metric.name}_seconds_bucket".replace(".", "_")] = {name.replace(".", "_") for name in attributes}
     assert {query: unknown(query, labels) for query in expressions() if unknown(query, labels)} == {}
-
-
-def test_the_dashboard_shows_every_metric_and_works_with_any_data_source() -> None:
-    shown = " ".join(expressions())
-    assert all(f"quota_{name}" in shown for name in SHOWN)
-    for panel in DASHBOARD["panels"]:
-        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
-    assert {*re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))} - {"__all"} == PLACEHOLDERS
-    known = {each["name"] for each in DASHBOARD["templating"]["list"]}
-    assert known | {"__rate_interval"} == PLACEHOLDERS
+    sources = {target["datasource"]["uid"] for panel in DASHBOARD["panels"] for target in panel["targets"]}
+    assert sources == {"${datasource}"}, "it works with any data source"
