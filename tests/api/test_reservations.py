@@ -16,7 +16,6 @@ from django_quota import Decision, areserve, check, counter, peek, reserve, rese
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Hold
-from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, MINUTE, START
@@ -108,19 +107,6 @@ class TestReserving:
         with freeze(START):
             asyncio.run(work())
             assert left() == 900
-
-    def test_reserving_and_settling_all_limits_of_a_rule_is_one_call_each(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls = calls_of(monkeypatch)
-        with freeze(START):
-            hold = reserve("1000/h; 5000/d", USER, 600)
-            assert (len(calls), hold.decided_at) == (1, START)
-            assert [outcome.remaining for outcome in hold.settle(100).outcomes] == [900, 4_900]
-            assert len(calls) == 2
-            check("1000/h; 5000/d", USER, 50)
-            assert hold.settle(700).remaining == 850  # a second time it only says how the limit stands
-            assert not reserve("1000/h; 5000/d", USER, 800).settle(900)
 
     def test_if_limiting_is_off_or_a_shadow_would_refuse_nothing_is_reserved(self, settings: Any) -> None:
         with freeze(START):
@@ -214,38 +200,37 @@ def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exemp
 
 
 @in_memory
-class TestTexts:
-    def test_a_tier_and_a_share_are_settled_by_their_own_rates(self) -> None:
-        with freeze(START):
-            hold = reserve_all([("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")])
-            decision = later(hold).settle([150, 600, 450])
-            assert [outcome.remaining for outcome in decision.outcomes] == [850, 400, 50]
-            assert [outcome.limit for outcome in decision.outcomes] == [1_000, 1_000, 500]
+def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -> None:
+    options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
+    with freeze(START):
+        hold = reserve_all([("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")])
+        decision = later(hold).settle([150, 600, 450])
+        assert [(each.limit, each.remaining) for each in decision.outcomes] == [(1_000, 850), (1_000, 400), (500, 50)]
+        hold = reserve("60/m", ORG, 20, name="paid", block=False, **options)
+        assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
+        assert units_of(ORG) == {"paid": 5}
 
-    def test_options_of_a_rate_hold(self) -> None:
-        options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
-        with freeze(START):
-            hold = reserve("60/m", ORG, 20, name="paid", block=False, **options)
-            assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
-            assert units_of(ORG) == {"paid": 5}
 
-    def test_functions_of_requests_are_left_out_and_an_entry_stays_short(self, rf: Any) -> None:
-        options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
-        hold = reserve("10/s; 1000/h; 5000/d", rf.get("/"), 3, name="n" * 40, **options)
-        assert len(hold.dumps()) < 1_000
-        assert [outcome.used for outcome in later(hold).settle(5).outcomes] == [5, 5, 5]
-        with freeze(START):  # rates of overrides and of functions
-            override("r 0 0 500/h", "bucket", USER)
-            assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
-            assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
+@in_memory
+def test_functions_of_requests_are_left_out_and_an_entry_stays_short(rf: Any) -> None:
+    options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
+    hold = reserve("10/s; 1000/h; 5000/d", rf.get("/"), 3, name="n" * 40, **options)
+    assert len(hold.dumps()) < 1_000
+    assert [outcome.used for outcome in later(hold).settle(5).outcomes] == [5, 5, 5]
+    with freeze(START):  # rates of overrides and of functions
+        override("r 0 0 500/h", "bucket", USER)
+        assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
+        assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
 
-    @pytest.mark.parametrize("wrong", ["", "[]", "7", '{"quota_hold": 1}', "cut", "cost"])
-    def test_another_text_says_what_to_pass(self, wrong: str) -> None:
-        text = reserve("9/m", ORG, 3).dumps()
-        made = {"cut": text[:-9], "cost": text.replace(", 3, ", ', "3", ')}
-        says = "is not a whole number" if wrong == "cost" else r"is not the text of a reservation. Use what hold\.dumps"
-        with pytest.raises(RuleError, match=says):
-            Hold.loads(made.get(wrong, wrong))
+
+@in_memory
+def test_another_text_says_what_to_pass() -> None:
+    text = reserve("9/m", ORG, 3).dumps()
+    for wrong in ("", "[]", "7", '{"quota_hold": 1}', text[:-9]):
+        with pytest.raises(RuleError, match=r"is not the text of a reservation. Use what hold\.dumps"):
+            Hold.loads(wrong)
+    with pytest.raises(RuleError, match="is not a whole number"):
+        Hold.loads(text.replace(", 3, ", ', "3", '))
 
 
 @pytest.mark.usefixtures("redis_cache", "rules")

@@ -13,7 +13,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, check, peek, quota
-from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
+from django_quota.adapters import apply_decision, decide, settle
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
@@ -192,16 +192,6 @@ def test_rules_of_the_settings_take_dotted_paths_and_two_calls_of_the_store(
         rule = {"rate": "1000/h", "settle": f"{__name__}.size", "match": "/"}
         settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": rule}}
         assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
-
-
-def test_an_integration_settles_what_it_decided(settings: Any) -> None:
-    rule = Rule.make("mine", "1000/h", settle=size)
-    request = RequestFactory().get("/")
-    apply_decision(request, decide(request, [rule]))
-    settle(request, HttpResponse(b"x" * 40))
-    apply_decision(request, asyncio.run(adecide(request, [rule])))
-    asyncio.run(asettle(request, HttpResponse(b"x" * 40)))
-    assert peek(rule, IP).remaining == 920
 
 
 def test_a_wrong_cost_is_an_error_stays_spent_and_leaves_no_other_unsettled(caplog: pytest.LogCaptureFixture) -> None:

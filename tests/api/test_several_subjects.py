@@ -10,7 +10,6 @@ from django_quota import Rule, acheck_all, apeek_all, check, check_all, peek, pe
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
-from tests.support.counts import checks_of
 from tests.support.steps import SECOND, START
 
 USER, ORG = "user:42", "org:7"
@@ -126,12 +125,3 @@ class TestReserveAll:
             two.settle({"tpm": 5})
         two.settle([5, 6, 7])
         assert left(("tpm", ORG)) == [994]
-
-
-def test_the_day_counts_a_reservation_once_and_none_that_is_refused() -> None:
-    with freeze(START):
-        reserve_all([("tpm", "user:1", 900), ("org-tpm", "user:2", 900)])
-        with pytest.raises(QuotaExceeded):
-            reserve_all([("rpm", "user:1"), ("org-tpm", "user:2", 900)])
-        for subject, rule in (("user:1", "tpm"), ("user:2", "org-tpm")):
-            assert {name: allowed for name, (allowed, _) in checks_of(subject).items() if allowed} == {rule: 1}

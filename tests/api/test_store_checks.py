@@ -8,7 +8,6 @@ from django.core.checks import INFO, CheckMessage, run_checks
 from django.http import HttpResponse
 from django.test import override_settings
 from django.urls import path
-from django_redis.pool import ConnectionFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,14 +83,6 @@ def test_what_no_connection_can_be_made_of_is_named(
 )  # fmt: skip
 def test_right_options_have_no_findings(location: str, options: dict[str, Any]) -> None:
     assert found_in(location, **options) == []
-
-
-def test_a_check_changes_no_pools_and_no_settings() -> None:
-    caches = of("redis://127.0.0.1:1/0", **SENTINEL)
-    known = dict(ConnectionFactory._pools)
-    assert findings(caches=caches) == []
-    assert known == ConnectionFactory._pools
-    assert caches["default"]["OPTIONS"] == {**TIMEOUTS, **SENTINEL}
 
 
 @given(
