@@ -28,7 +28,7 @@ def raise_limit(
     by: int,
     until: datetime | Duration | None = None,
 ) -> datetime | None:
-    """Add units to what a subject has left of a rule; return until when they hold, None for no end.
+    """Add units to what a subject has left under a rule; return until when they hold, None for no end.
 
     It saves an override with `"+500"`: the units come on top of the rule's own rate, whichever tier the subject has or
     gets. Of several rates, the one with the longest period is raised. If an override sets the rate, that rate is raised

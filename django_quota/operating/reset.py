@@ -41,7 +41,7 @@ class ResetReport:
 def reset_subject(
     subject: Any, names: Collection[str] | None = None, *, scan: bool = False, dry_run: bool = False
 ) -> ResetReport:
-    """Reset what these rules have counted for a subject, or all rules that can be found, and lift their bans.
+    """Delete what these rules, or all rules that can be found, have counted for a subject, and lift their bans.
 
     `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules, those of
     the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys of the store,

@@ -48,7 +48,7 @@ def checks_views(check: C) -> C:
 
 
 class Endpoint(NamedTuple):
-    """A view behind a URL, as a `Target` of rules with a `match`."""
+    """A view behind a URL, with what a rule's `match` looks at."""
 
     path: str
     """Its path, with "x" for each argument."""
