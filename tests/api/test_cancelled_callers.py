@@ -49,18 +49,6 @@ def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Wher
                 task = asyncio.create_task(lock("line", wait=60).aacquire())
                 await left_while(task, stop, times)
             assert await nobody_has("line")
-        with barrier(is_asked_for, where) as stop:
-            task = asyncio.create_task(lock("line", wait=60).aacquire())
-            await until(lambda: stop.met)
-            for turn in range(1_000_000):  # until it has left
-                if task.done():
-                    break
-                task.cancel()
-                await asyncio.sleep(0)
-                if turn == 10:
-                    stop.open()
-            assert task.cancelled()
-        assert await nobody_has("line")
 
     asyncio.run(leave())
 
@@ -171,8 +159,7 @@ def test_a_reservation_that_is_cancelled_while_it_is_settled_is_settled(where: W
 
 
 @places
-@often
-def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: Where, times: int) -> None:
+def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: Where) -> None:
     async def work() -> None:
         async with areserve("1000/h", "user:7", 600):
             raise AssertionError
@@ -180,7 +167,7 @@ def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: 
     async def leave() -> None:
         with barrier(bool, where) as stop:
             task = asyncio.ensure_future(work())
-            await left_while(task, stop, times)
+            await left_while(task, stop, 1)
         assert peek("1000/h", "user:7").remaining == 1_000
 
     asyncio.run(leave())

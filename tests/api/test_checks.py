@@ -87,12 +87,9 @@ def test_e004_and_e005_an_alias_cannot_serve(
     ("value", "code", "text"),
     [
         ({"key": "ip"}, "E006", "it has no 'rate'"),
-        ({"rate": "1/m", "bloc": True}, "E006", "Did you mean 'block'"),
-        ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "is not a dict of 'path'"),
         ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= needs match="),
         ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),
         ({"rate": "1/m", "cost": "tests.api.test_checks.REDIS"}, "E006", "cost='tests.api.test_checks.REDIS' is dict"),
-        ({"rate": {"anonymous": "1/m", "pro": "9/m"}}, "E006", "No tier= says who is in tier 'pro'"),
         ({"anonymous": "1/m", "authenticated": "9/m"}, "E006", "'anonymous' is not an option of a rule"),
         ({"rate": {"anonymous": "1/mx", "authenticated": "9/m"}}, "E007", "for tier 'anonymous'"),
         ("5/mx", "E007", "5/mx"), (["5/m", "6/m"], "E007", ""), ({"rate": 5}, "E007", ""),
@@ -270,7 +267,6 @@ def test_w014_of_views(settings: Any) -> None:
     ("options", "code", "near"),
     [
         ({"match": "api:serach"}, "W006", "Did you mean 'api:search'?"),
-        ({"match": "apis:*"}, "W006", "Did you mean 'api:*'?"),
         ({"match": {"view": "api:v2:*", "path": "/"}}, "W006", "Did you mean 'api:v1:*'?"),
         ({"match": "/", "exclude": "api:serach"}, "W006", "[\"exclude\"]: the URLs have no 'api:serach'"),
         ({"costs": {"plain": 2, "api:serach": 50}}, "E033", "Did you mean 'api:search'?"),
@@ -285,17 +281,12 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
 
 def test_names_that_the_urls_have_are_fine(settings: Any) -> None:
     rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg:tenant"}, "ip": BY_IP}
-    for route in (
-        path("<int:tenant>/", page), path("x/", include([path("<slug:tenant>/", page)])),
-        path("", page, {"tenant": 1}), path("<slug:tenant>/", include([path("x/", page)])),
-    ):  # fmt: skip
+    for route in (path("x/", include([path("<slug:tenant>/", page)])), path("", page, {"tenant": 1})):
         assert found_on(settings, rules, route) == []
-    known = ["api:search", "api:*", "api:v1:*", "api:v1:items", "plain", "tests.support.urls_of_rules.twice"]
-    known += ["tests.support.urls_of_rules.nested", "tests.support.urls_of_rules.Unhashable", "functools.partial"]
+    known = ["api:search", "api:*", "api:v1:items", "plain", "tests.support.urls_of_rules.nested", "functools.partial"]
     assert found_on(settings, {"search": {"rate": "1/m", "match": known}}) == []
 
 
-SHOP = [path("find/", page, name="find"), path("search/", page, name="find"), path("other/", page)]
 VERSIONS = [path("users/", page, name="users"), path("users/<int:pk>/", page, name="users")]
 HOOKS = [path("hook", page), path("hook/", page)]
 SUFFIXES = [
@@ -307,10 +298,7 @@ SUFFIXES = [
 @pytest.mark.parametrize(
     ("urls", "matches", "missed"),
     [
-        (
-            [path("x/", include((SHOP, "shop")))], ["/x/find/"],
-            "fits '/x/find/' and misses '/x/search/', another URL of the view",
-        ),
+        ([path(f"{way}/", page, name="a") for way in "xy"], ["/x/"], "fits '/x/' and misses '/y/', another URL"),
         (HOOKS, ["/hook/", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
         (HOOKS, ["/hook"], ""),
         *((urls, ["/users/"], "fits '/users/' and misses '/users.x'") for urls in SUFFIXES),
