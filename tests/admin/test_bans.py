@@ -194,18 +194,6 @@ def test_a_value_and_a_failed_login_are_shown_without_their_digests(settings: An
     assert "ann0" not in operator("view_overview").get(OVERVIEW).content.decode()
 
 
-@pytest.mark.parametrize(("store", "why"), [("memory", "The memory store keeps"), ("redis", "EVENTS is 0, so")])
-def test_without_events_there_is_no_list_but_a_search(store: str, why: str, started: Any, settings: Any) -> None:
-    settings.CACHES = caches(started(server_programs()[0]))
-    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0, **({"STORE": "memory"} if store == "memory" else {})}
-    client = superuser()
-    ban("user:70", "login", "10m")
-    page = client.get(PAGE).content.decode()
-    assert page.count(why) == 2
-    assert "user:70" not in page
-    assert found(client, "user:70") == ["user:70"]
-
-
 @pytest.mark.usefixtures("redis_cache")
 def test_all_that_a_search_finds_are_lifted_at_once_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     client = superuser()
@@ -225,23 +213,12 @@ def test_all_that_a_search_finds_are_lifted_at_once_up_to_a_bound(monkeypatch: p
     assert not peek("login", "user:7")
 
 
-@pytest.mark.usefixtures("memory_store")
-def test_a_form_that_names_no_ban_changes_nothing() -> None:
-    client = superuser()
-    ban(SUBJECT, "login", "10m")
-    for bans in ("[", "[7]", '[["a"]]', ""):
-        answer = client.post(f"{PAGE}lift/", {"bans": bans, "confirmed": "yes"}, follow=True)
-        assert re.search("The request names no ban|Select the bans to lift", answer.content.decode())
-    assert not peek("login", SUBJECT)
-    assert "1 ban was lifted." in lift(operator("view_ban", "lift_ban"), pair(SUBJECT))
-
-
 @pytest.mark.usefixtures("redis_cache")
 def test_round_trips_are_bounded_and_a_silent_store_is_reported(
     raw: redis.Redis, django_assert_num_queries: Any, settings: Any
 ) -> None:
     client = superuser()
-    for number in range(30):
+    for number in range(8):
         ban(f"user:{number}", "login", "10m")
     client.get(PAGE)
     raw.config_resetstat()

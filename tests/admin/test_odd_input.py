@@ -121,18 +121,6 @@ def test_every_form_is_answered(client: Client, asked: tuple[str, dict[str, str]
     answered(client.post(named(page), {"mode": "rate", **fields}))
 
 
-@pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "::1/" + "0" * 90])
-def test_a_block_of_a_network_is_saved_and_found_or_its_error_is_shown(client: Client, network: str) -> None:
-    QuotaOverride.objects.all().delete()
-    block = {"subject": network, "rule": "*", "mode": "blocked"}
-    answer = client.post(f"{ROOT}quotaoverride/add/", block, follow=True)
-    if "is not a network" in answer.text or "is smaller than a /64" in answer.text:
-        assert not QuotaOverride.objects.exists()
-    else:
-        assert QuotaOverride.objects.get().subject.startswith("ip:")
-        assert "1 override" in client.get(f"{ROOT}quotaoverride/", {"q": network}).text
-
-
 def test_a_row_with_a_wrong_subject_can_be_opened_and_deleted(client: Client) -> None:
     QuotaOverride.objects.all().delete()
     QuotaOverride.objects.bulk_create([QuotaOverride(subject="x10.0.0.0/8/8", rule="*", mode="blocked")])

@@ -195,12 +195,3 @@ class TestPage:
         assert header == ["subject", "rule", "day", "allowed", "refused", "units"]
         assert row_of_may == ["user:1", "*", "2025-05-01", "8", "2", "8"]
         assert admin.get(f"{USAGE}csv/")["Location"] == USAGE
-
-
-@pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize(("language", "first"), [("de", "Mo"), ("en", "Sun")])
-def test_the_week_starts_as_the_language_says(admin: Client, language: str, first: str, settings: Any) -> None:
-    settings.LANGUAGE_CODE = language
-    heat, _ = charts(page(admin, subject="user:1").content.decode())
-    labels = {int(element.get("y") or 0): element.text or "" for element in heat.iter() if element.get("x") == "0"}
-    assert labels[min(labels)].startswith(first)

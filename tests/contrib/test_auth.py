@@ -5,7 +5,9 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from html import unescape
 from itertools import pairwise
@@ -26,6 +28,7 @@ from django.contrib.auth.views import LoginView
 from django.core.checks import run_checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -45,7 +48,8 @@ from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.requests.subjects import login_subject, normalized
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
-from tests.contrib.hashers import CountingHasher, hashed_in_a_race
+from tests.contrib.hashers import CountingHasher
+from tests.support.commands import PATIENCE
 from tests.support.outages import no_answer
 from tests.support.pages import marked, run_page
 from tests.support.steps import SECOND, START
@@ -240,8 +244,21 @@ def test_redis_gets_no_names_and_no_passwords_and_few_questions(raw: Any) -> Non
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
-def test_of_sixty_guesses_at_once_five_are_hashed() -> None:
-    assert hashed_in_a_race(60) == 5
+def test_of_sixty_guesses_at_once_five_are_hashed(hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess waits at the hasher until every other one is there too, or was refused."""
+    everybody = threading.Barrier(60)
+
+    def guess(_: int) -> None:
+        try:
+            if attempt() == "refused":
+                everybody.wait(PATIENCE)
+        finally:
+            connection.close()
+
+    monkeypatch.setattr(CountingHasher, "wait", staticmethod(lambda: everybody.wait(PATIENCE)))
+    with ThreadPoolExecutor(60) as pool:
+        list(pool.map(guess, range(60)))
+    assert len(hashed) == 5
 
 
 # --- several backends -------------------------------------------------------------------------------------------------
@@ -431,10 +448,8 @@ def test_the_captcha_of_the_page_is_asked_between_two_thresholds(
         assert [reply.status_code for reply in replies] == [200 if is_form else 429] * 4
         assert len(hashed) == 3
         if is_form:
-            form = replies[-1].context["form"]
             assert "Please solve the CAPTCHA." in replies[-1].content.decode()
-            assert [error.code for error in form.non_field_errors().data] == ["captcha_required"]
-            assert "captcha" in form.fields
+            assert "captcha" in replies[-1].context["form"].fields
         assert send(site, url, PASSWORD, captcha="seven").status_code == right
         site.cookies.clear()
         assert [send(site, url, captcha="seven").status_code for _ in range(3)] == [wrong, wrong, 429]
@@ -494,15 +509,6 @@ def test_a_wrong_setting_names_its_place_and_what_to_write(given: object, says: 
     assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W022"]
 
 
-@memory
-@pytest.mark.parametrize("off", [{"LOGIN": {"2/h": ["username", "ip"], "shadow": True}}, {"ENABLED": False}])
-def test_a_shadow_and_limits_that_are_turned_off_refuse_nobody(off: dict[str, Any], settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, **off}
-    with freeze(START):
-        assert [attempt() for _ in range(7)] == ["wrong"] * 7
-        assert attempt(PASSWORD) == "in"
-
-
 @pytest.mark.parametrize(
     ("says", "expected", "right", "status"),
     [
@@ -555,23 +561,21 @@ def test_the_commands_show_and_reset_the_failed_logins_of_a_name_at_every_addres
         call_command(*words)
         return str(capsys.readouterr().out)
 
-    subject = login_subject("ann")
+    subject, other = login_subject("ann"), "203.0.113.10"
     with freeze(START):
-        for address in (HOME, "203.0.113.10"):
+        for address in (HOME, other):
             for _ in range(6):
                 attempt(address=address)
-        asked = ("login:username=ann", f"login:username=ann+ip:{HOME}", HOME)
-        found = [json.loads(run("quota_status", text, "--json"))["limits"] for text in asked]
-        used = [{limit["rule"]: limit["used"] for limit in limits if limit["used"]} for limits in found]
-        assert used == [{"login-username": 10}, {"login-username-ip": 5}, {"login-ip": 5}]
+        limits = json.loads(run("quota_status", "login:username=ann", "--json"))["limits"]
+        assert {limit["rule"]: limit["used"] for limit in limits if limit["used"]} == {"login-username": 10}
         assert f"{subject}+ip:{HOME} is refused by login-username-ip" in run("quota_status", HOME)
-        pairs = [f"login-username-ip for {subject}+ip:{address}" for address in ("203.0.113.10", HOME)]
-        lines = [f"login-username for {subject}", *pairs]
+        places = (subject, f"{subject}+ip:{other}", f"{subject}+ip:{HOME}")
+        lines = [f"login-username{'-ip' * ('+' in place)} for {place}" for place in places]
         shown = run("quota_reset", "login:username= Ann", "--dry-run")
         assert shown.splitlines() == [f"Would reset {line}" for line in lines]
         assert attempt(PASSWORD) == "refused"
         assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
-        assert attempt(PASSWORD) == attempt(PASSWORD, address="203.0.113.10") == "in"
+        assert attempt(PASSWORD) == attempt(PASSWORD, address=other) == "in"
 
 
 @memory
@@ -579,23 +583,21 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
     subject = f"{login_subject('ann')}+ip:{HOME}"
     client, url = superuser(), "/admin/django_quota/subject/"
 
-    def page(who: Client = client, **query: str) -> str:
-        return who.get(url, query).content.decode()
-
     def found(text: str) -> str:
-        return re.sub(" class=[^>]*", "", client.post(url, {"find": text}, follow=True).content.decode())
+        page = client.post(url, {"find": text}, follow=True).content.decode()
+        return unescape(re.sub(" class=[^>]*", "", page))
 
     with freeze(START):
         for _ in range(6):
             attempt()
         for text in ("ann", "login:username=ANN", HOME):
             shown = found(text)
-            assert f"?subject={quote(subject, safe='')}" in unescape(shown)
+            assert f"?subject={quote(subject, safe='')}" in shown
             assert f"Failed logins of ann at {HOME}</a>: <strong>refused by login-username-ip until" in shown
-        hidden = page(operator("view_subject"), subject=subject)
+        hidden = operator("view_subject").get(url, {"subject": subject}).content.decode()
         assert f"Failed logins of a user name at {HOME}</h2>" in hidden
-        (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', page(subject=f"user:{ann.pk}"))
-        assert "login-username" in client.get(urljoin(url, unescape(by_name))).content.decode()
+        (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', found(f"user:{ann.pk}"))
+        assert "login-username" in client.get(urljoin(url, by_name)).content.decode()
         client.post(f"{url}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
         assert "refused by login-username-ip until" not in found(HOME)
         assert attempt(PASSWORD) == "in"
