@@ -106,13 +106,13 @@ def test_pages_take_few_queries_and_the_list_is_in_the_order_of_an_index() -> No
     QuotaOverride.objects.bulk_create(
         QuotaOverride(subject=f"user:{number}", rule="search", mode="exempt") for number in range(20)
     )
-    client = superuser()
-    client.get(LIST)
+    client, subject = superuser(), "/admin/django_quota/subject/?subject=user:7"
+    client.get(subject)
     overrides.refresh()  # a process reads them all once
     change = f"{LIST}{QuotaOverride.objects.get(subject='user:7').pk}/change/"
     for url, most in {
         **dict.fromkeys((LIST, f"{LIST}?q=user:7", f"{LIST}?state=active&rule=search"), 7),
-        **dict.fromkeys((f"{RULE}?name=search", "/admin/django_quota/subject/?subject=user:7"), 8),
+        **dict.fromkeys((f"{RULE}?name=search", subject), 8),
         change: 5,
         f"{LIST}add/": 3,
     }.items():
