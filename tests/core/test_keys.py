@@ -56,28 +56,21 @@ def test_a_digest_replaces_a_long_subject_which_still_has_a_key_of_its_own(extra
 
 
 @given(st.sampled_from(["second", "minute", "hour", "day", "week"]), st.data())
-def test_limits_of_a_rule_share_a_key_if_their_windows_are_one(unit: str, data: st.DataObject) -> None:
+def test_limits_of_a_rule_share_a_key_if_their_windows_algorithms_and_zones_are_one(
+    unit: str, data: st.DataObject
+) -> None:
     multiples = st.integers(1, MAX_PERIOD // UNITS[unit])
     one, other = Rate(1, unit, data.draw(multiples)), Rate(9, "second", data.draw(st.integers(1, 100)))
     keys = {state_key("q", "s", limit("r", str(rate))) for rate in (one, other)}  # whatever their counts
     assert (len(keys) == 1) == (one.period == other.period)
+    kinds: list[dict[str, object]] = [{"algorithm": name} for name in ALGORITHMS]
+    kinds += [{"algorithm": "calendar", "tz": zone} for zone in ("Europe/Berlin", "Europe/Paris")]
+    assert len({state_key("q", "s", limit("r", "1/day", **kind)) for kind in kinds}) == len(kinds)
 
 
-def test_each_algorithm_and_zone_keeps_a_state_of_its_own() -> None:
-    options: list[dict[str, object]] = [
-        *[dict[str, object](algorithm=name) for name in ALGORITHMS],
-        {"algorithm": "calendar", "tz": "Europe/Berlin"},
-        {"algorithm": "calendar", "tz": "Europe/Paris"},
-    ]
-    assert len({state_key("q", "s", limit("r", "1/day", **o)) for o in options}) == len(options)
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["", "q", "other:1:{a}:r:b", "q:2:{a}:r:b", "q:1:a:r:b", "q:1:{a}", "q:1:{a}:", "q:1:{a{b}:r:x", "xq:1:{a}:r:b"],
-)
-def test_a_key_that_is_not_ours_reads_as_none(key: str) -> None:
-    assert read("q", key) is None
+def test_a_key_that_is_not_ours_reads_as_none() -> None:
+    for key in ("", "q", "other:1:{a}:r:b", "q:2:{a}:r:b", "q:1:a:r:b", "q:1:{a}", "q:1:{a{b}:r:x", "xq:1:{a}:r:b"):
+        assert read("q", key) is None
 
 
 @given(prefixes, anything)

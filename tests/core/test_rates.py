@@ -50,9 +50,8 @@ def test_any_text_is_a_rate_or_a_short_error_with_a_position_in_the_text(text: s
     ("texts", "count", "unit", "multiple"),
     [
         ("10/m|10/min|10/minute|10 per minutes|  010 / 01m  ", 10, "minute", 1),
-        ("5/30s|5/30 sec|5 per 30 seconds", 5, "second", 30), ("1/h|1/hr|1/hours", 1, "hour", 1),
-        ("1000 per day|1000/d|1000/days", 1000, "day", 1), ("3 per 2 weeks|3/2w", 3, "week", 2),
-        ("0/month", 0, "month", 1), ("10/1years", 10, "year", 1), (f"{MAX_COUNT}/366d", MAX_COUNT, "day", 366),
+        ("5/30s|5/30 sec|5 per 30 seconds", 5, "second", 30),
+        ("1000 per day|1000/d|1000/days", 1000, "day", 1), ("0/month", 0, "month", 1),
     ],
 )  # fmt: skip
 def test_a_rate_is_read_with_its_count_unit_and_multiple(texts: str, count: int, unit: str, multiple: int) -> None:
@@ -63,15 +62,12 @@ def test_a_rate_is_read_with_its_count_unit_and_multiple(texts: str, count: int,
 @pytest.mark.parametrize(
     ("value", "position", "problem"),
     [
-        ("", 0, "not a whole number"), ("-1/m", 0, "not a whole number"), ("\u0661\u0660/m", 0, "not a whole number"),
-        ("1e3/m", 1, "a slash"), ("1,000/m", 1, "a slash"), ("10per m", 2, "a slash"), ("10\t/m", 2, "a slash"),
-        ("10/", 3, "unit is missing"), ("10/60", 3, "unit is missing"), ("10/\uff15m", 3, "unit is missing"),
-        ("10/m\n", 4, "unexpected"), ("10/m 5/s", 5, "unexpected"), ("10/s, 5/m", 4, "several: '10/s; 500/h'"),
-        ("5/mx", 2, "'mx' is not a unit"), ("10/M", 3, "in lower case"), ("10/mo", 3, "'mo' is not a unit"),
-        ("10/0s", 3, "a window is 1 to"), ("10/367d", 3, "a window is 1 to 366 days"),
-        (f"{MAX_COUNT + 1}/m", 0, f"above {MAX_COUNT}"), ("1/" + "9" * 10_000 + "s", 2, "a window is 1 to"),
-        ("10/s; 5/mx", 8, "'mx' is not a unit"), ("10/s;", 5, "not a whole number"), ("10/s;;1/m", 5, "not a whole"),
-        (5, None, "it is int, not a text"), (["10/m"], None, "it is list, not a text"), ((10, 60), None, "it is tuple"),
+        ("-1/m", 0, "not a whole number"), ("\u0661\u0660/m", 0, "not a whole number"), ("1e3/m", 1, "a slash"),
+        ("10per m", 2, "a slash"), ("10/60", 3, "unit is missing"), ("10/\uff15m", 3, "unit is missing"),
+        ("10/m\n", 4, "unexpected"), ("10/s, 5/m", 4, "several: '10/s; 500/h'"), ("10/M", 3, "in lower case"),
+        ("10/mo", 3, "'mo' is not a unit"), ("10/0s", 3, "a window is 1 to"), ("10/367d", 3, "is 1 to 366 days"),
+        (f"{MAX_COUNT + 1}/m", 0, f"above {MAX_COUNT}"), ("10/s; 5/mx", 8, "'mx' is not a unit"),
+        ("10/s;;1/m", 5, "not a whole"), (5, None, "it is int, not a text"), ((10, 60), None, "it is tuple"),
     ],
 )  # fmt: skip
 def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(value: Any, position: int, problem: str) -> None:
@@ -81,32 +77,27 @@ def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(value: Any, posi
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket", "leaky_bucket"])
 @pytest.mark.parametrize("text", ["10/month", "10 per year"])
-def test_a_month_is_never_read_as_a_minute(text: str, algorithm: str) -> None:
+def test_a_month_is_never_read_as_a_minute(text: str) -> None:
     """Only the calendar algorithm takes months and years."""
-    with pytest.raises(RateError, match="calendar") as caught:
-        Rule.make("r", text, algorithm=algorithm)
-    assert str(parse_rate(text)) in str(caught.value)
+    for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
+        with pytest.raises(RateError, match="calendar") as caught:
+            Rule.make("r", text, algorithm=algorithm)
+        assert str(parse_rate(text)) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        (30, 30), (0.25, 0.25), (timedelta(minutes=10), 600), (timedelta(milliseconds=5), 0.005), ("10m", 600),
-        ("2 hours", 7_200), (" 1d ", 86_400), ("366 days", 366 * 86_400), (1e-9, 1e-6),
-        (0, 0), ("0s", 0), (timedelta(0), 0),
-    ],
-)  # fmt: skip
-def test_a_duration_is_seconds_a_timedelta_or_a_text(value: object, seconds: float) -> None:
-    assert parse_duration("wait", value, least=0) == round(seconds * 1_000_000)
+def test_a_duration_is_seconds_a_timedelta_or_a_text_above_0_and_up_to_366_days() -> None:
+    for value in (600, timedelta(minutes=10), "10m", " 600 seconds "):
+        assert parse_duration("wait", value) == 600_000_000
+    assert [parse_duration("wait", value) for value in (0.25, 1e-9, "366 days")] == [250_000, 1, 366 * 86_400_000_000]
+    assert {parse_duration("wait", value, least=0) for value in (0, "0s", timedelta(0))} == {0}
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        0, -1, True, None, "", "60", "m", "0s", "-1m", "1.5h", "1h30m", "1month", "10M", "367d",
-        "9" * 10_000 + "s", 366 * 86_400 + 1, 10**400, float("nan"), float("inf"), timedelta(0), timedelta(days=367),
+        0, -1, True, None, "", "60", "m", "0s", "-1m", "1.5h", "1h30m", "1month", "10M", "367d", "9" * 10_000 + "s",
+        366 * 86_400 + 1, 10**400, float("nan"), float("inf"), timedelta(0), timedelta(days=367),
     ],
 )  # fmt: skip
 def test_any_other_value_is_no_duration_and_the_error_shows_all_three_forms(value: object) -> None:

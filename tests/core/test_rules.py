@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.core.rates import MAX_COUNT, Rate
+from django_quota.core.rates import Rate
 from django_quota.core.rules import OPTIONS
 from django_quota.exceptions import RateError, RuleError
 
@@ -36,7 +36,6 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"algorithm": "token_buket"}, "algorithm='token_buket' is not an algorithm. Did you mean 'token_bucket'"),
         ({"burst": 5}, "burst= is not an option of 'sliding_window'. It is one of token_bucket and leaky_bucket"),
         ({"precision": "9"}, "precision='9' is not a whole number"),
-        ({"precision": 0}, "precision=0 is not from 1 to 1000"),
         ({"burst": 10**12, "algorithm": "token_bucket"}, "takes over ten years to refill. Use at most"),
         ({"rate": "2000000/s", "algorithm": "token_bucket"}, "Use algorithm='sliding_window'"),
         ({"tz": "../passwd", "algorithm": "calendar"}, "tz='../passwd' is not a known time zone"),
@@ -45,13 +44,10 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
         ({"cost": "1"}, "cost='1' of rule 'r' is not a whole number"),
         ({"cost": 0}, "cost=0 takes nothing. Use 1, or a function of the request that returns 0"),
-        ({"cost": MAX_COUNT + 1}, "is not a whole number from 0 to"),
-        ({"methods": []}, "are not HTTP methods"),
         ({"methods": ["GET, POST"]}, "are not HTTP methods"),
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
         ({"exempt": "10.0.0.1/8"}, "exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. Use, for example, '10.0.0.0/8'"),
-        ({"exempt": []}, "exempt=[] names nobody. Use, for example"),
         ({"exempt": [["staff"]]}, "exempt=[['staff']]: it is list, not a text. Use, for example"),
         ({"ban": "20/m"}, "ban='20/m' is not a dict of 'after' and 'for'. Use, for example, {'after': '20/m'"),
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
@@ -59,7 +55,6 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"ban": {"after": "20/m", "for": []}}, "does not list 1 to 16"),
         ({"ban": {"after": "20/m", "for": ["1 fortnight"]}}, "ban['for']='1 fortnight' is not a duration above 0"),
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
-        ({"share": {}}, "does not name tiers"),
         ({"share": 0.5, "ban": BAN}, "share= does not go with ban="),
         ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= does not go with distinct="),
         ({"distinct": True, "cost": 2}, "cost= does not go with distinct=: it counts different values"),
@@ -68,8 +63,6 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
         ({"rate": {**TIERS, "pro": "9/m"}}, "No tier= says who is in tier 'pro'"),
         ({"rate": {**TIERS, "pro": "9/m"}, "tier": "pro"}, "tier='pro' is neither a function"),
-        ({"tier": len}, "tier= needs rates by tier"),
-        ({"rate": {**TIERS, "anonymous": {"x": "1/m"}}}, "it is dict, not a text, for tier 'anonymous'"),
         ({"rate": {**TIERS, "authenticated": "1/month"}}, "'sliding_window' does not count in months"),
         ({"name": ""}, "is not a rule's name"),
     ],
@@ -124,31 +117,30 @@ def test_methods_are_one_text_or_several_and_case_does_not_matter(given: Any, me
     assert Rule("r", rates, methods=frozenset(map(str.lower, methods))) == rule
 
 
-class TestFromSettings:
-    @pytest.mark.parametrize(
-        ("value", "rates"),
-        [
-            ("10/s; 500/h", ["10/s", "500/h"]), (["10/s", "500/h"], ["10/s", "500/h"]), (("10/s",), ["10/s"]),
-            ({"rate": "10/m", "key": "user"}, ["10/m"]), ({"rate": ["10/s", "5/m"]}, ["10/s", "5/m"]),
-            (None, []), ({"rate": None}, []),
-        ],
-    )  # fmt: skip
-    def test_a_rule_is_a_rate_several_rates_or_a_dict(self, value: object, rates: list[str]) -> None:
-        assert [str(rate) for rate in Rule.from_setting("r", value).rates] == rates
+@pytest.mark.parametrize(
+    ("value", "rates"),
+    [
+        ("10/s; 500/h", ["10/s", "500/h"]), (("10/s", "500/h"), ["10/s", "500/h"]),
+        ({"rate": ["10/s", "5/m"]}, ["10/s", "5/m"]), ({"rate": None}, []),
+    ],
+)  # fmt: skip
+def test_a_configured_rule_is_a_rate_several_rates_or_a_dict(value: object, rates: list[str]) -> None:
+    assert [str(rate) for rate in Rule.from_setting("r", value).rates] == rates
 
-    @pytest.mark.parametrize(
-        ("value", "says"),
-        [
-            ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"), ([], "it lists no rate"),
-            ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
-            ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a text"),
-            (5, "it is int, not a text"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
-        ],
-    )  # fmt: skip
-    def test_the_error_for_a_wrong_rule_names_its_place(self, value: object, says: str) -> None:
-        with pytest.raises(RuleError, match=says) as caught:
-            Rule.from_setting("search", value)
-        assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"), ([], "it lists no rate"),
+        ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
+        ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a text"),
+        (5, "it is int, not a text"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
+    ],
+)  # fmt: skip
+def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, says: str) -> None:
+    with pytest.raises(RuleError, match=says) as caught:
+        Rule.from_setting("search", value)
+    assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
 
 
 def test_a_function_as_rate_has_no_limits_until_it_is_asked() -> None:

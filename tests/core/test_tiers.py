@@ -7,20 +7,7 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
 
-from django_quota import (
-    Rule,
-    acheck,
-    acquire,
-    apeek,
-    check,
-    check_all,
-    peek,
-    quota,
-    refund,
-    reserve,
-    reserve_all,
-    reset,
-)
+from django_quota import Rule, acheck, acquire, check, check_all, peek, quota, refund, reserve, reserve_all, reset
 from django_quota.exceptions import RuleError
 from tests.support.calls import always, calls_of, get, run
 from tests.support.overridden import override
@@ -28,6 +15,9 @@ from tests.support.overridden import override
 TWO: Any = {"anonymous": "1/m", "authenticated": "3/m"}
 THREE: Any = {**TWO, "pro": ["5/m", "100/h"], "staff": None}
 USER, OTHER = User(pk=7, username="ann"), User(pk=8, username="ben")
+
+
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 def asked_by(somebody: Any = None, tier: str = "") -> Any:
@@ -57,7 +47,6 @@ def counts(view: Any, request: Any) -> list[int]:
     return [outcome.limit for outcome in request.quota.outcomes]
 
 
-@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_view_has_the_rates_of_the_users_tier_or_of_that_which_a_function_returns(is_async: bool) -> None:
     view = quota(TWO, key="user")(made(is_async))
@@ -69,7 +58,6 @@ def test_a_view_has_the_rates_of_the_users_tier_or_of_that_which_a_function_retu
     assert run(view, asked_by()).status_code == 429, "a change of tier keeps the count"
 
 
-@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_unknown_tier_is_the_default_one_and_logged_once_or_an_error(is_async: bool, caplog: Any) -> None:
     view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
@@ -82,53 +70,49 @@ def test_an_unknown_tier_is_the_default_one_and_logged_once_or_an_error(is_async
         run(view, asked_by(tier="prp"))
 
 
-def test_an_async_tier_is_refused_at_import_on_a_sync_view() -> None:
+API = Rule.make("api", {"free": "2/m", "team": "5/m; 9/h", "staff": None}, tier=by_header)
+
+
+def test_the_subject_tells_the_default_tier_and_a_function_needs_the_request(settings: Any) -> None:
+    assert [peek(TWO, subject, name="api").limit for subject in ("user:7", USER, "ip:192.0.2.1")] == [3, 3, 1]
+    rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
+    settings.QUOTA = {"STORE": "memory", "RULES": rules}
+    assert check("sync", asked_by(tier="pro")).limit == 5
+    assert asyncio.run(acheck("async", asked_by(tier="pro"))).limit == 5
+    with pytest.raises(RuleError, match="pass the request"):
+        check("sync", "user:7")
     with pytest.raises(RuleError, match=r"tier=.*by_header_async is async, but the view is not"):
         quota(THREE, key="ip", tier=by_header_async)(made(is_async=False))
 
 
-@pytest.mark.usefixtures("memory_store")
-class TestCalls:
-    RULE = Rule.make("api", {"free": "2/m", "team": "5/m; 9/h", "staff": None}, tier=by_header)
-
-    def test_the_subject_tells_the_default_tier_and_a_function_needs_the_request(self, settings: Any) -> None:
-        assert [peek(TWO, subject, name="api").limit for subject in ("user:7", USER, "ip:192.0.2.1")] == [3, 3, 1]
-        rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
-        settings.QUOTA = {"STORE": "memory", "RULES": rules}
-        assert check("sync", asked_by(tier="pro")).limit == 5
-        assert asyncio.run(acheck("async", asked_by(tier="pro"))).limit == 5
-        with pytest.raises(RuleError, match="pass the request"):
-            check("sync", "user:7")
-
-    def test_the_named_tier_decides_and_all_tiers_share_the_count(self) -> None:
-        assert [check(self.RULE, "org:7", tier="free").allowed for _ in range(3)] == [True, True, False]
-        assert check(self.RULE, "org:7", 2, tier="team").remaining == 1
-        assert peek(self.RULE, "org:7", tier="team").used == 4
-        assert refund(self.RULE, "org:7", 1, tier="team").remaining == 2
-        assert acquire(self.RULE, "org:7", tier="team", timeout=0).remaining == 1
-        with reserve(self.RULE, "org:7", 1, tier="team") as hold:
-            assert hold.settle(0).remaining == 1
-        assert peek(self.RULE, "org:7", tier="staff").limit is None
-        assert reset(self.RULE, "org:7", tier="free")
-        assert asyncio.run(apeek(self.RULE, "org:7", tier="team")).remaining == 5
-        request = asked_by(tier="free")  # it takes precedence over the tier of a request
-        assert [check(self.RULE, request, tier="team").limit, check(self.RULE, request).limit] == [5, 2]
-
-    def test_an_entry_names_it_after_the_cost(self) -> None:
-        decision = check_all([(self.RULE, "org:7", None, "team"), (self.RULE, "org:8", 2, "free")])
-        assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
-        with reserve_all([(self.RULE, "org:7", 3, "team")]) as hold:
-            assert hold.cost == 3
-
-    @pytest.mark.parametrize("call", [check, peek, reserve, refund, reset])
-    def test_an_unknown_tier_is_an_error_with_those_that_there_are(self, call: Any) -> None:
-        with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
-            call(self.RULE, "org:7", tier="Team")
-        with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
-            call("1/m", "org:7", tier="team")
+def test_the_named_tier_decides_and_all_tiers_share_the_count() -> None:
+    assert [check(API, "org:7", tier="free").allowed for _ in range(3)] == [True, True, False]
+    assert check(API, "org:7", 2, tier="team").remaining == 1
+    assert peek(API, "org:7", tier="team").used == 4
+    assert refund(API, "org:7", 1, tier="team").remaining == 2
+    assert acquire(API, "org:7", tier="team", timeout=0).remaining == 1
+    with reserve(API, "org:7", 1, tier="team") as hold:
+        assert hold.settle(0).remaining == 1
+    assert peek(API, "org:7", tier="staff").limit is None
+    assert reset(API, "org:7", tier="free")
+    assert asyncio.run(acheck(API, "org:7", tier="team")).remaining == 4
+    request = asked_by(tier="free")  # it takes precedence over the tier of a request
+    assert [check(API, request, tier="team").limit, check(API, request).limit] == [5, 2]
+    decision = check_all([(API, "org:9", None, "team"), (API, "org:8", 2, "free")])  # an entry names it after the cost
+    assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
+    with reserve_all([(API, "org:7", 3, "team")]) as hold:
+        assert hold.cost == 3
 
 
-def test_an_override_applies_to_every_tier_in_one_call(settings: Any, monkeypatch: Any, memory_store: None) -> None:
+@pytest.mark.parametrize("call", [check, peek, reserve, refund, reset])
+def test_an_unknown_tier_is_an_error_with_those_that_there_are(call: Any) -> None:
+    with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
+        call(API, "org:7", tier="Team")
+    with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
+        call("1/m", "org:7", tier="team")
+
+
+def test_an_override_applies_to_every_tier_in_one_call(settings: Any, monkeypatch: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": TWO, "key": "user"}}}
     override("r 0 0 9/m", "api", "user:7")
     calls = calls_of(monkeypatch)
