@@ -15,12 +15,7 @@ from tests.support.inputs import inputs
 ADDRESSES = ("0.0.0.0", "192.0.2.1", "192.0.2.2", "255.255.255.255", "::", "2001:db8::1", "2001:db8:0:1::1")
 SUBJECTS = (
     *(f"ip:{address}" for address in ADDRESSES),
-    "ip:2001:db8::/64",
-    "ip:192.0.2.1+user:1",
-    "user:1",
-    "user:2",
-    "org:1",
-    "global",
+    *("ip:2001:db8::/64", "ip:192.0.2.1+user:1", "user:1", "user:2", "org:1", "global"),
 )
 RULES = ("a", "b")
 LAST = 9
@@ -28,23 +23,19 @@ LAST = 9
 
 
 @st.composite
-def _networks(draw: st.DrawFn) -> str:
+def networks(draw: st.DrawFn) -> str:
     address = ip_address(draw(st.sampled_from(ADDRESSES)))
     length = draw(st.integers(0, address.max_prefixlen))
-    return (
-        f"ip:{ip_network((int(address), length), strict=False)}" if length < address.max_prefixlen else f"ip:{address}"
-    )
-
-
-_subjects = st.sampled_from([*SUBJECTS, "user:*", "ip:*", "org:*", "*"]) | _networks()
+    network = ip_network((int(address), length), strict=False)
+    return f"ip:{network if length < address.max_prefixlen else address}"
 
 
 @st.composite
-def _overrides(draw: st.DrawFn) -> Override:
+def overrides(draw: st.DrawFn) -> Override:
     begins, ends = draw(st.integers(0, LAST)), draw(st.integers(0, LAST))
     return Override(
         draw(st.integers(1, 8)),
-        draw(_subjects),
+        draw(st.sampled_from([*SUBJECTS, "user:*", "ip:*", "org:*", "*"]) | networks()),
         draw(st.sampled_from([*RULES, "*"])),
         draw(st.sampled_from(["blocked", "blocked", "exempt", "shadow", "rate"])),
         begins=begins,
@@ -52,7 +43,7 @@ def _overrides(draw: st.DrawFn) -> Override:
     )
 
 
-def _network_of(subject: str) -> Any:
+def network_of(subject: str) -> Any:
     kind, _, text = subject.partition(":")
     try:
         return ip_network(text) if kind == "ip" else None
@@ -60,9 +51,9 @@ def _network_of(subject: str) -> Any:
         return None
 
 
-def _distance(override: Override, subject: str, rule: str) -> tuple[int, int, bool] | None:
+def distance(override: Override, subject: str, rule: str) -> tuple[int, int, bool] | None:
     """Return how far an override is from a subject and a rule; None if it does not concern them."""
-    own, other = _network_of(subject), _network_of(override.subject)
+    own, other = network_of(subject), network_of(override.subject)
     if override.rule not in (rule, "*"):
         return None
     for_all = override.rule == "*"
@@ -75,58 +66,54 @@ def _distance(override: Override, subject: str, rule: str) -> tuple[int, int, bo
     return (3, 0, for_all) if override.subject == "*" else None
 
 
-def _holder(overrides: Iterable[Override], subject: str, rule: str, now: int) -> Override | None:
-    near = [
-        (distance, override)
-        for override in overrides
-        if override.in_force(now) and (distance := _distance(override, subject, rule)) is not None
-    ]
-    return min(near, key=lambda pair: pair[0])[1] if near else None
+def holder(rows: Iterable[Override], subject: str, rule: str, now: int) -> Override | None:
+    near = [(distance(row, subject, rule), row) for row in rows if row.in_force(now)]
+    return min(((far, row) for far, row in near if far is not None), key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def _expected(overrides: list[Override], subject: str, rule: str, now: int) -> Override | None:
+def expected(overrides: list[Override], subject: str, rule: str, now: int) -> Override | None:
     """Return what holds: of a block, with the moment at which the subject is no longer blocked."""
-    found = _holder(overrides, subject, rule, now)
+    found = holder(overrides, subject, rule, now)
     if found is None or found.mode != "blocked":
         return found
     for later in range(now, LAST + 1):
-        then = _holder(overrides, subject, rule, later)
+        then = holder(overrides, subject, rule, later)
         if then is None or then.mode != "blocked":
             return found._replace(ends=later)
     return found._replace(ends=0)
 
 
-_steps = st.lists(st.tuples(st.just("put"), _overrides()) | st.tuples(st.just("drop"), st.integers(1, 8)), max_size=20)
+STEPS = st.lists(st.tuples(st.just("put"), overrides()) | st.tuples(st.just("drop"), st.integers(1, 8)), max_size=20)
 
 
-@inputs(80, always=True)
-@given(_steps, st.sets(st.integers(1, 8)), st.integers(0, LAST))
+@inputs(500)
+@given(STEPS, st.sets(st.integers(1, 8)), st.integers(0, LAST))
 def test_what_holds_is_the_nearest_override_in_force(steps: Any, kept: set[int], now: int) -> None:
     table, rows = OverrideTable(), dict[int, Override]()
-    for what, given_value in steps:
+
+    def agree() -> None:
+        assert len(table) == len(rows)
+        for subject in (*SUBJECTS, "user:*", "*"):
+            for rule in RULES:
+                assert table.find(subject, rule, now) == expected(list(rows.values()), subject, rule, now)
+            concerned = [row for row in rows.values() if any(distance(row, subject, rule) for rule in (row.rule, "a"))]
+            assert sorted(table.of_subject(subject)) == sorted(concerned)
+
+    for what, row in steps:
         if what == "drop":
-            table.drop(given_value)
-            rows.pop(given_value, None)
+            table.drop(row)
+            rows.pop(row, None)
         # The database has one row for each subject and rule.
-        elif not any((o.subject, o.rule) == given_value[1:3] and o.pk != given_value.pk for o in rows.values()):
-            table.put(given_value)
-            rows[given_value.pk] = given_value
-    _agree(table, rows, now)
+        elif not any((each.subject, each.rule) == row[1:3] and each.pk != row.pk for each in rows.values()):
+            table.put(row)
+            rows[row.pk] = row
+    agree()
     table.drop_ended(now)
     rows = {pk: row for pk, row in rows.items() if not row.ends or row.ends > now}
-    _agree(table, rows, now)
+    agree()
     table.keep(kept)
-    _agree(table, {pk: row for pk, row in rows.items() if pk in kept}, now)
-
-
-def _agree(table: OverrideTable, rows: dict[int, Override], now: int) -> None:
-    overrides = list(rows.values())
-    assert len(table) == len(rows)
-    for subject in (*SUBJECTS, "user:*", "*"):
-        for rule in RULES:
-            assert table.find(subject, rule, now) == _expected(overrides, subject, rule, now)
-        concerned = [row for row in overrides if any(_distance(row, subject, rule) for rule in (row.rule, "a"))]
-        assert sorted(table.of_subject(subject)) == sorted(concerned)
+    rows = {pk: row for pk, row in rows.items() if pk in kept}
+    agree()
 
 
 def test_who_looks_up_during_a_change_finds_a_block() -> None:

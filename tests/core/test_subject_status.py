@@ -11,10 +11,9 @@ from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import get, run
 from tests.support.overridden import override
-from tests.support.steps import SECOND, START
+from tests.support.steps import MINUTE, SECOND, START, SUBJECT
 
-SUBJECT = "ip:203.0.113.9"
-MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
+HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
 EDGE = MINUTE - START % MINUTE
 """Until a minute of the clock ends."""
@@ -38,158 +37,138 @@ def visit(view: Any) -> Any:
         return run(view, get(REMOTE_ADDR="203.0.113.9"))
 
 
-class TestOverrides:
-    def test_what_an_exempt_subject_did_not_spend_is_not_refunded(self) -> None:
-        with freeze(START):
-            check("2/m", SUBJECT)
-            override("x 0 0 ", "2/m")
-            refund("2/m", SUBJECT)
-            override("", "2/m")
-            assert peek("2/m", SUBJECT).remaining == 1
+# --- overrides --------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("ends", "wait", "says"),
-        [(START + HOUR, 3_600.0, "try again in 1 hour"), (0, None, "waiting does not help")],
-    )
-    def test_a_blocked_subject_is_refused_until_the_block_ends_and_spends_nothing(
-        self, ends: int, wait: float | None, says: str
-    ) -> None:
-        override(f"b 0 {ends} ")
-        with freeze(START):
-            decision = check("10/m", SUBJECT)
-        found = (decision.allowed, decision.retry_after, decision.remaining, decision.used, decision.outcomes[0].why)
-        assert found == (False, wait, 0, 0, "blocked")
-        assert decision.explain() == f"Rule '10/m' refuses {SUBJECT}, blocked by an operator; {says}."
-        with freeze(START + HOUR):
-            assert check("10/m", SUBJECT).allowed == bool(ends)
 
-    def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(self, caplog: Any, request: Any) -> None:
-        name = request.node.name  # no other test has logged it
-        override("r 0 0 5/month", name)
-        with freeze(START):
-            assert [check("10/m", SUBJECT, name=name).limit for _ in range(3)] == [10, 10, 10]
-        (record,) = caplog.records
-        assert f"The override '5/month' does not fit rule {name!r} and is ignored: " in record.message
+def test_what_an_exempt_subject_did_not_spend_is_not_refunded() -> None:
+    with freeze(START):
+        check("2/m", SUBJECT)
+        override("x 0 0 ", "2/m")
+        refund("2/m", SUBJECT)
+        override("", "2/m")
+        assert peek("2/m", SUBJECT).remaining == 1
 
-    @pytest.mark.parametrize(
-        ("rate", "its_rates", "algorithm", "later"),
-        [("10/m", "3/h; 20/d", "sliding_window", 2 * MINUTE), ("5/d", "3/month", "calendar", DAY)],
-    )
-    def test_its_rates_may_have_other_windows(self, rate: str, its_rates: str, algorithm: Any, later: int) -> None:
-        override(f"r 0 0 {its_rates}", rate)
-        with freeze(START):
-            assert [bool(check(rate, SUBJECT, algorithm=algorithm)) for _ in range(4)] == [True, True, True, False]
-        with freeze(START + later):
-            assert not check(rate, SUBJECT, algorithm=algorithm)
 
-    @pytest.mark.parametrize(
-        ("rates", "overridden", "then"),
-        [
-            ("20/d", ["19 of 20", "18 of 20"], "3 of 5,7 of 9"),
-            ("5/month", ["3 of 5,7 of 9", "2 of 5,6 of 9"], "1 of 5,5 of 9"),  # it does not fit
-        ],
-    )
-    def test_limits_of_one_name_are_one_hit_that_it_replaces(
-        self, rates: str, overridden: list[str], then: str
-    ) -> None:
-        view = view_of("5/s", "9/h")
-        assert visit(view).content == b"4 of 5,8 of 9"
+def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(caplog: Any, request: Any) -> None:
+    name = request.node.name  # no other test has logged it
+    override("r 0 0 5/month", name)
+    with freeze(START):
+        assert [check("10/m", SUBJECT, name=name).limit for _ in range(3)] == [10, 10, 10]
+    (record,) = caplog.records
+    assert f"The override '5/month' does not fit rule {name!r} and is ignored: " in record.message
+
+
+def test_limits_of_one_name_are_one_hit_that_an_override_replaces_if_it_fits() -> None:
+    view = view_of("5/s", "9/h")
+    seen = [visit(view)]
+    for rates, times in (("20/d", 2), ("5/month", 1)):
         override(f"r 0 0 {rates}", "api")
-        assert [visit(view).content.decode() for _ in overridden] == overridden
-        override("", "api")
-        assert visit(view).content.decode() == then
-
-    @pytest.mark.parametrize("other", [{"rate": "9/h", "shadow": True}, {"rate": "9/h", "ban": BAN}, {"rate": "9/s"}])
-    def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(self, other: dict[str, Any]) -> None:
-        rate = other.pop("rate")
-        with pytest.raises(RuleError, match="a name of its own"):
-            decide(get(), [Rule.make("api", "5/s"), Rule.make("api", rate, **other)])
-        with pytest.raises(RuleError, match="a name of its own"):
-            quota("5/s", name="api")(quota(rate, name="api", **other)(lambda request: None))
-
-    @pytest.mark.parametrize(
-        ("rate", "cost", "options", "override_", "left"),
-        [
-            *(("10/h", 8, {"algorithm": name}, "5/h", 2) for name in ("sliding_window", "fixed_window", "calendar")),
-            ("10/h", 3, {"algorithm": "token_bucket", "burst": 3}, "20/h", 0),
-        ],
-    )
-    def test_what_another_rate_has_used_stays_used_when_refusals_count(
-        self, rate: str, cost: int, options: dict[str, Any], override_: str, left: int
-    ) -> None:
-        options = {**options, "count_refused": True}
-        with freeze(START):
-            assert check(rate, SUBJECT, cost, **options)
-            override(f"r 0 0 {override_}", rate)
-            assert not check(rate, SUBJECT, **options)
-            override("", rate)
-            assert (peek(rate, SUBJECT, **options).remaining or 0) <= left
+        seen += [visit(view) for _ in range(times)]
+    override("", "api")
+    seen.append(visit(view))
+    found = [response.content.decode() for response in seen]
+    assert found == ["4 of 5,8 of 9", "19 of 20", "18 of 20", "3 of 5,7 of 9", "2 of 5,6 of 9"]
 
 
-class TestBans:
-    def refuse(self, times: int, rule: str = "1/m", ban: Any = BAN) -> Decision:
-        for _ in range(times):
-            decision = check(rule, SUBJECT, ban=ban)
-        return decision
+@pytest.mark.parametrize("other", [{"rate": "9/h", "shadow": True}, {"rate": "9/h", "ban": BAN}, {"rate": "9/s"}])
+def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(other: dict[str, Any]) -> None:
+    rate = other.pop("rate")
+    with pytest.raises(RuleError, match="a name of its own"):
+        decide(get(), [Rule.make("api", "5/s"), Rule.make("api", rate, **other)])
+    with pytest.raises(RuleError, match="a name of its own"):
+        quota("5/s", name="api")(quota(rate, name="api", **other)(lambda request: None))
 
-    @pytest.mark.parametrize(
-        ("rate", "steps"),
-        [
-            # So many refusals in the window ban; one that is allowed is none.
-            ("1/m", [(0, 1, "", 0), (0, 1, "", 60), (0, 1, "", 60), (0, 1, "banned", 600), (MINUTE, 1, "banned", 540)]),
-            # A rule that would admit again still refuses who is banned.
-            ("1/s", [(0, 4, "banned", 600), (2 * SECOND, 1, "banned", 598), (10 * MINUTE, 1, "", 0)]),
-            # Refusals that are spread thinner do not ban; those on both sides of a clock minute do.
-            ("1/m", [(number * 30 * SECOND + 1, 1, "", number % 2 and 30) for number in range(20)]),
-            ("1/m", [(EDGE - 2, 1, "", 0), (EDGE - 1, 1, "", 60), (EDGE + 1, 1, "", 60), (EDGE + 2, 1, "banned", 600)]),
-            # Each further ban is longer, and the last length stays.
-            ("1/m", [(0, 4, "banned", 600), (10 * MINUTE, 4, "banned", 3_600), (70 * MINUTE, 4, "banned", 86_400),
-                     (70 * MINUTE + DAY, 4, "banned", 86_400), (70 * MINUTE + 2 * DAY, 4, "banned", 86_400)]),
-            # A ban is remembered for the longest ban, even if it was short; who behaves for that long begins anew.
-            ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY - 1, 4, "banned", 3_600)]),
-            ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY, 4, "banned", 600)]),
-            # Refused requests do not make a ban longer.
-            ("1/m", [(0, 4, "banned", 600), (9 * MINUTE, 50, "banned", 60), (10 * MINUTE, 1, "", 0)]),
-        ],
-        ids=["enough", "still", "thinner", "clock minute", "longer", "remembered", "anew", "not longer"],
-    )  # fmt: skip
-    def test_refusals_ban(self, rate: str, steps: list[tuple[int, int, str, int]]) -> None:
-        """Each step: when, how many checks, and what the last of them says: why, and for how many seconds."""
-        for moment, times, why, wait in steps:
-            with freeze(START + moment):
-                decision = self.refuse(times, rate)
-            assert decision.outcomes[0].why == why
-            assert decision.retry_after == pytest.approx(wait, abs=1e-4)
 
-    def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it(self) -> None:
-        with freeze(START):
-            self.refuse(1)
-            assert {peek("1/m", SUBJECT, ban=BAN).outcomes[0].why for _ in range(9)} == {""}
-            self.refuse(3)
-            decision = peek("1/m", SUBJECT, ban=BAN)
-            assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
-            assert reset("1/m", SUBJECT, ban=BAN)
-            assert self.refuse(4).retry_after == 600.0  # the next one is the first again
-            assert [reset("1/m", SUBJECT, ban=BAN) for _ in range(2)] == [True, False]
+@pytest.mark.parametrize(
+    ("rate", "cost", "options", "override_", "left"),
+    [
+        ("10/h", 8, {"algorithm": "sliding_window"}, "5/h", 2),
+        ("10/h", 8, {"algorithm": "fixed_window"}, "5/h", 2),
+        ("10/h", 3, {"algorithm": "token_bucket", "burst": 3}, "20/h", 0),
+    ],
+)
+def test_what_another_rate_has_used_stays_used_when_refusals_count(
+    rate: str, cost: int, options: dict[str, Any], override_: str, left: int
+) -> None:
+    options = {**options, "count_refused": True}
+    with freeze(START):
+        assert check(rate, SUBJECT, cost, **options)
+        override(f"r 0 0 {override_}", rate)
+        assert not check(rate, SUBJECT, **options)
+        override("", rate)
+        assert (peek(rate, SUBJECT, **options).remaining or 0) <= left
 
-    def test_a_refusal_counts_once_though_the_rule_has_several_limits(self) -> None:
-        ban = {"after": "4/m", "for": "2h"}
-        view = view_of("1/s", "1/h", name="two", ban=ban)
-        waits = [visit(view).headers.get("Retry-After") for _ in range(6)]
-        assert waits == [None, "3600", "3600", "3600", "7200", "7200"]
 
-    def test_who_is_exempt_under_a_shadow_or_somebody_else_is_not_banned(self) -> None:
-        with freeze(START):
-            assert all(check("1/m", "ip:192.0.2.9", ban=BAN, shadow=True) for _ in range(9))
-            self.refuse(4)
-            assert check("1/m", "ip:192.0.2.1", ban=BAN)
-            assert check("2/h", SUBJECT, ban=BAN)
-            override("x 0 0 ", "1/m")
-            assert self.refuse(9)
+# --- bans -------------------------------------------------------------------------------------------------------------
 
-    def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one(self) -> None:
-        ban, found = {"after": "3/h", "for": "1m"}, []
-        for times, moment in ((4, START), (1, START + 2 * MINUTE)):
-            with freeze(moment):
-                found.append(self.refuse(times, "1/d", ban).outcomes[0].why)
-        assert found == ["banned", ""]
+
+def refuse(times: int, rule: str = "1/m", ban: Any = BAN) -> Decision:
+    for _ in range(times):
+        decision = check(rule, SUBJECT, ban=ban)
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps"),
+    [
+        # So many refusals in the window ban; one that is allowed is none.
+        ("1/m", [(0, 1, "", 0), (0, 1, "", 60), (0, 1, "", 60), (0, 1, "banned", 600), (MINUTE, 1, "banned", 540)]),
+        # A rule that would admit again still refuses who is banned.
+        ("1/s", [(0, 4, "banned", 600), (2 * SECOND, 1, "banned", 598), (10 * MINUTE, 1, "", 0)]),
+        # Refusals that are spread thinner do not ban; those on both sides of a clock minute do.
+        ("1/m", [(number * 30 * SECOND + 1, 1, "", number % 2 and 30) for number in range(20)]),
+        ("1/m", [(EDGE - 2, 1, "", 0), (EDGE - 1, 1, "", 60), (EDGE + 1, 1, "", 60), (EDGE + 2, 1, "banned", 600)]),
+        # Each further ban is longer, and the last length stays.
+        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE, 4, "banned", 3_600), (70 * MINUTE, 4, "banned", 86_400),
+                 (70 * MINUTE + DAY, 4, "banned", 86_400), (70 * MINUTE + 2 * DAY, 4, "banned", 86_400)]),
+        # A ban is remembered for the longest ban, even if it was short; who behaves for that long begins anew.
+        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY - 1, 4, "banned", 3_600)]),
+        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY, 4, "banned", 600)]),
+        # Refused requests do not make a ban longer.
+        ("1/m", [(0, 4, "banned", 600), (9 * MINUTE, 50, "banned", 60), (10 * MINUTE, 1, "", 0)]),
+    ],
+    ids=["enough", "still", "thinner", "clock minute", "longer", "remembered", "anew", "not longer"],
+)  # fmt: skip
+def test_refusals_ban(rate: str, steps: list[tuple[int, int, str, int]]) -> None:
+    """Each step: when, how many checks, and what the last of them says: why, and for how many seconds."""
+    for moment, times, why, wait in steps:
+        with freeze(START + moment):
+            decision = refuse(times, rate)
+        assert decision.outcomes[0].why == why
+        assert decision.retry_after == pytest.approx(wait, abs=1e-4)
+
+
+def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it() -> None:
+    with freeze(START):
+        refuse(1)
+        assert {peek("1/m", SUBJECT, ban=BAN).outcomes[0].why for _ in range(9)} == {""}
+        refuse(3)
+        decision = peek("1/m", SUBJECT, ban=BAN)
+        assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
+        assert reset("1/m", SUBJECT, ban=BAN)
+        assert refuse(4).retry_after == 600.0  # the next one is the first again
+        assert [reset("1/m", SUBJECT, ban=BAN) for _ in range(2)] == [True, False]
+
+
+def test_a_refusal_counts_once_though_the_rule_has_several_limits() -> None:
+    ban = {"after": "4/m", "for": "2h"}
+    view = view_of("1/s", "1/h", name="two", ban=ban)
+    waits = [visit(view).headers.get("Retry-After") for _ in range(6)]
+    assert waits == [None, "3600", "3600", "3600", "7200", "7200"]
+
+
+def test_who_is_exempt_under_a_shadow_or_somebody_else_is_not_banned() -> None:
+    with freeze(START):
+        assert all(check("1/m", "ip:192.0.2.9", ban=BAN, shadow=True) for _ in range(9))
+        refuse(4)
+        assert check("1/m", "ip:192.0.2.1", ban=BAN)
+        assert check("2/h", SUBJECT, ban=BAN)
+        override("x 0 0 ", "1/m")
+        assert refuse(9)
+
+
+def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
+    ban = {"after": "3/h", "for": "1m"}
+    for times, moment, why in ((4, START, "banned"), (1, START + 2 * MINUTE, "")):
+        with freeze(moment):
+            assert refuse(times, "1/d", ban).outcomes[0].why == why

@@ -11,8 +11,6 @@ import pytest
 from django.core.cache import cache, caches
 from django.core.management import call_command
 from django_redis.exceptions import ConnectionInterrupted
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
@@ -25,10 +23,8 @@ from django_quota.testing import freeze
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.commands import json_of
 from tests.support.counts import checks_of, checks_of_today
-from tests.support.inputs import inputs
-from tests.support.random_plans import STEPS, in_order, plan_of
-from tests.support.steps import SECOND, START, driven
-from tests.support.stores import cluster_caches, cluster_program, current_store, own_memory_store
+from tests.support.steps import START
+from tests.support.stores import cluster_caches, cluster_program, current_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 
@@ -103,24 +99,6 @@ def test_racing_plans_never_admit_too_many(cluster: Cluster) -> None:
     with_room = [bool(check_all(asked)) for _ in range(31)]
     assert admitted + sum(with_room) == 30  # what was given back is there again
     assert peek(asked[0][0], one).remaining == 10
-
-
-@inputs(60, suppress_health_check=list(HealthCheck))
-@given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
-def test_any_plans_are_answered_as_by_the_memory_store(cluster: Cluster, phase: int, steps: list[Any]) -> None:
-    cluster.flush()
-    store, now = current_store(), START + phase
-    with own_memory_store() as memory:
-        for gap, mode, asked, with_events in steps:
-            now += gap
-            if mode in ("adjust", "undo"):  # nothing is taken here
-                continue
-            expected = driven(memory.run, plan_of(asked, with_events=with_events), mode, now)
-            found = driven(store.run, plan_of(asked, with_events=with_events), mode, now)
-            if not found[1] and len({subject for _, subject, _, _ in asked}) > 1:
-                assert not expected[1]
-                break  # the slots behind the one that refuses count no refusal
-            assert in_order(found, asked) == in_order(expected, asked)
 
 
 @pytest.mark.thorough("topology")
