@@ -18,27 +18,15 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.thorough("example")
 
 
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    with scratch_folder() as folder:
-        yield folder
-
-
 def started(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [sys.executable, "-m", "example_project.demo", *arguments],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
-    with started(folder, *arguments, **environment) as process:
-        said, _ = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +42,10 @@ def visitor(served: Site) -> Iterator[Visitor]:
 
 
 @pytest.mark.parametrize("store", ["redis", "database"])
-def test_the_demo_runs_every_scenario_and_all_are_as_promised(scratch: Path, store: str) -> None:
-    status, said = run(scratch, "-m", "example_project.demo", EXAMPLE_STORE=store)
-    assert status == 0, said
+def test_the_demo_runs_every_scenario_and_all_are_as_promised(store: str) -> None:
+    with scratch_folder() as folder, started(folder, EXAMPLE_STORE=store) as demo:
+        said, _ = demo.communicate(timeout=PATIENCE)
+    assert demo.returncode == 0, said
     assert ("without Redis" in said) == (store == "database")
     for scenario in SCENARIOS:
         assert scenario.title in said
@@ -69,30 +58,26 @@ def test_the_demo_runs_every_scenario_and_all_are_as_promised(scratch: Path, sto
         r"all at once: 5 sent, 3 admitted, 2 declined\n    409. Ann has 10, Bob has 90: 100 together",
         r"a guest: 12 .*\n.*\n.*api.*\n.*signed in: 12 sent, 12 admitted\n.*a pro: 12 sent, 12 admitted\n",
         r'one after another: 8 .*\n.*\n +RateLimit: "api";r=6;t=\d+, "api-export";r=2;t=\d+, "export-burst";r=0;',
+        *(rf"✓ {page} +200 in \d+ ms" for page in ("the overview", "a user's limits", "a user's year", "overrides")),
     ):
         assert re.search(words, said), words
-    for page in ("the overview", "a user's limits", "a user's year", "daily counters", "overrides"):
-        assert re.search(rf"✓ {page} +200 in \d+ ms", said)
 
 
-def test_the_demo_says_that_the_redis_of_redis_url_is_down(scratch: Path) -> None:
-    status, said = run(scratch, "-m", "example_project.demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
-    assert status == 1
-    assert "Redis does not answer" in said
+def test_ctrl_c_stops_everything_that_the_demo_started_and_a_redis_that_is_down_is_named() -> None:
+    with scratch_folder() as folder:
+        with started(folder, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0") as demo:
+            assert "Redis does not answer" in demo.communicate(timeout=PATIENCE)[0]
+        assert demo.returncode == 1
+        with started(folder) as demo:
+            assert demo.stdout
+            assert "is a real server" in demo.stdout.readline()
+            demo.send_signal(signal.SIGINT)
+            demo.send_signal(signal.SIGINT)
+            assert "Stopped" in demo.communicate(timeout=PATIENCE)[0]
+        assert demo.returncode == 130
 
 
-def test_ctrl_c_stops_everything_that_the_demo_started(scratch: Path) -> None:
-    with started(scratch, "-m", "example_project.demo") as demo:
-        assert demo.stdout
-        assert "is a real server" in demo.stdout.readline()
-        demo.send_signal(signal.SIGINT)
-        demo.send_signal(signal.SIGINT)
-        said, _ = demo.communicate(timeout=PATIENCE)
-    assert demo.returncode == 130
-    assert "Stopped" in said
-
-
-def test_the_front_page_loads_no_external_files(visitor: Visitor) -> None:
+def test_pages_have_a_strict_content_security_policy_and_load_no_external_files(visitor: Visitor) -> None:
     page = visitor.get("/").body
     linked = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert all(link.startswith(("/", "data:", "#")) for link in linked)
@@ -100,6 +85,12 @@ def test_the_front_page_loads_no_external_files(visitor: Visitor) -> None:
         reply = visitor.get(asset)
         assert reply.admitted
         assert "//" not in re.sub(r'(?m)(^|\s)//.*$|xmlns="[^"]*"', "", reply.body)
+    for url in ("/", "/admin/login/", "/api/status/"):
+        assert visitor.get(url).headers["Content-Security-Policy"] == "default-src 'self'; img-src 'self' data:"
+    visitor.get("/refused/", {"Accept": "text/html"})
+    refused = visitor.get("/refused/", {"Accept": "text/html"})
+    nonce = re.search(r'<style nonce="([^"]+)">', refused.body)
+    assert nonce is None or f"'nonce-{nonce[1]}'" in refused.headers["Content-Security-Policy"]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.slug)
@@ -138,15 +129,6 @@ def test_passwords_are_printed_and_stored_nowhere(served: Site) -> None:
     assert any(file.suffix == ".sqlite3" for file in files)
     for file in files:
         assert not [word for word in served.passwords.values() if word.encode() in file.read_bytes()]
-
-
-def test_every_page_has_a_strict_content_security_policy(visitor: Visitor) -> None:
-    for url in ("/", "/admin/login/", "/api/status/"):
-        assert visitor.get(url).headers["Content-Security-Policy"] == "default-src 'self'; img-src 'self' data:"
-    page = visitor.get("/refused/", {"Accept": "text/html"})
-    page = visitor.get("/refused/", {"Accept": "text/html"})
-    nonce = re.search(r'<style nonce="([^"]+)">', page.body)
-    assert nonce is None or f"'nonce-{nonce[1]}'" in page.headers["Content-Security-Policy"]
 
 
 def test_the_site_works_with_wsgi() -> None:

@@ -70,16 +70,17 @@ for message in mail.outbox:
 """
 
 
+def block(name: str) -> str:
+    """Return the block of this name, or the one that defines this function."""
+    (text,) = [text for run_as, text in BLOCKS if name == run_as or f"def {name}(" in text]
+    return str(text)
+
+
 def shown(name: str) -> dict[str, Any]:
-    """Run the block of this name, or the one that defines this function; return what it defines."""
+    """Run a block; return what it defines."""
     names: dict[str, Any] = {}
     exec(block(name), names)
     return names
-
-
-def block(name: str) -> str:
-    (text,) = [text for run_as, text in BLOCKS if name == run_as or f"def {name}(" in text]
-    return str(text)
 
 
 def test_the_settings_pass_the_checks() -> None:

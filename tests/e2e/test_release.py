@@ -16,22 +16,17 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
 
 
-def versions_after(prefix: str) -> list[str]:
-    """Return the versions that classifiers name behind a prefix."""
-    return re.findall(rf"^{re.escape(prefix)} :: (\d+\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
-
-
-def test_nox_runs_every_version_that_the_classifiers_name() -> None:
-    assert versions_after("Programming Language :: Python") == noxfile.PYTHONS
-    assert versions_after("Framework :: Django") == list(noxfile.DJANGOS)
-
-
-def test_the_oldest_versions_are_those_of_pyproject() -> None:
+def test_the_versions_that_the_classifiers_name_are_run_and_the_oldest_are_those_required() -> None:
+    named = re.findall(
+        r"^(?:Programming Language|Framework) :: (\w+ :: \d+\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE
+    )
+    assert named == [f"Python :: {each}" for each in noxfile.PYTHONS] + [
+        f"Django :: {each}" for each in noxfile.DJANGOS
+    ]
+    clients = zip(("redis", "django-redis"), noxfile.CLIENTS[0], strict=True)
     django, django_redis, redis, *_ = noxfile.lowest_versions()
     assert django == f"django=={next(iter(noxfile.DJANGOS))}"
-    assert (redis, django_redis) == tuple(
-        f"{name}=={version}" for name, version in zip(("redis", "django-redis"), noxfile.CLIENTS[0], strict=True)
-    )
+    assert [redis, django_redis] == [f"{name}=={version}" for name, version in clients]
     assert PROJECT["requires-python"] == f">={noxfile.PYTHONS[0]}"
 
 

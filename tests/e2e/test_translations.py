@@ -83,14 +83,15 @@ def test_running_it_again_changes_nothing(path: Path, tmp_path: Path) -> None:
     assert there.read_text() == path.read_text()
 
 
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     ("accepted", "title"),
     [
-        ("zh-hans", "请求过多"), ("zh-cn", "请求过多"), ("zh-CN,zh;q=0.9,en;q=0.8", "请求过多"), ("zh-sg", "请求过多"),
-        ("zh-hant", "請求過多"), ("zh-tw", "請求過多"), ("zh-hk", "請求過多"), ("zh-Hant-TW,en;q=0.5", "請求過多"),
+        ("zh-hans", "请求过多"), ("zh-CN,zh;q=0.9,en;q=0.8", "请求过多"), ("zh-sg", "请求过多"), ("zh-tw", "請求過多"),
+        ("zh-Hant-TW,en;q=0.5", "請求過多"),
     ],
 )  # fmt: skip
-def test_browsers_ask_for_chinese_in_several_ways(memory_store: None, accepted: str, title: str) -> None:
+def test_browsers_ask_for_chinese_in_several_ways(accepted: str, title: str) -> None:
     request = RequestFactory().get("/", headers={"Accept-Language": accepted, "Accept": "application/json"})
     with translation.override(translation.get_language_from_request(request)):
         reply: Any = quota("0/m")(lambda _: None)(request)
