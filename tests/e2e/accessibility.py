@@ -1,7 +1,6 @@
 """Checks of an open page: accessible names, contrast, and whether it fits its screen."""
 
-from tests.e2e.browser import Browser
-from tests.e2e.chromium import Screen
+from tests.e2e.browser import Browser, Screen
 
 _ACCESSIBILITY = r"""
 const found = [];

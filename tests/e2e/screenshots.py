@@ -8,8 +8,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-from tests.e2e.browser import Browser
-from tests.e2e.chromium import DESK, PHONE, Screen, chromium, programs, set_color_scheme, set_screen
+from tests.e2e.browser import DESK, PHONE, Browser, Screen, chromium, programs
 from tests.e2e.sites import PAGES, run_site
 
 TALLEST = 4000
@@ -19,10 +18,10 @@ ADDRESSES = {"front": "/", "refused": "/refused/", **{name: f"/admin/{path}" for
 
 def shoot(browser: Browser, screen: Screen, path: str, file: Path) -> None:
     """Take a picture of a whole page."""
-    set_screen(browser.chrome, screen)
+    browser.set_screen(screen)
     browser.open(path)
     height = min(int(browser.run("return document.scrollingElement.scrollHeight")), TALLEST)
-    set_screen(browser.chrome, Screen(screen.name, screen.width, max(height, screen.height)))
+    browser.set_screen(Screen(screen.name, screen.width, max(height, screen.height)))
     browser.chrome.save_screenshot(str(file))
 
 
@@ -45,7 +44,7 @@ def main() -> int:
         browser.sign_in("admin")
         for name in chosen.names or ADDRESSES:
             for screen, scheme in product((DESK, PHONE), ("light", "dark")):
-                set_color_scheme(chrome, scheme)
+                browser.set_color_scheme(scheme)
                 file = f"{name.replace(' ', '-')}-{screen.name}-{scheme}.png"
                 shoot(browser, screen, ADDRESSES[name], chosen.folder / file)
             print(name, flush=True)

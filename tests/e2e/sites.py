@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from example_project.people import PEOPLE
 
@@ -39,23 +40,12 @@ PATIENCE = 300.0
 """Seconds within which the site must run all scenarios, or stop."""
 
 
-@dataclass(frozen=True)
-class Site:
-    """A running site."""
+class Site(NamedTuple):
+    """A running site; `passwords`: of each staff user, by name; `folder`: where it keeps its files."""
 
     port: int
     passwords: Mapping[str, str]
-    """The password of each staff user, by name."""
     folder: Path
-    """Where it keeps its files."""
-
-    def url(self, path: str = "/") -> str:
-        """Return the URL of a path."""
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    def page(self, name: str) -> str:
-        """Return the URL of an admin page; see `PAGES`."""
-        return self.url(f"/admin/{PAGES[name]}")
 
 
 def subject(username: str) -> str:
@@ -84,22 +74,14 @@ def run_site(*options: str) -> Iterator[Site]:
             text=True,
         )
         try:
-            yield _read(process, folder)
+            assert process.stdout
+            said = "".join(takewhile(lambda line: not line.startswith("Ctrl-C"), process.stdout))
+            port = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+            passwords = re.findall(r"^  (\w+) +password (\S+)", said, re.MULTILINE)
+            assert port, said
+            assert passwords, said
+            yield Site(int(port[1]), dict(passwords), folder)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
-
-
-def _read(process: subprocess.Popen[str], folder: Path) -> Site:
-    assert process.stdout
-    said = ""
-    for line in process.stdout:
-        said += line
-        if line.startswith("Ctrl-C"):
-            break
-    port = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
-    passwords = re.findall(r"^  (\w+) +password (\S+)", said, re.MULTILINE)
-    assert port, said
-    assert passwords, said
-    return Site(int(port[1]), dict(passwords), folder)

@@ -8,8 +8,7 @@ from selenium.webdriver.common.keys import Keys
 
 from example_project.client import Visitor
 from tests.e2e.accessibility import accessibility_errors, overflow
-from tests.e2e.browser import Browser
-from tests.e2e.chromium import DESK, PHONE, set_screen
+from tests.e2e.browser import DESK, PHONE, Browser
 from tests.e2e.sites import Site, subject
 
 pytestmark = pytest.mark.thorough("browser")
@@ -35,9 +34,9 @@ def open_subject(browser: Browser, asked: str) -> None:
 
 def assert_fits_a_phone(browser: Browser) -> None:
     assert accessibility_errors(browser) == []
-    set_screen(browser.chrome, PHONE)
+    browser.set_screen(PHONE)
     assert overflow(browser, PHONE) == []
-    set_screen(browser.chrome, DESK)
+    browser.set_screen(DESK)
 
 
 def test_a_raise_applies_with_the_next_request(browser: Browser) -> None:

@@ -36,20 +36,14 @@ def ran(*words: str | Path, cwd: Path, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip where pip reaches no packages: the build and the empty environment need some."""
-    folder = tmp_path_factory.mktemp("index")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that is built from it, by packages that pip fetches."""
+    folder = tmp_path_factory.mktemp("dist")
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "0", "hatchling"]
-    if subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode:
+    if subprocess.run(words, cwd=tmp_path_factory.mktemp("index"), capture_output=True, check=False).returncode:
         pytest.skip("pip reaches no package index")
-
-
-@pytest.fixture(scope="module")
-def dist(package_index: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel that is built from it."""
     if "DIST" in os.environ:
         return ROOT / os.environ["DIST"]
-    folder = tmp_path_factory.mktemp("dist")
     ran(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
     return folder
 
@@ -57,14 +51,6 @@ def dist(package_index: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
     return next(dist.glob(f"django_quota-{django_quota.__version__}-py3-none-any.whl"))
-
-
-@pytest.fixture(scope="module")
-def unpacked_sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    with tarfile.open(dist / f"django_quota-{django_quota.__version__}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / f"django_quota-{django_quota.__version__}"
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +78,12 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     assert "django_quota/py.typed" in names
 
 
-def test_the_tests_run_from_the_sdist(unpacked_sdist: Path) -> None:
+def test_the_tests_run_from_the_sdist(dist: Path, tmp_path: Path) -> None:
+    name = f"django_quota-{django_quota.__version__}"
+    with tarfile.open(dist / f"{name}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
     tests = ["tests/e2e/test_readme.py", "tests/core/test_layers.py"]
-    words = [sys.executable, "-m", "pytest", "-q", "-k", "link or layer"]
-    assert " passed" in ran(*words, *tests, cwd=unpacked_sdist)
+    assert " passed" in ran(sys.executable, "-m", "pytest", "-q", "-k", "link or layer", *tests, cwd=tmp_path / name)
 
 
 def test_the_tour_of_the_readme_runs_from_the_wheel(python: Path, redis_server: RedisServer, tmp_path: Path) -> None:
@@ -135,23 +123,6 @@ def test_the_commands_work_on_a_new_site(python: Path, redis_server: RedisServer
     assert manage("quota_sweep")
 
 
-@pytest.fixture(scope="module")
-def typed(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same environment with mypy and Django's types; a site in a folder of its own."""
-    ran(python, "-m", "pip", "install", "--quiet", "django-stubs[compatible-mypy]", cwd=python.parent)
-    folder = tmp_path_factory.mktemp("typed")
-    ran(python, "-m", "django", "startproject", "shop", ".", cwd=folder)
-    shutil.copy(ROOT / "tests/support/typed_site.py", folder / "shop/views.py")
-    settings = folder / "shop/settings.py"
-    settings.write_text(f'{settings.read_text()}\nINSTALLED_APPS += ["django_quota"]\n')
-    (folder / "mypy.ini").write_text(
-        "[mypy]\nstrict = true\nplugins = mypy_django_plugin.main\n"
-        "[mypy-shop.settings]\nignore_errors = true\n"  # as Django writes them, they are not strict
-        "[mypy.plugins.django-stubs]\ndjango_settings_module = shop.settings\n"
-    )
-    return folder
-
-
 PUBLIC = (django_quota, adapters, exceptions, metrics, testing, types)
 MODELS = {"django_quota.models.DailyCounter", "django_quota.models.QuotaOverride"}
 """What a type checker cannot know all about: fields of models have types only by Django's mypy plugin."""
@@ -167,14 +138,23 @@ def public_names() -> set[str]:
     return {"django_quota.middleware.QuotaMiddleware", *MODELS, *named}
 
 
-def test_a_users_project_passes_mypy_and_every_public_name_has_complete_types(python: Path, typed: Path) -> None:
-    assert "Success" in ran(python, "-m", "mypy", "shop/views.py", cwd=typed)
+def test_a_users_project_passes_mypy_and_every_public_name_has_complete_types(python: Path, tmp_path: Path) -> None:
+    ran(python, "-m", "pip", "install", "--quiet", "django-stubs[compatible-mypy]", cwd=tmp_path)
+    ran(python, "-m", "django", "startproject", "shop", ".", cwd=tmp_path)
+    shutil.copy(ROOT / "tests/support/typed_site.py", tmp_path / "shop/views.py")
+    settings = tmp_path / "shop/settings.py"
+    settings.write_text(f'{settings.read_text()}\nINSTALLED_APPS += ["django_quota"]\n')
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\nplugins = mypy_django_plugin.main\n"
+        "[mypy-shop.settings]\nignore_errors = true\n"  # as Django writes them, they are not strict
+        "[mypy.plugins.django-stubs]\ndjango_settings_module = shop.settings\n"
+    )
+    assert "Success" in ran(python, "-m", "mypy", "shop/views.py", cwd=tmp_path)
     checker = Path(sys.executable).with_name("basedpyright")
     words = [str(checker), "--verifytypes", "django_quota", "--ignoreexternal", "--outputjson"]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # the checker asks the first Python there
-    done = subprocess.run(
-        words, cwd=typed, env={**os.environ, "PATH": path, "PYTHONPATH": ""}, capture_output=True, check=False
-    )
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": ""}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
     incomplete = {each["name"] for each in symbols if each["isTypeAmbiguous"] or not each["isTypeKnown"]}
     public = public_names()

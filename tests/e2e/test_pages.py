@@ -9,8 +9,7 @@ import pytest
 
 from example_project.client import Visitor
 from tests.e2e.accessibility import accessibility_errors, low_contrast, overflow
-from tests.e2e.browser import Browser
-from tests.e2e.chromium import DESK, PHONE, set_color_scheme, set_screen
+from tests.e2e.browser import DESK, PHONE, Browser
 from tests.e2e.sites import PAGES
 
 pytestmark = pytest.mark.thorough("browser")
@@ -26,22 +25,22 @@ def test_a_page_is_accessible_and_fits_its_screen(browser: Browser, name: str) -
     # Of a user's page, only the links are ours.
     assert accessibility_errors(browser, ".object-tools" if name == "user" else "#content") == []
     for screen in (DESK, PHONE):
-        set_screen(browser.chrome, screen)
+        browser.set_screen(screen)
         assert overflow(browser, screen) == []
 
 
 def test_lists_and_headings_fit_a_phone(browser: Browser) -> None:
     """Nothing of a row is beside the screen, where one would have to scroll to it."""
     browser.sign_in("admin")
-    set_screen(browser.chrome, PHONE)
+    browser.set_screen(PHONE)
     for name, columns in (
         ("overrides", "[class*=field-state], .field-created_by"),
         ("counters", ".field-refused"),
     ):
         browser.open_page(name)
-        cells = [cell for cell in browser.find_all("#result_list tbody td") if cell.is_displayed()]
-        assert browser.find_all(f"#result_list tbody :is({columns})")
-        assert all(cell.rect["x"] + cell.rect["width"] <= PHONE.width for cell in cells)
+        cells = browser.find_all(f"#result_list tbody :is({columns})")
+        assert cells
+        assert all(cell.is_displayed() and cell.rect["x"] + cell.rect["width"] <= PHONE.width for cell in cells)
         box = "const box = document.querySelector('.results'); return box.scrollWidth - box.clientWidth"
         assert browser.run(box) <= 0
     browser.open_page("rule")
@@ -51,9 +50,9 @@ def test_lists_and_headings_fit_a_phone(browser: Browser) -> None:
 
 @pytest.fixture(params=["light", "dark"])
 def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
-    set_color_scheme(browser.chrome, request.param)
+    browser.set_color_scheme(request.param)
     yield request.param
-    set_color_scheme(browser.chrome, "light")
+    browser.set_color_scheme("light")
 
 
 def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str) -> None:
@@ -76,7 +75,7 @@ def test_a_scenario_counts_allowed_and_refused_requests(browser: Browser) -> Non
     browser.find("#download button.send").click()
     browser.until(lambda: browser.visible("#download .totals", "5 admitted, 2 refused"), "seven answers")
     browser.until(lambda: browser.visible("#download .wait", "Room again in"), "until when")
-    set_screen(browser.chrome, PHONE)
+    browser.set_screen(PHONE)
     assert overflow(browser, PHONE) == []
 
 
@@ -97,7 +96,7 @@ def test_the_refusal_page_says_until_when(browser: Browser) -> None:
     assert "per minute" in browser.text
     assert "second" in browser.text
     assert accessibility_errors(browser) == []
-    set_screen(browser.chrome, PHONE)
+    browser.set_screen(PHONE)
     assert overflow(browser, PHONE) == []
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
 
 import pytest
 
@@ -34,14 +36,11 @@ class Reader:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(folder),
-            "TMPDIR": str(folder),
-            "LANG": "C.UTF-8",
+            **dict.fromkeys(("HOME", "TMPDIR"), str(folder)), "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8",
             "DJANGO_SUPERUSER_PASSWORD": "secret",
             # As its entry point does, which an old environment may lack.
             "PYTEST_ADDOPTS": "-p no:django_quota -p django_quota.testing.plugin",
-        }
+        }  # fmt: skip
 
     def write(self, path: str, text: str, *, append: bool) -> None:
         file = self.folder / path
@@ -55,12 +54,9 @@ class Reader:
 
     def serve(self, command: str) -> None:
         (port,) = [self.ports[port] for name, port in SERVERS.items() if command.startswith(name)]
-        words = [*command.split(), "--noreload"] if "runserver" in command else command.split()
-        self.running[command] = subprocess.Popen(
-            words,
-            cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        words = [*command.split(), *(["--noreload"] if "runserver" in command else [])]
+        where: Any = {"cwd": self.folder, "env": self.environment, "stdout": DEVNULL, "stderr": DEVNULL}
+        self.running[command] = subprocess.Popen(words, start_new_session=True, **where)
         wait_until(lambda: listens(port))
 
     def stop(self, command: str) -> None:
@@ -70,13 +66,11 @@ class Reader:
 
     def run(self, command: str) -> str:
         ask_nothing = " --noinput" if "createsuperuser" in command else ""
-        done = subprocess.run(
-            ["bash", "-c", command + ask_nothing],
-            check=False,
-            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+        words = ["bash", "-c", command + ask_nothing]
+        where: Any = {"cwd": self.folder, "env": self.environment, "timeout": PATIENCE}
+        done = subprocess.run(words, check=False, capture_output=True, text=True, **where)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
 
 @pytest.fixture
@@ -106,9 +100,8 @@ def follow(reader: Reader, language: str, text: str) -> None:
 
 
 def test_the_tutorial_works_as_shown(reader: Reader) -> None:
-    page = re.sub(
-        "|".join(map(str, reader.ports)), lambda found: str(reader.ports[int(found[0])]), read("docs/tutorial.md")
-    )
+    known = "|".join(map(str, reader.ports))
+    page = re.sub(known, lambda found: str(reader.ports[int(found[0])]), read("docs/tutorial.md"))
     for how, path, language, text in BLOCK.findall(page):
         if path:
             reader.write(path, text, append=how != "Create")

@@ -42,10 +42,10 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     use_site_rules(settings)
     check("9/m", "user:1")
     breaker = new_breaker(failures=1)
-    answers: list[str] = []
+    cancelled = 0
 
-    async def run() -> list[bool]:
-        ended = []
+    async def run() -> None:
+        nonlocal cancelled
         for step in range(200):
             if connection == "new":
                 await (await redis_store().server.async_pools.get()).aclose()
@@ -53,16 +53,14 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
             answer: Any = (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0]
             if not steps.was_cut:
                 assert call_problem(call, answer) == ""
-                break
-            ended.append(isinstance(answer, asyncio.CancelledError))
-            answers.append(repr(answer)[:300])
+                return
+            assert isinstance(answer, asyncio.CancelledError), repr(answer)[:300]
+            cancelled += 1
             limits = [(await acheck(f"{n}/m", f"user:{n}")).limit for n in (1_000 + step, 2_000 + step)]
             assert limits == [1_000 + step, 2_000 + step]
-        return ended
 
-    ended = asyncio.run(run())
-    assert len(ended) >= (3 if connection == "new" and call.name not in TO_THE_END else 1)
-    assert all(ended), answers
+    asyncio.run(run())
+    assert cancelled >= (3 if connection == "new" and call.name not in TO_THE_END else 1)
     assert not breaker.is_open
     assert "unavailable" not in caplog.text
 
@@ -112,8 +110,8 @@ def interrupted(when: threading.Event) -> Iterator[None]:
         if when.wait(PATIENCE):
             signal.pthread_kill(me, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     try:
         yield

@@ -19,25 +19,15 @@ from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START
 from tests.support.stores import UnsweptMemory, caches, current_store, named, programs
 
-SUBJECT = "ip:192.0.2.1"
+STEPS = 40
+KINDS: list[PlanMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
 ALGORITHMS = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
 
 
-STEPS = 40
-KINDS: list[PlanMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
-
-
-def rules_of(chance: Random) -> list[Rule]:
-    return [
-        Rule.make(
-            f"r{number}",
-            *chance.choice([("6/m",), ("6/m", "20/h"), ("300/m",)]),
-            algorithm=chance.choice(ALGORITHMS),
-            shadow=chance.random() < 0.15,
-            block=chance.random() < 0.8,
-        )
-        for number in range(chance.randint(1, 3))
-    ]
+def rule_of(name: str, chance: Random) -> Rule:
+    rates = chance.choice([("6/m",), ("6/m", "20/h"), ("300/m",)])
+    options: Any = {"shadow": chance.random() < 0.15, "block": chance.random() < 0.8}
+    return Rule.make(name, *rates, algorithm=chance.choice(ALGORITHMS), **options)
 
 
 @pytest.fixture(scope="module", params=programs(), ids=named)
@@ -57,7 +47,7 @@ def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
 @inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
     settings.CACHES = caches(its_own)
-    rules = rules_of(chance)
+    rules = [rule_of(f"r{number}", chance) for number in range(chance.randint(1, 3))]
     store, model, now = current_store(), UnsweptMemory(), START
     taken: list[Plan] = []
     with redis.Redis.from_url(its_own.url) as client:
@@ -67,7 +57,7 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
                 now += chance.choice([0, SECOND // 2, SECOND, 5 * SECOND, 20 * SECOND])
                 mode, cost = chance.choice(KINDS), chance.choice([0, 1, 1, 2, 3])
                 asked = rules if mode in ("check", "peek") else [chance.choice(rules)]
-                plans = [Plan("quota", asked=[(rule, SUBJECT, cost, "") for rule in asked]) for _ in range(2)]
+                plans = [Plan("quota", asked=[(rule, "ip:192.0.2.1", cost, "") for rule in asked]) for _ in range(2)]
                 if mode == "adjust":
                     if not taken:
                         continue

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_quota import Decision, check, refund
+from django_quota import Decision, Rule, check, refund
 from django_quota.testing import freeze
 from tests.faults.faults import FAULTS, Fault, FaultyServer
 from tests.faults.harness import caches_at
@@ -14,20 +14,17 @@ from tests.support.outages import SETTLE_TIME, new_outages
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START, Clock
 
-TAKES_NO_WRITES = [
-    fault for fault in FAULTS.values() if fault.name in ("read-only", "cannot-save", "full", "no-replicas")
-]
+TAKES_NO_WRITES = ("read-only", "cannot-save", "full", "no-replicas")
 
 USER = "user:7"
 BAN = {"after": "2/m", "for": ["10m"]}
 
 
-@pytest.fixture(params=TAKES_NO_WRITES, ids=lambda fault: fault.name)
+@pytest.fixture(params=TAKES_NO_WRITES)
 def fault(request: pytest.FixtureRequest, server: FaultyServer, settings: Any) -> Fault:
     server.client.flushall()
     settings.CACHES = caches_at(server.url)
-    chosen: Fault = request.param
-    return chosen
+    return FAULTS[request.param]
 
 
 def until_refused(rate: str = "2/day", why: str = "", cost: int = 1, **options: Any) -> Callable[[], Decision]:
@@ -77,7 +74,7 @@ def test_an_exempt_subject_stays_exempt_and_ends_no_outage(
 ) -> None:
     """Nothing was written, so the server may still take no writes; nor was it by what a shadow refuses."""
     override("x 0 0 ", "login", USER)
-    outages = new_outages(clock)
+    outages, free = new_outages(clock), Rule.make("9/m", "9/m", cost=lambda request: 0)
     with fault.inject(server):
         assert check("9/m", "ip:192.0.2.1").degraded
         assert outages.is_on
@@ -86,6 +83,7 @@ def test_an_exempt_subject_stays_exempt_and_ends_no_outage(
         assert (decision.allowed, decision.degraded) == (True, False)
         shadow = check("0/m", "ip:192.0.2.1", shadow=True, on_unavailable=on_unavailable)
         assert (shadow.allowed, shadow.degraded) == (True, False)
+        assert not check(free, "ip:192.0.2.1", 0).degraded
         refund("9/m", "ip:192.0.2.1")
         assert outages.is_on
     clock.now += SETTLE_TIME
