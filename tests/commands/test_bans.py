@@ -40,21 +40,17 @@ def test_it_sets_lists_and_lifts(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("database", "redis_cache")
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
+def test_bad_input_is_an_error(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+    for words, why in (
         (("set", SUBJECT, "search", "10m"), "has no ban="),
-        (("set", SUBJECT, "logni", "10m"), "Did you mean 'login'?"),
+        (("set", SUBJECT, "logni", "10m"), r"Did you mean 'login'\?"),
         (("set", SUBJECT, "login", "soon"), "soon"),
-        (("set", "ip:nowhere", "login", "10m"), "nowhere"),
         (("lift", "ip:nowhere"), "nowhere"),
         (("lift",), "required: subject"),
-    ],
-)
-def test_bad_input_is_an_error(words: tuple[str, ...], why: str, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
-    with pytest.raises(CommandError, match=why.replace("?", r"\?")):
-        said(*words)
+    ):
+        with pytest.raises(CommandError, match=why):
+            said(*words)
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -271,20 +271,6 @@ def test_what_a_rule_needs_is_said(options: dict[str, Any], reason: str) -> None
     assert bool(found) == bool(reason)
 
 
-def test_a_key_of_a_logged_header_cookie_and_host_is_replayed(folder: Path) -> None:
-    Path("drafts.toml").write_text(
-        '[key]\nrate = "1/m"\nkey = "header:X-Api-Key"\nmatch = "/"\n'
-        '[device]\nrate = "2/m"\nkey = "cookie:device"\nmatch = "host:a.example"\n'
-    )
-    logged = {"remote_addr": "203.0.113.9", "cookie_device": "d", "host": "a.example"}
-    lines = [
-        json.dumps(logged | {"msec": 1763700000 + n, "request": f"GET /{n} HTTP/1.1", "http_x_api_key": str(n)})
-        for n in range(4)
-    ]
-    found = run_json(log(lines), "--rules", "drafts.toml")["rules"]
-    assert (found["key"]["refused"], found["device"]["refused"]) == (0, 2)
-
-
 def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None:
     hops = ["203.0.113.1", "6.6.6.6, 203.0.113.1", "203.0.113.2", None]
     lines = [

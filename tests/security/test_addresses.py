@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any
 
 import django
@@ -93,14 +93,6 @@ def test_in_any_spelling_the_last_stranger_is_the_client(
     assume(getattr(client, "ipv4_mapped", None) is None)
     forged = comma.join([*hops, spelling.format(client)])
     assert found({**BY_PROXY, "IPV6_PREFIX": 128}, forwarded=forged) == str(client)
-
-
-@MANY
-@given(st.ip_addresses(v=4), st.integers(1, 128))
-def test_an_ipv4_address_in_an_ipv6_one_is_the_same_client(client: Any, prefix: int) -> None:
-    mapped = ip_address(f"::ffff:{client}").exploded
-    for spelt in (f"{client}", f"::ffff:{client}", f"::FFFF:{client}%eth0", mapped):
-        assert found({"IPV6_PREFIX": prefix}, spelt) == str(client)
 
 
 def test_headers_of_a_flood_do_not_fill_the_memory() -> None:
@@ -225,18 +217,16 @@ def test_anything_in_a_header_is_one_address_or_none(value: str) -> None:
     assert client == PROXY or "," not in value
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"TRUSTED_PROXIES": ["unix"], "CLIENT_IP_HEADER": "X-Real-IP"}, ["X-Real-Ip", "X-Forwarded-For"]),
-        ({"TRUSTED_PROXY_COUNT": 1}, ["X-Forwarded-For", "X-Real-IP"]),
-    ],
-)
-def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name(options: dict[str, Any], names: list[str]) -> None:
-    named, ignored = ("HTTP_" + name.upper().replace("-", "_") for name in names)
-    assert found(options, "", **{named: PEER}) == PEER
-    with pytest.raises(ConfigurationError, match=f"set {names[0]}"):
-        found(options, "", **{ignored: PEER})
+def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name() -> None:
+    for options, name in (
+        ({"TRUSTED_PROXIES": ["unix"], "CLIENT_IP_HEADER": "X-Real-Ip"}, "X-Real-Ip"),
+        ({"TRUSTED_PROXY_COUNT": 1}, "X-Forwarded-For"),
+    ):
+        claims = {f"HTTP_{each.upper().replace('-', '_')}": PEER for each in ("X-Real-Ip", "X-Forwarded-For")}
+        assert found(options, "", **claims) == PEER
+        del claims[f"HTTP_{name.upper().replace('-', '_')}"]
+        with pytest.raises(ConfigurationError, match=f"set {name}"):
+            found(options, "", **claims)
 
 
 @pytest.mark.parametrize(

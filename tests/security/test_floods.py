@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import django_quota
-from django_quota import Rule, check, check_all, concurrency, counter, once, peek, quota, reserve, slot
+from django_quota import Rule, check, concurrency, counter, once, peek, quota, reserve, slot
 from django_quota.core.errors import StoreFull
 from django_quota.exceptions import QuotaError
 from django_quota.testing import freeze
@@ -79,16 +79,6 @@ def test_a_flood_fills_the_share_of_its_rule_and_refuses_nobody_under_another(
         assert len(full) == 20
         assert sum(check("3/m", f"b:{number}").allowed for number in range(CAP)) == SHARE
     assert len([record for record in caplog.messages if "MEMORY_KEYS" in record]) == 2
-
-
-def test_a_plan_that_finds_no_room_counts_nothing(full: Any) -> None:
-    plan = [(Rule.make("r", "2/m"), "a:known"), (Rule.make("s", "2/m"), "a:new")]
-    with freeze(START):
-        check(*plan[0])
-        fill()
-        assert not check_all(plan).allowed
-        assert len(full) == CAP
-        assert [peek(*entry).remaining for entry in plan] == [1, 2]
 
 
 def view(request: Any) -> HttpResponse:
