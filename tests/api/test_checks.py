@@ -132,9 +132,6 @@ def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str
         assert hint in str(each.hint)
 
 
-# --- rules and the views of the site ----------------------------------------------------------------------------------
-
-
 def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -318,9 +315,6 @@ def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(
         assert all(missed in each for each in found)
     for options in ({"exclude": "/hook/"}, {"match": "/hook/", "exclude": "/hook"}):
         assert found_on(settings, site(**options), *HOOKS, only="W030") == []
-
-
-# --- all checks -------------------------------------------------------------------------------------------------------
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())

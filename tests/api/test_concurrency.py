@@ -108,9 +108,6 @@ def statuses(url: str, kind: str = "sync", times: int = 1) -> list[int]:
     return [response.status_code for response in fetch(kind, url, times)]
 
 
-# --- who is in a view -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "guarded",
     [
@@ -173,9 +170,6 @@ def test_a_slot_of_the_settings_follows_the_options_of_concurrency(settings: Any
         check("exports", "user:1")
 
 
-# --- with rules -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("view", "is_outside"), [(plain, True), (plain_async, False)])
 def test_it_stacks_with_quota_in_either_order(view: Any, is_outside: bool) -> None:
     limited = quota("2/m", name="rate")
@@ -224,9 +218,6 @@ def test_a_refused_slot_of_the_settings_gives_back_the_rules_and_the_other_slots
         assert statuses("/export/", kind, 4) == [200] * 3 + [429]
     assert len(asked) == 6, "a request that a rule refuses asks for no slot"
     assert held("first") == held("exports") == 0
-
-
-# --- errors and cancelled requests ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -288,9 +279,6 @@ def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(caplog: pyte
         assert words in caplog.text
 
 
-# --- streaming --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("url", ["/stream/", "/twice/", "/astream/", "/export/stream/", "/export/astream/"])
 def test_a_streaming_response_keeps_its_slots_until_it_is_sent(url: str) -> None:
     async def send() -> None:
@@ -325,9 +313,6 @@ def test_a_response_that_is_closed_before_its_end_gives_its_slot_back(view: Any,
     asyncio.run(begin())
 
 
-# --- without the store ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "status", "allowed"),
     [({}, 503, False), ({"on_unavailable": "local"}, 200, True), ({"block": False}, 200, False)],
@@ -342,9 +327,6 @@ def test_without_an_answer_the_option_or_the_setting_says_what_happens_after_a_w
         response = run(concurrency(1, name="view", wait=0.1, **options)(lambda _: HttpResponse()), request)
     assert (response.status_code, response.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
     assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

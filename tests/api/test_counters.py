@@ -232,14 +232,11 @@ TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-1
     ("key", "values", "verbs"),
     [
         (
-            TOTAL, [b"abc", b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"1\n", b"9223372036854775808", ["1"]],
-            [("incr",), ("incr", 0), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1)],
+            TOTAL, [b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"9223372036854775808", ["1"]],
+            [("incr",), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1)],
         ),
-        (
-            MONTH, [b"12", ["1"], {"21": "x"}, {"21": "1.5"}, {"21": b"\xff"}],
-            [("incr", 3), ("get", TODAY), ("series", TODAY - timedelta(days=90), TODAY + timedelta(days=90))],
-        ),
-        (VALUES, [b"12", b"", ["1"], b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"], [("unique", "b"), ("unique_count",)]),
+        (MONTH, [b"12", {"21": "1.5"}], [("incr", 3), ("get", TODAY), ("series", TODAY, TODAY + timedelta(days=90))]),
+        (VALUES, [b"12", b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"], [("unique", "b"), ("unique_count",)]),
     ],
 )  # fmt: skip
 def test_a_key_that_holds_something_else_is_named_and_nothing_changes(

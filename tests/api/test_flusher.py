@@ -65,20 +65,6 @@ def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for
         flusher.wake()
 
 
-def test_a_process_that_can_have_no_more_threads_tries_again_later(
-    flusher: Flusher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    flusher.add(job := Counting())
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
-        flusher.wake()
-    flusher.wake()
-    wait_until(lambda: job.rounds)
-
-
 @forks
 @threads_ran
 def test_a_forked_process_has_a_thread_of_its_own(flusher: Flusher) -> None:

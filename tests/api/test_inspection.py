@@ -8,8 +8,6 @@ from django.http import HttpResponse
 from django.urls import path
 
 from django_quota import check, concurrency, peek, quota, reset_subject, slot
-from django_quota.conf import rule_of
-from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.inspection import bans_of, status_of
 from tests.support.overridden import override
@@ -133,16 +131,3 @@ class TestOnRedis:
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
             reset_subject(name)
             assert not any(limit["used"] for limit in status_of(name)["limits"])
-
-
-@pytest.mark.parametrize(
-    ("key", "subject", "tiers"),
-    [
-        ("user", "user:1", ["authenticated", "pro"]), ("ip", "ip:192.0.2.1", ["anonymous", "authenticated", "pro"]),
-        (("user", "path"), "ip:192.0.2.1+path:/", ["anonymous", "pro"]),
-    ],
-)  # fmt: skip
-def test_impossible_tiers_are_left_out(key: Any, subject: str, tiers: list[str]) -> None:
-    rates = {"anonymous": "5/m", "authenticated": "50/m", "pro": "500/m"}
-    rule = rule_of(rates, {"key": key, "tier": lambda request: "pro", "name": "tiered"})
-    assert list(possible_tiers(rule, subject, {})) == tiers

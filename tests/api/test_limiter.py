@@ -136,14 +136,6 @@ def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[
         assert peek(watched, "ip:127.0.0.1").remaining == 0
 
 
-@pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("subject", ["user:1\nERROR forged", "path:/a\x1b[31m", "path:/\u2028b"])
-def test_a_subject_never_breaks_a_line(subject: str) -> None:
-    decision = check("1/m", subject)
-    assert decision.subject.isprintable()
-    assert not check("1/m", subject)
-
-
 def nobody(request: object) -> Any:
     return object()
 
