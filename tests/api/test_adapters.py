@@ -12,15 +12,7 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import Decision, Rule, acheck, check, peek, refund, reserve, slot
-from django_quota.adapters import (
-    adecide,
-    apply_decision,
-    arefusal,
-    client_ip,
-    decide,
-    refusal,
-    set_body_parser,
-)
+from django_quota.adapters import adecide, apply_decision, arefusal, client_ip, decide, refusal, set_body_parser
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
 from tests.support.calls import calls_of, fetch

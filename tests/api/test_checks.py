@@ -13,7 +13,6 @@ from django.core import mail
 from django.core.checks import ERROR, run_checks
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path, re_path
 from django.utils import timezone
@@ -46,8 +45,6 @@ def test_a_good_configuration_has_no_findings() -> None:
     }  # fmt: skip
     assert [findings(fine) for fine in ({}, MappingProxyType({"PREFIX": "p"}), full)] == [[]] * 3
     assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
-    with override_settings(QUOTA=None, CACHES={"default": REDIS}):
-        assert run_checks(tags=["django_quota"]) == []
 
 
 def client(name: str, location: Any = REDIS["LOCATION"], **more: Any) -> dict[str, Any]:
@@ -87,7 +84,6 @@ def test_e004_and_e005_an_alias_cannot_serve(
     ("value", "code", "text"),
     [
         ({"key": "ip"}, "E006", "it has no 'rate'"),
-        ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= needs match="),
         ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),
         ({"rate": "1/m", "cost": "tests.api.test_checks.REDIS"}, "E006", "cost='tests.api.test_checks.REDIS' is dict"),
         ({"anonymous": "1/m", "authenticated": "9/m"}, "E006", "'anonymous' is not an option of a rule"),
@@ -113,10 +109,7 @@ def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: 
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
-        (
-            {"TRUSTED_PROXIES": ["10.0.0.0/8"], "TRUSTED_PROXY_COUNT": 1},
-            [("E002", 'QUOTA["TRUSTED_PROXY_COUNT"] is 1 beside TRUSTED_PROXIES.', "Use one of them")],
-        ),
+        ({"TRUSTED_PROXIES": ["unix"], "TRUSTED_PROXY_COUNT": 1}, [("E002", "beside TRUSTED_PROXIES.", "Use one")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
         (
             {"ENABLED": 1, "HEADERS": 1, "RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "1/m", "key": 1}}},

@@ -142,12 +142,6 @@ class TestDays:
             assert [VIEWS.get("user:1", day) for day in days] == [1, 110, 1_000]
             assert [VIEWS.unique_count("user:1", day) for day in days] == [1, 2, 1]
 
-    def test_the_clock_of_the_store_decides_the_day(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = datetime.now(UTC).date()
-        monkeypatch.setattr("django_quota.features.counters.now", lambda: START)
-        VIEWS.incr("user:1")
-        assert sum(VIEWS.get("user:1", day) for day in {before, datetime.now(UTC).date()}) == 1
-
     def test_a_counter_unchanged_for_its_ttl_is_forgotten(self, do: Do) -> None:
         short = counter("short", ttl=60)
         with freeze(START):

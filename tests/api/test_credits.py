@@ -8,18 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_quota import (
-    Decision,
-    Rule,
-    acheck_all,
-    apeek_all,
-    check,
-    check_all,
-    counter,
-    peek,
-    peek_all,
-    reserve_all,
-)
+from django_quota import Decision, Rule, acheck_all, apeek_all, check, check_all, counter, peek, peek_all, reserve_all
 from django_quota.adapters import refusal
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.signals import refused

@@ -182,23 +182,17 @@ def test_following_prints_what_comes_and_ends_on_a_signal(raw: redis.Redis) -> N
     assert [json.loads(line)["subject"] for line in out.getvalue().splitlines()] == ["ip:1", "ip:4"]
 
 
-def test_a_new_group_begins_now_and_later_goes_on_where_it_was(raw: redis.Redis) -> None:
-    tell(raw, "ip:1")
+def test_a_new_group_begins_now_goes_on_where_it_was_and_acknowledges_what_it_does_not_print(raw: redis.Redis) -> None:
+    tell(raw, "ip:1", kind="banned")
     events, said = read()
     assert (events, "The group 'g' is new" in said) == ([], True)
     tell(raw, "ip:2")
-    assert [[event["subject"] for event in events] for events, _ in (read(), read())] == [["ip:2"], []]
-    assert pending(raw) == 0
-
-
-def test_unwanted_events_are_acknowledged_and_not_printed(raw: redis.Redis) -> None:
-    begin(raw)
-    tell(raw, "ip:1")
-    tell(raw, "ip:2", kind="banned", rule="other")
-    tell(raw, "ip:3", kind="banned")
+    tell(raw, "ip:3", kind="banned", rule="other")
     raw.xadd(STREAM, {"an": "alien"})
-    assert subjects("--kind", "banned", "--rule", "login") == ["ip:3"]
-    assert pending(raw) == 0
+    tell(raw, "ip:4", kind="banned")
+    for expected in (["ip:4"], []):
+        assert subjects("--kind", "banned", "--rule", "login") == expected
+        assert pending(raw) == 0
 
 
 def test_an_event_is_acknowledged_only_when_its_line_is_written_and_flushed(raw: redis.Redis) -> None:
@@ -250,20 +244,14 @@ def test_the_command_says_what_is_missing(raw: redis.Redis) -> None:
     events, said = read()
     assert "after 2025-11-21T04:40:00+00:00 and before 2025-11-21T04:40:02+00:00 may be lost" in said
     assert [event["subject"] for event in events] == ["ip:3"]
-    tell(raw, "ip:4")
-    raw.xtrim(STREAM, maxlen=2, approximate=False)  # up to what was read: the stream is whole
-    assert read()[1] == ""
-
-
-def test_an_event_that_was_trimmed_before_it_was_printed_is_named(raw: redis.Redis) -> None:
-    begin(raw)
-    gone = tell(raw, "ip:1")
+    gone = tell(raw, "ip:4")
     hand_out(raw, 1)
-    tell(raw, "ip:2")
+    tell(raw, "ip:5")
     raw.xtrim(STREAM, maxlen=1, approximate=False)
     events, said = read()
-    assert (f"Event {gone} is missing" in said, [event["subject"] for event in events]) == (True, ["ip:2"])
+    assert (f"Event {gone} is missing" in said, [event["subject"] for event in events]) == (True, ["ip:5"])
     assert pending(raw) == 0
+    assert read()[1] == "", "up to what was read the stream is whole"
 
 
 @pytest.mark.parametrize("lost", ["stream", "group"])
@@ -290,9 +278,8 @@ def test_a_group_whose_redis_lost_its_memory_says_so_and_reads_all_there_is(
 
 
 NO_ADDRESSES = [
-    "user:1", "203.0.113.9", "ip:203.0.113.9 }; flush ruleset; #", "post.phone:7b1d+ip:203.0.113.9", "ip:0.0.0.0/0",
-    "ip:2001:db8::1", "ip:fe80::1%}; flush ruleset; #", "ip:203.0.113.9\n", 'ip:203.0.113.9", "ip": "192.0.2.1',
-    "ip:-rf", "ip:", "ip:\udc80",
+    "user:1", "ip:203.0.113.9 }; flush ruleset; #", "post.phone:7b1d+ip:203.0.113.9", "ip:0.0.0.0/0",
+    "ip:fe80::1%}; flush ruleset; #", 'ip:203.0.113.9", "ip": "192.0.2.1', "ip:-rf", "ip:\udc80",
 ]  # fmt: skip
 
 
@@ -313,9 +300,8 @@ def test_the_program_of_the_page_blocks_addresses_and_nothing_that_a_visitor_wri
     here = {**os.environ, "PATH": str(tmp_path)}
     subprocess.run([sys.executable, "block.py"], input=out.getvalue(), text=True, cwd=tmp_path, env=here, check=True)
     assert [json.loads(line)[4:] for line in (tmp_path / "nft.log").read_text().splitlines()] == [
-        ["blocked4", "{ 203.0.113.9 }"],
-        ["blocked6", "{ 2001:db8::/64 }"],
-    ]
+        ["blocked4", "{ 203.0.113.9 }"], ["blocked6", "{ 2001:db8::/64 }"]
+    ]  # fmt: skip
 
 
 TEXTS = st.text(max_size=20) | st.ip_addresses().map(str) | st.text("0123456789abcdef.:/%", max_size=20)

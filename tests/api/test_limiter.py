@@ -23,7 +23,6 @@ from django_quota.features.usage import Count, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
-from tests.support.calls import calls_of
 from tests.support.counts import checks_of_today
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START
@@ -80,15 +79,6 @@ def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, set
         assert not check("1/m", SUBJECT)
         assert not peek("1/m", SUBJECT)
     assert {key: raw.dump(key) for key in raw.scan_iter()} == before
-
-
-@REDIS
-def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    yesterday = START - 3 * 86_400 * SECOND
-    monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: yesterday * 1_000)
-    asked = calls_of(monkeypatch)
-    assert bools([check("2/d", SUBJECT, algorithm="calendar") for _ in range(3)]) == [True, True, False]
-    assert len(asked) == 4  # the first was asked twice, and taught us how far off we are
 
 
 @pytest.mark.usefixtures("memory_store")
