@@ -1,9 +1,7 @@
 """What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
@@ -98,24 +96,17 @@ def test_a_follower_reads_page_by_page_and_nothing_twice(store: DatabaseStore) -
     assert [entry.id for entry in log().newest(5)][1:] == [e.id for e in log().newest(4, log().newest(1)[0].id)]
 
 
-@contextmanager
-def event_of_another_process(server: dict[str, Any]) -> Iterator[None]:
-    """Have another process write an event that is not committed before the end of the block."""
-    with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres") as other:
-        other.execute(
-            f"INSERT INTO {sql.EVENTS} (log, batch, at, data) VALUES "
-            "('quota:1:{!}:events', pg_current_xact_id()::text::bigint, %s, %s)",
-            [now(), json.dumps(["refused", "slow", "user:1", 0, 0, 1, 0, 0])],
-        )
-        yield
-
-
 def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, database: dict[str, Any]) -> None:
     """It has a smaller id than the events that are read before it ends."""
-    if "HOST" not in database or not database["HOST"]:
+    if not database.get("HOST"):
         return  # SQLite has one writer at a time
-    place = log().last_id()
-    with event_of_another_process(database):
+    place, event = log().last_id(), json.dumps(["refused", "slow", "user:1", 0, 0, 1, 0, 0])
+    with psycopg.connect(host=database["HOST"], user="quota", dbname="postgres") as another_process:
+        another_process.execute(
+            f"INSERT INTO {sql.EVENTS} (log, batch, at, data) VALUES "
+            "('quota:1:{!}:events', pg_current_xact_id()::text::bigint, %s, %s)",
+            [now(), event],
+        )
         refuse("ip:192.0.2.1")
         assert log().after(place) == []
         assert told() == [("refused", "ip:192.0.2.1")]
@@ -159,14 +150,12 @@ def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: Dat
 
 
 def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
-    rule = Rule.make("api", "5/m", daily=True)
     for _ in range(3):
-        check(rule, "user:1", cost=2)
+        check("5/m", "user:1", 2, name="api", daily=True)
     before = recent_usage("user:1")
     report = json.loads(printed("quota_rollup", "--json"))
     assert (report["days"], report["allowed"], report["refused"], report["units"]) == (1, 2, 1, 4)
-    (row,) = DailyCounter.objects.all()
-    assert (row.allowed, row.refused, row.units) == (2, 1, 4)
+    assert list(DailyCounter.objects.values_list("allowed", "refused", "units")) == [(2, 1, 4)]
     assert recent_usage("user:1") == before
     assert json.loads(printed("quota_rollup", "--json"))["days"] == 0
 
@@ -213,13 +202,12 @@ def test_a_process_that_decides_deletes_a_batch_now_and_then(
     with monkeypatch.context() as patch:
         full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
         patch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: full.pop(0))
-        cleaning.flush()
-        cleaning.flush()  # a full batch leaves more behind
+        for _ in range(2):  # a full batch leaves more behind
+            cleaning.flush()
         assert full == []
     timer.now += 1.5 * INTERVAL
     cleaning.flush()
-    assert states(store) == 0
-    assert get_limiter().cleaning is not None
+    assert (states(store), get_limiter().cleaning is None) == (0, False)
 
 
 @pytest.mark.parametrize(

