@@ -140,33 +140,28 @@ def nothing_was_logged() -> None:
     log_everything_again()
 
 
-class Reported:
-    """The outages of the memory store, on a clock that the test moves."""
+numbers = itertools.count()
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        new_outages(clock)
-        self.numbers = itertools.count()
 
-    def check(self, error: StoreUnavailable | None = None) -> None:
-        """Check a limit; where there is an error, the store does not answer."""
-        with no_answer(error) if error else nullcontext():
-            check("9/m", f"user:{next(self.numbers)}")
+def ask_once(error: StoreUnavailable | None = None) -> None:
+    """Check a limit that was never asked; where there is an error, the store does not answer."""
+    with no_answer(error) if error else nullcontext():
+        check("9/m", f"user:{next(numbers)}")
 
 
 def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_second(
     memory_store: None, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = Reported(clock)
+    new_outages(clock)
     with heard() as reported:
         for _ in range(100):
-            site.check()
-            site.check(GONE)
-            site.clock.now += SETTLE_TIME / 10
-            site.check()
+            ask_once()
+            ask_once(GONE)
+            clock.now += SETTLE_TIME / 10
+            ask_once()
         assert [(what, carried.get("seconds")) for what, carried in reported] == [("lost", None)]
-        site.clock.now += SETTLE_TIME
-        site.check()
+        clock.now += SETTLE_TIME
+        ask_once()
     assert (reported[1][0], reported[1][1]["seconds"]) == ("back", pytest.approx(11 * SETTLE_TIME))
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     with heard() as reported, no_answer(StoreFull()):  # a full memory store is none
@@ -177,20 +172,21 @@ def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_seco
 @given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
 def test_store_lost_and_store_back_alternate(happenings: list[tuple[str, float]]) -> None:
     with override_settings(QUOTA={"STORE": "memory"}), heard() as reported:
-        site, last_failure, is_full = Reported(Clock()), 0.0, False
+        clock, last_failure, is_full = Clock(), 0.0, False
+        new_outages(clock)
         for what, later in happenings:
-            site.clock.now += later
+            clock.now += later
             before = len(reported)
             match what:
                 case "gone" | "full":
-                    site.check(GONE if what == "gone" else NO_MEMORY)
-                    last_failure, is_full = site.clock.now, is_full or what == "full"
+                    ask_once(GONE if what == "gone" else NO_MEMORY)
+                    last_failure, is_full = clock.now, is_full or what == "full"
                 case "wrote":
-                    site.check()
+                    ask_once()
                 case "read":
                     peek("9/m", "user:1")
             if reported[before:] and reported[-1][0] == "back":
-                assert site.clock.now >= last_failure + SETTLE_TIME
+                assert clock.now >= last_failure + SETTLE_TIME
                 assert not (what == "read" and is_full), "a read says nothing of writing"
                 is_full = False
     assert [what for what, _ in reported] == (["lost", "back"] * len(reported))[: len(reported)]

@@ -54,6 +54,10 @@ def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
     return {(subject, day, rule): (*counts,) for subject, day, rule, *counts in found}  # type: ignore[misc]
 
 
+def counted(places: dict[tuple[str, date, str], Any]) -> dict[tuple[str, date, str], Any]:
+    return {place: total for place, total in places.items() if any(total)}
+
+
 def gone(*_: Any) -> Any:
     raise DatabaseError("the server went away")
 
@@ -63,16 +67,12 @@ def keys(raw: redis.Redis) -> list[Any]:
 
 
 small = st.integers(0, 9)
+places = st.sampled_from([("user:1", "search"), ("user:1", "login"), ("user:2", "search")])
 steps = st.one_of(
-    st.tuples(
-        st.just("count"), st.sampled_from([("user:1", "search"), ("user:1", "login"), ("user:2", "search")])
-    ).flatmap(lambda step: st.tuples(st.just(step[0]), st.just(step[1]), small, small, small)),
-    st.tuples(st.just("take back")),
-    st.tuples(st.just("roll up")),
+    st.tuples(st.just("count"), places, small, small, small),
+    st.tuples(st.sampled_from(["take_back", "roll_up", "restore", "lose"])),
     st.tuples(st.just("die"), st.integers(0, 40)),
     st.tuples(st.just("fail"), st.integers(0, 12)),
-    st.tuples(st.just("restore")),
-    st.tuples(st.just("lose")),
 )
 names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40)
 
@@ -88,16 +88,15 @@ class Machine:
 
     def run(self, step: tuple[Any, ...]) -> None:
         kind, *given = step
-        getattr(self, kind.replace(" ", "_"))(*given)
+        getattr(self, kind)(*given)
 
     def count(self, place: tuple[str, str], allowed: int, refused: int, more: int, day: date = TODAY) -> None:
         subject, rule = place
         more = more if allowed else 0
         count(self.raw, subject, {rule: (allowed, refused, more)}, day)
         before = self.expected.get((subject, day, rule), (0, 0, 0))
-        self.expected[subject, day, rule] = tuple(
-            map(sum, zip(before, (allowed, refused, allowed + more), strict=True))
-        )
+        added = (allowed, refused, allowed + more)
+        self.expected[subject, day, rule] = tuple(map(sum, zip(before, added, strict=True)))
 
     def take_back(self) -> None:
         """Take a hit of three units back after it was moved."""
@@ -108,9 +107,7 @@ class Machine:
     def roll_up(self) -> None:
         list(roll_up(current_store()))
         assert not keys(self.raw)
-        assert {place: total for place, total in rows().items() if any(total)} == {
-            place: total for place, total in self.expected.items() if any(total)
-        }
+        assert counted(rows()) == counted(self.expected)
 
     def die(self, step: int) -> None:
         with suppress(Died), dying(step):
@@ -119,13 +116,11 @@ class Machine:
 
     def fail(self, step: int) -> None:
         """Let a statement of the database fail."""
-        left = step
+        left = iter(range(step))
 
         def execute(act: Any, *arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise DatabaseError("the server went away")
+            if next(left, None) is None:
+                gone()
             return act(*arguments)
 
         with connection.execute_wrapper(execute), suppress(DatabaseError):
@@ -186,7 +181,7 @@ class TestTheSum:
         raw.flushall()
         hold.cancel()
         rolled()
-        assert [each for each in rows().values() if any(each)] == [(4, 0, 4)]
+        assert list(counted(rows()).values()) == [(4, 0, 4)]
 
     def test_a_transaction_of_the_caller_that_rolls_back_loses_nothing(self, raw: redis.Redis) -> None:
         place = ("user:1", TODAY, "search")
@@ -229,7 +224,7 @@ class TestTheSum:
         odd: Any = {"a:a": "--4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", ":a": "7"}
         raw.hset(f"quota:1:{{user:99}}:day:{TODAY}", mapping=odd)
         rolled(batch=10)
-        assert {place: total for place, total in rows().items() if any(total)} == expected
+        assert counted(rows()) == expected
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
@@ -374,8 +369,7 @@ def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: 
         """Count random checks, and take some earlier ones back."""
         for _ in range(checks):
             place = random.choice([f"user:{number}" for number in range(40)]), random.choice(["search", "r:\u2603"])
-            day = random.choice([TODAY, TODAY - timedelta(days=1)])
-            machine.count(place, 1, 2, 4, day)
+            machine.count(place, 1, 2, 4, random.choice([TODAY, TODAY - timedelta(days=1)]))
             if random.random() < 0.2:
                 subject, day, rule = random.choice([place for place, total in machine.expected.items() if total[0] > 0])
                 machine.count((subject, rule), -1, -2, -4, day)
@@ -428,9 +422,7 @@ def test_totals_are_exact_if_redis_is_killed_at_each_step_and_keeps_a_file(
 
 @pytest.mark.thorough("processes")
 @only_one_redis
-def test_it_waits_for_a_redis_that_stops_meanwhile(
-    manage: Manage, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
-) -> None:
+def test_it_waits_for_a_redis_that_stops_meanwhile(manage: Manage, raw: redis.Redis, tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     process = manage.start("quota_rollup", "--json", "--every", "0.01", stderr=errors)
     assert process.stdout is not None
