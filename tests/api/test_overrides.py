@@ -124,21 +124,6 @@ def test_without_the_store_what_overrides_say_holds_whatever_the_rule_does(on_un
     assert other_rate == {"allow": [True, True], "deny": [False, False], "local": [True, False]}[on_unavailable]
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_refusal_from_memory_is_that_of_its_own_rule_and_ends_with_an_exemption() -> None:
-    entries: Any = [("9/m", "user:1"), (Rule.make("cached", "1/m", cache_refusals=60), "user:2")]
-    override("x 0 0 ", "9/m", "user:1")
-    with freeze(START):
-        assert [bool(check_all(entries)) for _ in range(3)] == [True, False, False]
-        with no_answer():
-            remembered = check_all(entries)
-        assert [(each.rule, each.allowed) for each in remembered.outcomes] == [("cached", False)]
-        override("x 0 0 ", "*", "user:2")
-        assert check_all(entries)
-        override("r 0 0 5/m", "*", "user:2")
-        assert check_all(entries).remaining == 3
-
-
 # --- previews: they show what will apply, and change nothing ----------------------------------------------------------
 
 

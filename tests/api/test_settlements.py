@@ -31,15 +31,14 @@ async def asize(request: HttpRequest, response: HttpResponse) -> int:
     return size(request, response)
 
 
+ERRORS: dict[str, Any] = {"missing": Http404, "denied": PermissionDenied, "broken": ZeroDivisionError}
+
+
 def answer(request: HttpRequest) -> HttpResponse:
     """Answer as the query says."""
     what = request.GET.get("what", "")
-    if what == "missing":
-        raise Http404
-    if what == "denied":
-        raise PermissionDenied
-    if what == "broken":
-        raise ZeroDivisionError
+    if what in ERRORS:
+        raise ERRORS[what]
     if what == "refused":
         check("0/m", IP).raise_if_refused()
     return HttpResponse(b"x" * int(request.GET.get("size", 0)), status=int(request.GET.get("status", 200)))
@@ -71,15 +70,9 @@ async def aparts(request: HttpRequest) -> AsyncIterator[bytes]:
         yield part
 
 
-of_parts = quota("1000/h", name="bytes", settle=lambda request, response: getattr(request, "sent", 0))
+of_parts: Any = quota("1000/h", name="bytes", settle=lambda request, response: getattr(request, "sent", 0))
 
 
-@of_parts
-def streaming(request: HttpRequest) -> StreamingHttpResponse:
-    return StreamingHttpResponse(parts(request))
-
-
-@of_parts
 async def astreaming(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(aparts(request))
 
@@ -103,8 +96,8 @@ urlpatterns = [
     path("method/", MethodView.as_view()),
     path("settings/", quota(rule="bytes-of-settings")(answer)),
     path("plain/", answer),
-    path("stream/", streaming),
-    path("astream/", astreaming),
+    path("stream/", of_parts(lambda request: StreamingHttpResponse(parts(request)))),
+    path("astream/", of_parts(astreaming)),
 ]
 
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("memory_store")]

@@ -218,8 +218,6 @@ class TestNamedSubjects:
     def test_an_address_has_one_spelling(self, text: str, found: str) -> None:
         assert check("1/m", text).subject == found
 
-    @example("::/")
-    @example("10.0.0.0/8")
     @example("10.0.0.0/8/8")
     @example("2001:db8::/32")
     @given(st.text("0123456789abcdef:./%+", max_size=20) | st.just("::/" + "9" * 5000))
@@ -288,18 +286,15 @@ class TestNamedByTheSite:
     def test_any_text_is_one_subject_that_stays_the_same(self, value: str) -> None:
         subject = Subject("org", value)
         assert named_subject(subject) == subject
-        assert subject.startswith("org:")
-        assert "+" not in subject
+        assert (subject[:4], "+" in subject) == ("org:", False)
 
-    @pytest.mark.parametrize("kind", ["", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51])
-    def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
-        with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
-            Subject(kind, 7)
-
-    @pytest.mark.parametrize("value", ["", None, True, 7.0, b"7", object(), User(pk=7), Plan])
-    def test_a_value_is_a_text_a_number_or_a_uuid(self, value: Any) -> None:
-        with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
-            Subject("org", value)
+    def test_a_kind_is_a_word_that_no_key_uses_and_a_value_a_text_a_number_or_a_uuid(self) -> None:
+        for kind in ("", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51):
+            with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
+                Subject(kind, 7)  # type: ignore[arg-type]
+        for value in ("", None, True, 7.0, b"7", object(), User(pk=7), Plan):
+            with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
+                Subject("org", value)  # type: ignore[arg-type]
 
     def test_views_calls_counters_and_slots_count_for_one_subject(self) -> None:
         request: Any = RequestFactory().get("/", {"org": "7"})

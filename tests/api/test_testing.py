@@ -193,26 +193,20 @@ MICROSECONDS = 1_935_835_200_000_005
 LATEST = datetime.max.replace(tzinfo=UTC)
 
 
-def test_freeze_takes_microseconds_and_datetimes_with_a_time_zone() -> None:
+def test_freeze_takes_microseconds_and_datetimes_with_a_time_zone_and_says_so() -> None:
     for now, found in ((MICROSECONDS, NOON), (NOON.astimezone(ZoneInfo("Asia/Kolkata")), NOON), (LATEST, LATEST)):
         with freeze(now):
             assert QuotaKit().now == found
         assert QuotaKit().now != found
-
-
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
+    wrong: list[tuple[Any, str]] = [
         (NOON.replace(tzinfo=None), r"no time zone\. Use, for example, .*tzinfo=UTC"),
         (1_795_262_400, "looks like seconds. Use 1795262400000000"),
         (1_795_262_400_000, "looks like milliseconds. Use 1795262400000000"),
-        (1.5, "takes a datetime with a time zone, or whole microsec"),
-        (True, "takes a datetime"),
-    ],
-)
-def test_freeze_refuses_anything_else_with_a_clear_error(now: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words), freeze(now):
-        pass
+        *((value, "takes a datetime with a time zone, or whole microsec") for value in (1.5, True)),
+    ]
+    for value, words in wrong:
+        with pytest.raises((TypeError, ValueError), match=words), freeze(value):
+            pass
 
 
 @pytest.mark.parametrize("kit", [quota_kit, isolated], ids=["with the fixture quota", "with the plugin alone"])
@@ -250,7 +244,6 @@ def kit() -> Iterator[QuotaKit]:
 
 def test_the_clock_stands_still_for_all_threads_until_it_is_moved(kit: QuotaKit) -> None:
     began = kit.now
-    assert kit.now == began
     kit.advance(1.5)
     assert kit.now - began == timedelta(seconds=1.5)
     kit.now = NOON
