@@ -11,12 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 SHARE = 0.15  # what `make test` tries of the inputs
-
 FEWEST = 10  # it tries at least this many
-
 TIMES = int(os.environ.get("FUZZ", "1"))  # how many times as many inputs as usual are tried
-
-SAME = bool(os.environ.get("CI")) and "FUZZ" not in os.environ  # whether each run tries the same inputs
 
 _share = 1.0
 
@@ -25,14 +21,8 @@ def prepare(*, everything: bool) -> None:
     """Have Hypothesis go by this; `everything`: try all inputs, not a share."""
     global _share  # noqa: PLW0603 - the decorators of the tests read it
     _share = 1.0 if everything or TIMES > 1 else SHARE
-    settings.register_profile(
-        "django_quota",
-        max_examples=_number(100),
-        deadline=None,
-        print_blob=True,
-        derandomize=SAME,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    same = bool(os.environ.get("CI")) and "FUZZ" not in os.environ
+    settings.register_profile("django_quota", inputs(100), deadline=None, print_blob=True, derandomize=same)
     settings.load_profile("django_quota")
 
 
@@ -43,10 +33,6 @@ def inputs(
 
     `more` are settings of Hypothesis. A busy machine fails no test.
     """
-    suppressed = {HealthCheck.too_slow, *suppress_health_check}
-    number = count * TIMES if always else _number(count)
-    return settings(max_examples=number, suppress_health_check=sorted(suppressed, key=str), **more)
-
-
-def _number(count: int) -> int:
-    return max(min(count, FEWEST), int(count * _share)) * TIMES
+    number = count if always else max(min(count, FEWEST), int(count * _share))
+    suppressed = sorted({HealthCheck.too_slow, *suppress_health_check}, key=str)
+    return settings(max_examples=number * TIMES, suppress_health_check=suppressed, **more)

@@ -15,16 +15,19 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot f
 threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def started(work: Callable[[], object]) -> int:
-    """Start a process that does its work and ends, with status 0 where it went well; return its id."""
+def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _: 0) -> int:
+    """Start a process that does its work and ends, with status 0 where it went well, 99 where it raised; return its id.
+
+    `status`: what it ends with instead, by what the work returned.
+    """
     child = os.fork()
     if child == 0:
-        status = 1
+        signal.alarm(int(PATIENCE) * 5)  # where it waits for what is not in it
+        ends_with = 99
         try:
-            work()
-            status = 0
+            ends_with = status(work())
         finally:
-            os._exit(status)
+            os._exit(ends_with)
     return child
 
 
@@ -55,14 +58,6 @@ def processes() -> Iterator[list[int]]:
         ended(children)
 
 
-def in_child(work: Any) -> int:
-    """Fork, do something in the child, and return its exit status; 99 where it raised."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # where it waits for what is not in it
-        status = 99
-        try:
-            status = int(work())
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def in_child(work: Callable[[], Any]) -> int:
+    """Do something in another process, and return the number that it returned; 99 where it raised."""
+    return ended([started(work, int)])[0]

@@ -46,19 +46,6 @@ def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the thorough tests too, and all generated inputs")
 
 
-def left_out_for(item: pytest.Item, *, everything: bool) -> str | None:
-    """Return the reason to leave a test out; None where it runs. `everything`: as with `--all`."""
-    always = {reason for mark in item.iter_markers("always") for reason in mark.args}
-    reasons = [reason for mark in item.iter_markers("thorough") for reason in mark.args]
-    unknown = {*reasons, *always} - set(REASONS)
-    if unknown:
-        raise pytest.UsageError(f"{item.nodeid}: no reason {unknown}; tests/support/selection.py lists them")
-    if everything:
-        is_repeated = any(map(item.path.is_relative_to, ON_EACH_SERVER))
-        reasons = [reason for reason in reasons if reason == "server" and not is_repeated]
-    return next((reason for reason in reasons if reason not in always), None)
-
-
 class Selection:
     """Leaves the thorough tests out, and says how many."""
 
@@ -68,12 +55,22 @@ class Selection:
         self._all: bool = config.getoption("all")
         self._left: Counter[str] = Counter()
 
+    def left_out_for(self, item: pytest.Item) -> str | None:
+        """Return the reason to leave a test out; None where it runs."""
+        always, thorough = ([reason for mark in item.iter_markers(name) for reason in mark.args]
+                            for name in ("always", "thorough"))  # fmt: skip
+        if unknown := {*thorough, *always} - set(REASONS):
+            raise pytest.UsageError(f"{item.nodeid}: no reason {unknown}; tests/support/selection.py lists them")
+        if self._all:
+            thorough = [] if any(map(item.path.is_relative_to, ON_EACH_SERVER)) else ["server"] * ("server" in thorough)
+        return next((reason for reason in thorough if reason not in always), None)
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        reasons = [left_out_for(item, everything=self._all) for item in items]
-        self._left.update(filter(None, reasons))
-        config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
-        items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+        reasons = dict(zip(items, map(self.left_out_for, items), strict=True))
+        self._left.update(filter(None, reasons.values()))
+        config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
+        items[:] = [item for item in items if not reasons[item]]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
@@ -85,11 +82,8 @@ class Selection:
         self._left = Counter(getattr(node, "workeroutput", {}).get("left_out")) or self._left
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._left:
-            return
-        where = "not repeated" if self._all else "left to `make test-all` (pytest --all)"
-        terminalreporter.section(f"{self._left.total()} tests are {where}")
-        for reason, number in self._left.most_common():
-            terminalreporter.line(f"{number:6}  {REASONS[reason]}")
-        if not self._all:
-            terminalreporter.line("        and most of the generated inputs")
+        if self._left:
+            where = "not repeated" if self._all else "left to `make test-all` (pytest --all), and most generated inputs"
+            terminalreporter.section(f"{self._left.total()} tests are {where}")
+            for reason, number in self._left.most_common():
+                terminalreporter.line(f"{number:6}  {REASONS[reason]}")
