@@ -14,8 +14,7 @@ from django_quota import acheck, aonce, check, once
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.matching import Match, Target
 from django_quota.requests.request_keys import subject_flow
-from django_quota.stores.memory import MemoryStore
-from tests.support.stores import current_store
+from tests.support.stores import spy
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 
@@ -74,33 +73,13 @@ def calls_in(function: Callable[[], object]) -> int:
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note every call of the store from now on, sync and async."""
     calls: list[int] = []
-    store = current_store()
-    run, arun = store.run, store.arun
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        return run(*arguments)
-
-    async def acounted(*arguments: Any) -> Any:
-        calls.append(1)
-        return await arun(*arguments)
-
-    monkeypatch.setattr(store, "run", counted)
-    if not isinstance(store, MemoryStore):  # its `arun` calls its `run`
-        monkeypatch.setattr(store, "arun", acounted)
+    spy(monkeypatch, lambda _: calls.append(1))
     return calls
 
 
 def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    store = current_store()
-    run = store.run
-
-    def spy(operation: Any, now: int | None = None) -> Any:
-        counted.append(sum(len(hit.limits) for hit in operation.hits))
-        return run(operation, now)
-
-    monkeypatch.setattr(store, "run", spy)
+    spy(monkeypatch, lambda operation: counted.append(sum(len(hit.limits) for hit in operation.hits)))
     return counted
 
 
@@ -117,16 +96,8 @@ def matches_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> list[Match]:
 
 
 def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    store = current_store()
-    run = store.run
-
-    def overtaken(*arguments: Any) -> Any:
-        reply = run(*arguments)
-        monkeypatch.setattr(store, "run", run)
-        act()
-        return reply
-
-    monkeypatch.setattr(store, "run", overtaken)
+    left = [act]
+    spy(monkeypatch, after=lambda _: left and left.pop()())
 
 
 def subject_of(key: Any, request: HttpRequest) -> str:

@@ -1,14 +1,11 @@
 """What this process remembers by itself, beside the store."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from django_quota.conf import current
-from django_quota.engine.operations import Operation
-from django_quota.engine.subject_operations import RecordHits
 from django_quota.limiting import metrics, refusals, unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
@@ -18,24 +15,6 @@ from tests.support.stores import current_store
 
 def remembered_refusals() -> int:
     return sum(map(len, get_limiter().refusals.table.values()))
-
-
-def uncounted_refusals() -> int:
-    return len(get_limiter().unasked)
-
-
-def while_refusals_are_counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    store = get_limiter().store
-    count = store.try_all
-
-    def overtaken(operations: Sequence[Operation], now: int | None) -> list[Any]:
-        replies: list[Any] = count(operations, now)
-        if any(isinstance(operation, RecordHits) for operation in operations):  # a Cluster runs all others so, too
-            monkeypatch.setattr(store, "try_all", count)
-            act()
-        return replies
-
-    monkeypatch.setattr(store, "try_all", overtaken)
 
 
 def metrics_that_wait() -> tuple[int, int]:

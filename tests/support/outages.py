@@ -22,7 +22,7 @@ from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock
-from tests.support.stores import caches, current_store, redis_store
+from tests.support.stores import caches, redis_store, spy
 
 
 def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
@@ -57,22 +57,12 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 @contextmanager
 def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> Iterator[None]:
     """Have no call of the store answered in the block; `done`: each one is done, and its reply is lost."""
-    store, lost = current_store(), error or StoreUnavailable("it is gone")
-    run, arun = store.run, store.arun
 
-    def lose(*asked: Any) -> Any:
-        if done:
-            run(*asked)
-        raise lost
-
-    async def alose(*asked: Any) -> Any:
-        if done:
-            await arun(*asked)
-        raise lost
+    def lose(_: Any) -> None:
+        raise error or StoreUnavailable("it is gone")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(store, "run", lose)
-        patched.setattr(store, "arun", alose)
+        spy(patched, **{"after" if done else "before": lose})
         yield
 
 

@@ -14,7 +14,7 @@ from django_quota.stores.memory import MemoryStore
 from tests.support.outages import no_answer
 from tests.support.specifications import Drop
 from tests.support.steps import SECOND
-from tests.support.stores import current_store, memory_states
+from tests.support.stores import current_store, memory_states, spy
 
 ELSEWHERE = "elsewhere"  # a caller of another process that asks for a lock
 
@@ -62,10 +62,6 @@ def released_elsewhere(name: str) -> None:
     current_store().run(Release(keys_of(name), ELSEWHERE, None, SECOND))
 
 
-def lease_lasts(name: str, token: str, seconds: int) -> None:
-    assert current_store().run(Renew(keys_of(name), token, seconds * SECOND))
-
-
 def is_asked_for_by(operation: Any) -> str | None:
     return operation.token if isinstance(operation, Acquire) else None
 
@@ -80,25 +76,8 @@ def is_renewal(operation: Any) -> bool:
 
 @contextmanager
 def calls(before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool) -> Iterator[None]:
-    store = current_store()
-    run, arun = store.run, store.arun
-
-    def spy(operation: Any, now: int | None = None) -> Any:
-        before(operation)
-        reply = run(operation, now)
-        after(operation)
-        return reply
-
-    async def aspy(operation: Any, now: int | None = None) -> Any:
-        before(operation)
-        reply = await arun(operation, now)
-        after(operation)
-        return reply
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(store, "run", spy)
-        if not isinstance(store, MemoryStore):  # it runs what `run` does
-            patched.setattr(store, "arun", aspy)
+        spy(patched, before, after)
         yield
 
 

@@ -4,7 +4,7 @@ Tests reach into the package's own modules by this module, so that a rename is o
 """
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -74,6 +74,30 @@ def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
 
 def current_store() -> Any:
     return get_limiter().store
+
+
+def spy(
+    patched: pytest.MonkeyPatch, before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool
+) -> None:
+    """Have something done before and after each call of the store, sync or async; it gets the operation."""
+    store = current_store()
+    run, arun = store.run, store.arun
+
+    def spied(operation: Any, now: int | None = None) -> Any:
+        before(operation)
+        reply = run(operation, now)
+        after(operation)
+        return reply
+
+    async def aspied(operation: Any, now: int | None = None) -> Any:
+        before(operation)
+        reply = await arun(operation, now)
+        after(operation)
+        return reply
+
+    patched.setattr(store, "run", spied)
+    if not isinstance(store, MemoryStore):  # its `arun` calls its `run`
+        patched.setattr(store, "arun", aspied)
 
 
 def local_store() -> MemoryStore:
