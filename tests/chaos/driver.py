@@ -1,14 +1,11 @@
 """The driver: starts a place and its workers, breaks it while traffic flows, and collects the accounts.
 
-Whatever it starts it ends, by its own process id.
+Whatever it starts it ends.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +17,7 @@ from typing import Any
 from tests.chaos.figures import Account, Figures, Times, figures
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
-from tests.support.commands import ROOT
+from tests.chaos.worker import work
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +40,17 @@ BRIEF = Pace(before=0.7, fault=0.6, after=3, rate=60, timeout=4)
 
 def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Account], Times]:
     """Play a scene with a server program; return the figures, and what they come from."""
-    with tempfile.TemporaryDirectory(prefix="quota-chaos-") as name:
-        folder = Path(name)
-        with scene.place(program, folder) as place, _workers(folder, _patient(place.caches, pace), pace.rate) as both:
-            for worker in both:
-                worker.hears("known")
-            time.sleep(pace.before)
-            times = _break(scene, place, pace.fault, both)
-            time.sleep(pace.after)
-            for word, answer in (("enough", "done"), ("look", "")):
-                for worker in both:
-                    worker.say(word)
-                for worker in both:
-                    worker.hears(answer)
-            accounts = [Account.read(worker.file) for worker in both]
+    with (
+        tempfile.TemporaryDirectory(prefix="quota-chaos-") as folder,
+        scene.place(program, Path(folder)) as place,
+        _workers(_patient(place.caches, pace), pace.rate) as workers,
+    ):
+        _say(workers, "go", "known")
+        time.sleep(pace.before)
+        times = _break(scene, place, pace.fault, workers)
+        time.sleep(pace.after)
+        _say(workers, "enough", "done")
+        accounts = _say(workers, "look")
     return figures(accounts, times, scene.allowance), accounts, times
 
 
@@ -83,51 +77,38 @@ def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_
 
 
 class _Worker:
-    def __init__(self, kind: str, folder: Path, caches: Mapping[str, Any], rate: int) -> None:
-        self.file = folder / f"{kind}.json"
-        words = (kind, str(self.file), str(rate), json.dumps(caches))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.worker", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            text=True,
-        )
-        self._pipes: Any = self._process.stdin, self._process.stdout
+    def __init__(self, kind: str, caches: Mapping[str, Any], rate: int) -> None:
+        processes = multiprocessing.get_context("spawn")
+        self.pipe, its_end = processes.Pipe()
+        self._lost = processes.Array("d", 2)
+        self.process = processes.Process(target=work, args=(kind, caches, rate, its_end, self._lost), daemon=True)
+        self.process.start()
+        its_end.close()
 
     def has_lost(self, since: float) -> bool:
         """Say whether it has found Redis gone since a moment, or before and not back since then."""
-        told = Path(f"{self.file}.told")
-        lines = [line.split() for line in told.read_text().splitlines()] if told.exists() else []
-        return any(word == "lost" and (float(at) >= since or [at, word] == lines[-1]) for at, word in lines)
+        return self._lost[0] >= since or bool(self._lost[1])
 
-    def say(self, word: str) -> None:
-        print(word, file=self._pipes[0], flush=True)
 
-    def hears(self, word: str) -> None:
-        """Wait until it says a word; an empty one: until it has ended."""
-        if self._pipes[1].readline().strip() != word or (not word and self._process.wait()):
-            raise RuntimeError(f"A worker did not say {word!r}; its own words are above.")
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in self._pipes:
-            pipe.close()
+def _say(workers: list[_Worker], word: str, answer: str = "") -> list[Any]:
+    """Say a word to all, and return what they answer."""
+    for worker in workers:
+        worker.pipe.send(word)
+    answers = [worker.pipe.recv() for worker in workers]
+    assert not answer or answers == [answer] * len(workers)
+    return answers
 
 
 @contextmanager
-def _workers(folder: Path, caches: Mapping[str, Any], rate: int) -> Iterator[list[_Worker]]:
-    """Run a sync and an async worker, which begin together."""
+def _workers(caches: Mapping[str, Any], rate: int) -> Iterator[list[_Worker]]:
+    """Run a sync and an async worker, which are ready to begin."""
     workers: list[_Worker] = []
     try:
-        workers.extend(_Worker(kind, folder, caches, rate) for kind in ("sync", "async"))
-        for worker in workers:
-            worker.hears("ready")
-        for worker in workers:
-            worker.say("go")
+        workers.extend(_Worker(kind, caches, rate) for kind in ("sync", "async"))
+        assert [worker.pipe.recv() for worker in workers] == ["ready"] * 2
         yield workers
     finally:
         for worker in workers:
-            worker.end()
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.chaos.site import LOCAL, PAIR, POLICIES, Policy
 
@@ -44,11 +42,6 @@ class Account:
     """Lines in the log "django_quota", from WARNING upwards."""
     used: int | None = None
     """What `site.BESIDE` had counted when all workers had ended; None if Redis did not tell."""
-
-    @classmethod
-    def read(cls, path: Path) -> Account:
-        given: dict[str, Any] = json.loads(path.read_text())
-        return cls(**{**given, "records": [Record(*fields) for fields in given["records"]]})
 
 
 class Times(NamedTuple):

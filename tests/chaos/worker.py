@@ -1,22 +1,13 @@
-"""A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
-
-`python -m tests.chaos.worker KIND FILE RATE CACHES`. It prints "ready", works from the first line on stdin to the
-second, prints "known" when it knows of the other worker, and "done". After the third line it reads what was counted,
-and writes its account to FILE. FILE.told has each loss and return of Redis as it comes.
-"""
+"""A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`."""
 
 import asyncio
 import itertools
-import json
 import logging
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tests.chaos import site
@@ -29,29 +20,33 @@ WORKERS = 2
 _STOP = threading.Event()
 
 
-def main() -> None:
-    kind, file, rate, caches = sys.argv[1:]
-    site.configure(json.loads(caches))
+def work(kind: str, caches: Mapping[str, Any], rate: int, driver: Any, lost: Any) -> None:
+    """Tell the driver when it is ready, when it knows of the other worker, and when it is done; send it the account.
+
+    It waits for a word of the driver before it works, before it is done, and before it looks at what was counted.
+    `lost` has when it has lost Redis last, and whether it has not found it again.
+    """
+    site.configure(caches)
     account = Account()
-    _listen(account, Path(f"{file}.told"))
+    _listen(account, lost)
     from django_quota.limiting.registry import get_limiter
 
-    print("ready", flush=True)
-    sys.stdin.readline()
-    every = HANDS / float(rate)
-    traffic = threading.Thread(target=_sync_traffic if kind == "sync" else _async_traffic, args=(account, every))
-    traffic.start()
+    driver.send("ready")
+    driver.recv()
+    traffic = _sync_traffic if kind == "sync" else _async_traffic
+    thread = threading.Thread(target=traffic, args=(account, HANDS / rate))
+    thread.start()
     workers = get_limiter().fallback.workers
     while workers is not None and workers.number < WORKERS:
         time.sleep(0.01)
-    print("known", flush=True)
-    sys.stdin.readline()
+    driver.send("known")
+    driver.recv()
     _STOP.set()
-    traffic.join()
-    print("done", flush=True)
-    sys.stdin.readline()
+    thread.join()
+    driver.send("done")
+    driver.recv()
     account.used = _used()
-    Path(file).write_text(json.dumps(asdict(account)))
+    driver.send(account)
 
 
 def _used() -> int | None:
@@ -67,24 +62,19 @@ def _used() -> int | None:
     return None
 
 
-def _listen(account: Account, told: Path) -> None:
+def _listen(account: Account, lost: Any) -> None:
     from django_quota.signals import store_back, store_lost
 
-    def note(word: str) -> None:
-        with told.open("a") as file:
-            file.write(f"{time.monotonic()} {word}\n")
-
-    def lost(reason: str, **_: Any) -> None:
+    def on_loss(reason: str, **_: Any) -> None:
         account.reasons.append(reason)
-        note("lost")
+        lost[:] = [time.monotonic(), 1]
 
-    def back(**_: Any) -> None:
+    def on_return(**_: Any) -> None:
         account.back += 1
-        note("back")
+        lost[1] = 0
 
-    store_lost.connect(lost, weak=False)
-    store_back.connect(back, weak=False)
-
+    store_lost.connect(on_loss, weak=False)
+    store_back.connect(on_return, weak=False)
     lines = logging.Handler(logging.WARNING)
     lines.emit = lambda record: account.logged.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("django_quota")
@@ -157,7 +147,3 @@ def _async_traffic(account: Account, every: float) -> None:
         await asyncio.gather(*map(hand, range(HANDS)))
 
     asyncio.run(together())
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ import asyncio
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -102,15 +102,15 @@ def _flask(url: str, rates: Sequence[str], **options: Any) -> Get:
     return get
 
 
-@contextmanager
-def clock(name: str, seconds: float) -> Iterator[None]:
-    """Set the clock of a limiter."""
+def get_at(name: str, seconds: float, get: Get, address: str) -> Any:
+    """Send a GET so many seconds after the noon of today, by the clock of a limiter."""
     from tests.benchmarks.limiters import CLOCKS
 
+    moment = (time.time() // DAY) * DAY + DAY / 2 + seconds
     # django-smart-ratelimit reads the clock of the process for its headers.
-    headers = mock.patch("time.time", return_value=seconds) if "smart" in name else nullcontext()
-    with CLOCKS[name](seconds), headers:
-        yield
+    headers = mock.patch("time.time", return_value=moment) if "smart" in name else nullcontext()
+    with CLOCKS[name](moment), headers:
+        return get(address)
 
 
 # --- what visitors meet -----------------------------------------------------------------------------------------------
@@ -152,18 +152,14 @@ def left_of_the_day(name: str, url: str) -> int:
 
     It is 7 if the five took nothing.
     """
-    get, address = site(name, url, "10/d", "3/m"), "192.0.2.3"
-    began = (time.time() // DAY) * DAY + DAY / 2
-    answered = left = 0
-    for number in range(8):
-        with clock(name, began + number * MILLISECOND):
-            answered += get(address).status_code == 200
-    if answered != 3:
-        raise RuntimeError(f"{answered} requests were answered under 3/m")
-    for minute in range(2, 14):
-        with clock(name, began + minute * MINUTE):
-            left += get(address).status_code == 200
-    return left
+    get = site(name, url, "10/d", "3/m")
+
+    def answered(moments: Sequence[float]) -> int:
+        return sum(get_at(name, moment, get, "192.0.2.3").status_code == 200 for moment in moments)
+
+    if answered([number * MILLISECOND for number in range(8)]) != 3:
+        raise RuntimeError("not three requests were answered under 3/m")
+    return answered([minute * MINUTE for minute in range(2, 14)])
 
 
 def told_to_wait(name: str, url: str) -> dict[str, Any] | None:
@@ -171,17 +167,13 @@ def told_to_wait(name: str, url: str) -> dict[str, Any] | None:
 
     It is refused until 60 s after the first, so 50 is right. The minute of the clock ends 20 s after the refusal.
     """
-    get, address = site(name, url, "10/m"), "192.0.2.4"
-    began = (time.time() // DAY) * DAY + DAY / 2 + MINUTE / 2
-    for second in range(LIMIT):
-        with clock(name, began + second):
-            get(address)
-    with clock(name, began + LIMIT):
-        told = get(address).headers.get("Retry-After")
+    get, began = site(name, url, "10/m"), MINUTE / 2
+    *_, refused = [get_at(name, began + second, get, "192.0.2.4") for second in range(LIMIT + 1)]
+    told = refused.headers.get("Retry-After")
     if told is None:
         return None
-    with clock(name, began + LIMIT + int(told) + MILLISECOND):
-        return {"told": int(told), "then": get(address).status_code == 200}
+    then = get_at(name, began + LIMIT + int(told) + MILLISECOND, get, "192.0.2.4")
+    return {"told": int(told), "then": then.status_code == 200}
 
 
 def outage(program: str, is_tolerant: bool) -> dict[str, int]:

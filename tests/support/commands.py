@@ -45,35 +45,24 @@ def said(*words: str) -> Any:
 
 
 class Manage:
-    """Starts commands in processes of their own, and kills them when the test ends."""
+    """Starts commands in processes of their own; see `managing`."""
 
     def __init__(self, folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> None:
         module = folder / "settings_of_a_process.py"
         tables = "" if databases is None else f"DATABASES = {databases!r}\n"
         module.write_text(f"from tests.support.settings import *\nCACHES = {caches!r}\n{tables}")
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
-            "DJANGO_SETTINGS_MODULE": module.stem,
-        }
+        path = f"{ROOT}{os.pathsep}{folder}"
+        self.environment = {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": module.stem}
+        self.started: list[tuple[subprocess.Popen[str], Path]] = []
         self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
-        self._said: list[Path] = []
 
     def start(self, *words: str, stderr: Path | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start a command. Its stdout is a pipe unless you give another, its stderr is a file."""
-        said = stderr or self._folder / f"stderr-{len(self._started)}"
+        said = stderr or self._folder / f"stderr-{len(self.started)}"
+        command = [sys.executable, "-W", "error", "-m", "django", *words]
         with said.open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "django", *words],
-                env=self.environment,
-                cwd=ROOT,
-                stdout=stdout,
-                stderr=errors,
-                text=True,
-            )
-        self._started.append(process)
-        self._said.append(said)
+            process = subprocess.Popen(command, env=self.environment, cwd=ROOT, stdout=stdout, stderr=errors, text=True)
+        self.started.append((process, said))
         return process
 
     def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
@@ -83,22 +72,17 @@ class Manage:
         assert process.returncode == 0
         return said
 
-    def end(self) -> None:
-        """Kill what still runs, and print all stderr, which pytest shows if the test failed."""
-        for process in self._started:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for words in filter(None, (said.read_text() for said in self._said)):
-            print(words)
-
 
 @contextmanager
 def managing(folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> Iterator[Manage]:
-    """Yield what starts commands, and kill them when the block ends."""
+    """Yield what starts commands. At the end those that still run are killed; pytest shows what all said."""
     manage = Manage(folder, caches, databases)
     try:
         yield manage
     finally:
-        manage.end()
+        for process, said in manage.started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+            print(said.read_text(), end="")

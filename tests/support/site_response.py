@@ -11,6 +11,3 @@ def teapot(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 async def in_vain(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse("never")
-
-
-NOT_A_FUNCTION = "text"

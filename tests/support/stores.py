@@ -33,13 +33,16 @@ PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
 
 
 def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
-    return {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": server.url,
-            "OPTIONS": {"CLIENT_CLASS": CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
-        }
-    }
+    return _caches(server.url, CLIENT, pool_options)
+
+
+def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
+    return _caches(cluster.location, CLUSTER_CLIENT, pool_options)
+
+
+def _caches(location: str | list[str], client: str, pool_options: dict[str, Any]) -> dict[str, Any]:
+    options = {"CLIENT_CLASS": client, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options}
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
 
 
 @cache
@@ -60,16 +63,6 @@ def named(program: Path | str) -> str:
 
 def cluster_program() -> Path:
     return server_programs()[0]
-
-
-def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
-    return {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": cluster.location,
-            "OPTIONS": {"CLIENT_CLASS": CLUSTER_CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
-        }
-    }
 
 
 def current_store() -> Any:
