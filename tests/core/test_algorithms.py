@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
-from django_quota.engine.codec import ALLOWED
 from django_quota.engine.plans import PlanMode
 from tests.support.selection import thorough
-from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec, driven
+from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec
 
 BUCKET = {"algorithm": "token_bucket"}
 
@@ -205,19 +204,6 @@ def test_periods_are_those_of_the_clocks_that_people_have(
     unit: str, multiple: int, zone: str, now: str, edges_then: list[str]
 ) -> None:
     assert list(edges(unit, multiple, zone, moment(now)))[: len(edges_then)] == [moment(each) for each in edges_then]
-
-
-def test_an_hour_with_a_clock_change_admits_the_limit_though_a_server_clock_lags() -> None:
-    limit = Spec("10/h", "calendar", tz=LORD_HOWE)
-    jump = moment("2026-10-03T15:30+00:00")  # the clock goes from 02:00 to 02:30
-
-    def is_admitted(minute: int, behind: int = 0) -> bool:
-        now = jump + minute * MINUTE
-        reply = driven(lambda asked, at: asked.run(limit.states, at), limit.plan(), "check", now, now - behind * MINUTE)
-        return bool(reply[1] == ALLOWED)
-
-    assert is_admitted(0, behind=2)
-    assert sum(is_admitted(minute) for minute in range(30, 90)) == 10  # from 03:00 to 04:00
 
 
 def test_a_calendar_limit_starts_anew_with_each_period() -> None:

@@ -73,15 +73,6 @@ def test_the_bound_is_reached(case: str, hits: list[tuple[int, int]], most: int)
     assert most_in_a_window(admitted) == most
 
 
-@given(costs=st.lists(st.integers(1, 30), max_size=80), count=st.sampled_from([100, 101, 5_000]))
-def test_what_is_left_and_what_was_admitted_add_up_to_the_limit(costs: list[int], count: int) -> None:
-    limit, spent = Spec(f"{count}/m"), 0
-    for cost in costs:
-        limit.now += 1_000
-        spent += cost if limit.run(cost=cost).allowed else 0
-    assert limit.run("peek").remaining == count - spent
-
-
 @pytest.mark.parametrize("case", CASES)
 @inputs(60)
 @given(hits=st.lists(st.tuples(st.just(1) | GAPS, st.integers(1, 4)), max_size=8), cost=st.integers(1, 4))

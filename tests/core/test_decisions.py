@@ -10,13 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, peek
-from django_quota.core.algorithms import ALGORITHMS
-from django_quota.engine.codec import Flag, Reply, emitted, outcomes_of
+from django_quota import Decision, Rule, check
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Outcome
-from tests.support.steps import SECOND, START, hits_of
 
 
 def outcome(
@@ -41,16 +38,6 @@ outcomes = st.builds(
 NOTHING = Decision(allowed=True, rule="", subject="")
 DENIED = Decision(allowed=False, rule="d", subject="user:1", degraded=True, enforced=True)
 SOFTLY_DENIED = replace(DENIED, enforced=False)
-
-
-def test_a_flag_of_a_reply_is_about_all_limits_of_its_hit_and_no_others() -> None:
-    hits = hits_of(Rule.make("a", "5/m"), Rule.make("b", "5/m; 70/h"), Rule.make("c", "9/m"))
-    flags = [1, Flag.BANNED, START + SECOND, 1, Flag.BAN_BEGAN, START + SECOND, 2, Flag.NEAR_EMITTED, 800]
-    raw = [START, 0, *[1, 4, 0, 60 * SECOND, 60 * SECOND] * 4, *flags]
-    reply = Reply.decode(raw, hits)
-    assert [each.why for each in outcomes_of(reply, hits)] == ["", "banned", "banned", ""]
-    assert list(emitted(reply, hits)) == [("banned", hits[1], START + SECOND), ("near", hits[2], 800)]
-    assert reply.encode() == raw
 
 
 @pytest.mark.parametrize(
@@ -159,15 +146,6 @@ def test_a_refusal_of_a_calendar_names_the_day_on_which_its_period_ends(
                 f"Rule 'tokens' admits 100,000 per {period} for org:7. "
                 f"This hit needs 15,000; 14,160 of 100,000 are left until {ends}."
             )
-
-
-def test_what_is_used_counts_until_the_window_is_over(memory_store: None) -> None:
-    for algorithm in ALGORITHMS:
-        options: Any = {"algorithm": algorithm, "name": algorithm}
-        with freeze(START):
-            assert [check("10/m", "user:1", cost, **options).used for cost in (3, 8)] == [3, 3]
-        with freeze(START + 120 * SECOND):
-            assert peek("10/m", "user:1", **options).used == 0
 
 
 def test_a_decision_is_the_same_after_pickling_and_before_its_outcomes_are_read() -> None:

@@ -135,18 +135,6 @@ def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
     return driven(places.run, plan, "check", START)
 
 
-def test_the_day_counts_no_hit_of_a_plan_that_a_later_slot_refuses() -> None:
-    daily, shut, places = Rule.make("daily", "9/m", daily=True), Rule.make("shut", "0/m", daily=True), Apart()
-
-    def counted() -> dict[str, Any]:
-        return {home(key)[1:]: day for key, day in places.live(START).items() if ":day:" in key}
-
-    assert check_over(places, (daily, "user:1"), (daily, "user:3"), (shut, "user:2"))[1] == REFUSED
-    assert counted() == {"user:2": {"shut:r": 1}}
-    assert check_over(places, (daily, "user:1"), (daily, "user:3"))[1] == ALLOWED
-    assert counted() == {"user:2": {"shut:r": 1}, "user:1": {"daily:a": 1}, "user:3": {"daily:a": 1}}
-
-
 def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any) -> None:
     places = Apart()
     places.fails = lambda operation: isinstance(operation, Decide) and operation.mode != "check"

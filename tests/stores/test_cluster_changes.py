@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,8 @@ def half_moved(slot: int, source: Server, to: Server) -> Iterator[None]:
 def event_of(cluster: Cluster, server: Server, number: int = 0) -> str:
     """Return the name of an event whose only key is on a server."""
     names = (f"event-{each}" for each in range(1_000))
-    found = [name for name in names if cluster.owner(_operation("a", name, 60).keys[0]) is server]
-    return found[number]
+    found = (name for name in names if cluster.owner(_operation("a", name, 60).keys[0]) is server)
+    return next(islice(found, number, None))
 
 
 @topology
@@ -415,50 +416,3 @@ def losing(connection_class: Any, lost: Exception) -> Any:
         return is_of_a_script(await read(*arguments, **options))
 
     return aread if asyncio.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
-
-
-@topology
-@both
-def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(kind: str, hasty: Cluster) -> None:
-    slot, server = slot_of(f"{{{SUBJECTS[0]}}}"), hasty.owner(f"{{{SUBJECTS[0]}}}")
-    for each in hasty.servers:
-        each.client.execute_command("CLUSTER DELSLOTS", slot)
-
-    async def is_degraded(subject: str) -> bool:
-        asked = acheck("900/m", subject) if kind == "async" else asyncio.to_thread(check, "900/m", subject)
-        return bool((await asked).degraded)
-
-    async def found() -> list[bool]:
-        before = [await is_degraded(subject) for subject in SUBJECTS[:2]]
-        server.client.execute_command("CLUSTER ADDSLOTS", slot)
-        return [*before, await is_degraded(SUBJECTS[0]), await is_degraded(SUBJECTS[0])]
-
-    assert asyncio.run(found()) == [True, False, True, False]  # the third has read the table again
-
-
-@topology
-@both
-def test_requests_that_meet_servers_that_hang_read_the_table_once_together(
-    kind: str, hasty: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted in timeouts, not on the clock: one for each request, and one for each server that is asked."""
-    check("900/m", SUBJECTS[0])
-    timeouts: list[str] = []
-    raised = RedisTimeoutError.__init__
-
-    def noted(error: Any, *arguments: Any) -> None:
-        timeouts.append("late")
-        raised(error, *arguments)
-
-    monkeypatch.setattr(RedisTimeoutError, "__init__", noted)
-
-    async def ask_eight() -> list[Any]:
-        def ask() -> Any:
-            return acheck("900/m", SUBJECTS[0]) if kind == "async" else asyncio.to_thread(check, "900/m", SUBJECTS[0])
-
-        return await asyncio.gather(*(ask() for _ in range(8)))
-
-    send(signal.SIGSTOP, *hasty.servers)
-    found = asyncio.run(ask_eight())  # the event loop knows no server yet
-    assert all(decision.degraded for decision in found)
-    assert 0 < len(timeouts) <= (8 if kind == "sync" else 0) + len(hasty.servers)

@@ -40,17 +40,6 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit_for_all_subjects_or
     assert [peek(*asked).remaining for asked in one] == [0] * 9
 
 
-def test_a_plan_that_finds_no_room_changes_nothing() -> None:
-    store = MemoryStore(max_keys=10)
-    for number in range(7):
-        hit(store, f"a:{number}")
-    before = dict(store._keys)
-    plan = [each for subject in ("a:0", "b", "c") for each in hits_of(RULE, subject=subject)]
-    with pytest.raises(StoreFull):
-        decided(store, plan, "check", START)
-    assert store._keys == before
-
-
 def test_what_has_expired_makes_room_and_nothing_else_does() -> None:
     store = MemoryStore(max_keys=10)
     for number in range(8):

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.cache import caches as djangos
 from django_redis import get_redis_connection
 
 from django_quota import once
@@ -35,16 +34,6 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
     settings.CACHES = {"default": {**alias, "OPTIONS": {"SOCKET_TIMEOUT": 9}}}
     with redis_store().commands() as client:
         assert timeouts_of(client) == (9, PLAIN_TIMEOUT)
-
-
-def test_each_server_of_a_cluster_has_timeouts(cluster: Cluster, settings: Any) -> None:
-    alias = settings.CACHES["default"]
-    settings.CACHES = {"default": {**alias, "OPTIONS": {"CLIENT_CLASS": alias["OPTIONS"]["CLIENT_CLASS"]}}}
-    for server in redis_store().servers():
-        with redis_store().commands(server) as client:
-            assert client.ping()
-            assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
-    djangos["default"].set("a", 1)
 
 
 def test_an_error_of_the_caller_or_a_reply_is_no_failure_of_the_server(redis_cache: RedisServer, raw: Any) -> None:
@@ -79,13 +68,17 @@ def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServ
     assert not breaker.is_open
 
 
-def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(cluster: Cluster) -> None:
+def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(cluster: Cluster, settings: Any) -> None:
+    alias = settings.CACHES["default"]
+    settings.CACHES = {"default": {**alias, "OPTIONS": {"CLIENT_CLASS": alias["OPTIONS"]["CLIENT_CLASS"]}}}
     found: Any = redis_store()
     server = found.server_of("{!}")  # of plain commands
     value = next(each for each in "abcdefghijklmnop" if found.server_of(f"{{once:{digest(each)}}}") == server)
     breaker = found._breakers[server] = due_breaker(of=Breaker())
     asks_within("run", value)
     assert not breaker.is_open
+    with found.commands(server) as client:
+        assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
 
 
 def test_plain_commands_probe_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:

@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,25 @@ PASSWORD = "ge/heim:7"
 IN_A_URL = "ge%2Fheim%3A7"
 
 
-@dataclass(frozen=True)
 class Certificates:
     """Files of a certificate for 127.0.0.1, and of who vouches for it."""
 
-    authority: str
-    certificate: str
-    key: str
-
-    @property
-    def of_a_server(self) -> list[str]:
-        files = ["--tls-cert-file", self.certificate, "--tls-key-file", self.key, "--tls-ca-cert-file", self.authority]
-        return [*files, "--tls-auth-clients", "no"]
+    def __init__(self, folder: Path) -> None:
+        self.authority, certificate, key = (str(folder / f"{name}.pem") for name in ("authority", "certificate", "key"))
+        trusted = trustme.CA()
+        issued = trusted.issue_cert("127.0.0.1")
+        trusted.cert_pem.write_to_path(self.authority)
+        issued.private_key_pem.write_to_path(key)
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        self.of_a_server = [
+            *("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", self.authority),
+            *("--tls-auth-clients", "no"),
+        ]
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    folder = tmp_path_factory.mktemp("certificates")
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    return Certificates(*(str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")))
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @cache
@@ -137,10 +132,10 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
         serving(program, certificates, tmp_path / "p") as (port, client),
         client_of(watching, certificates, "watcher") as asked,
     ):
-        lines = ["port 0", f"tls-port {watching}", "tls-replication yes", "tls-auth-clients no", f"dir {tmp_path}"]
-        lines += [f"tls-cert-file {certificates.certificate}", f"tls-key-file {certificates.key}"]
-        lines += [f"tls-ca-cert-file {certificates.authority}", f"sentinel monitor quotas 127.0.0.1 {port} 1"]
-        lines += [f'sentinel auth-pass quotas "{PASSWORD}"', "requirepass watcher"]
+        options = [option.removeprefix("--") for option in certificates.of_a_server]
+        lines = ["port 0", f"tls-port {watching}", "tls-replication yes", f"dir {tmp_path}", "requirepass watcher"]
+        lines += [f"{name} {value}" for name, value in zip(options[::2], options[1::2], strict=True)]
+        lines += [f"sentinel monitor quotas 127.0.0.1 {port} 1", f'sentinel auth-pass quotas "{PASSWORD}"']
         config.write_text("\n".join(lines) + "\n")
         watcher = Process(str(program), str(config), "--sentinel")
         watcher.start()
