@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,61 +20,52 @@ from tests.support.stores import caches
 
 pytestmark = pytest.mark.thorough("processes")
 
-SERVERS: dict[str, Callable[[int], list[str]]] = {
-    "uvicorn": lambda port: ["uvicorn", "--port", str(port), "--lifespan", "off", "--log-level", "error"],
-    "daphne": lambda port: ["daphne", "--port", str(port), "--verbosity", "0"],
-}
-
-
-class Site:
-    """A server on a port."""
-
-    def __init__(self, program: str, redis_server: RedisServer) -> None:
-        self.program, self.port = program, free_port()
-        environment = {**os.environ, "SITE_CACHES": json.dumps(caches(redis_server))}
-        arguments = [*SERVERS[program](self.port), "tests.contrib.socket_site:application"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL
-        )
-        wait_until(lambda: asyncio.run(self.answers()))
-
-    async def answers(self) -> bool:
-        assert self.process.poll() is None, "the server has ended"
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    def socket(self, query: str = "") -> connect:
-        url = f"ws://127.0.0.1:{self.port}/?who=ann{query}"
-        return connect(url, open_timeout=PATIENCE, proxy=None)
+SERVERS = {"uvicorn": ["--lifespan", "off", "--log-level", "error"], "daphne": ["--verbosity", "0"]}
 
 
 @pytest.fixture(params=SERVERS)
-def site(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any) -> Iterator[Site]:
-    made = Site(request.param, redis_server)
-    yield made
-    made.process.kill()
-    made.process.wait(PATIENCE)
+def server(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any) -> Iterator[tuple[str, int]]:
+    """The program, and its port."""
+    port = free_port()
+    words = [request.param, "--port", str(port), *SERVERS[request.param], "tests.contrib.socket_site:application"]
+    environment = {**os.environ, "SITE_CACHES": json.dumps(caches(redis_server))}
+    process = subprocess.Popen([sys.executable, "-m", *words], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        assert process.poll() is None, "the server has ended"
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        wait_until(answers)
+        yield request.param, port
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
 
 
-def test_a_handshake_is_refused_with_a_429_and_a_message_with_a_notice_and_the_code_4429(site: Site) -> None:
+def test_a_handshake_is_refused_with_a_429_and_a_message_with_a_notice_and_the_code_4429(
+    server: tuple[str, int],
+) -> None:
+    program, port = server
+
+    def opened(query: str) -> connect:
+        return connect(f"ws://127.0.0.1:{port}/?who=ann{query}", open_timeout=PATIENCE, proxy=None)
+
     async def work() -> tuple[Any, list[str], Any]:
         with pytest.raises(InvalidStatus) as refused:
-            await site.socket("&refused")
+            await opened("&refused")
         got = []
-        async with site.socket() as socket:
+        async with opened("") as client:
             for text in ("one", "two", "three", "four"):
-                await socket.send(text)
-                got.append(str(await socket.recv()))
+                await client.send(text)
+                got.append(str(await client.recv()))
             with pytest.raises(ConnectionClosed) as closed:
-                await socket.recv()
+                await client.recv()
         return refused.value.response, got, closed.value.rcvd
 
     response, got, closed = asyncio.run(work())
-    if site.program == "daphne":
+    if program == "daphne":
         assert response.status_code == 403
     else:
         assert (response.status_code, json.loads(response.body)["status"]) == (429, 429)
