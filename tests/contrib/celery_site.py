@@ -20,7 +20,7 @@ if not settings.configured:
     settings.configure(**{**names, "CACHES": json.loads(os.environ["SITE_CACHES"])})
     django.setup()
 
-from django_quota.contrib.celery import QuotaTask  # noqa: E402 — the settings come first
+from django_quota.contrib.celery import QuotaTask
 
 URL = os.environ["SITE_REDIS"]
 broker = f"redis+socket{URL.removeprefix('unix')}"

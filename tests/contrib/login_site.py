@@ -23,18 +23,6 @@ MODEL = "django.contrib.auth.backends.ModelBackend"
 PASSWORD = "right horse"
 
 DJANGO = "django.contrib"
-MIDDLEWARE = [
-    f"{DJANGO}.sessions.middleware.SessionMiddleware",
-    f"{DJANGO}.auth.middleware.AuthenticationMiddleware",
-    f"{DJANGO}.messages.middleware.MessageMiddleware",
-    "allauth.account.middleware.AccountMiddleware",
-]
-TEMPLATES = {
-    "BACKEND": "django.template.backends.django.DjangoTemplates",
-    "APP_DIRS": True,
-    "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
-}
-APPS = [f"{DJANGO}.{name}" for name in ("auth", "contenttypes", "sessions", "messages")]
 
 
 class Accounts:
@@ -45,17 +33,26 @@ class Accounts:
 
 def begin(folder: str, *, with_middleware: bool, rules: Any = (), **more: Any) -> None:
     """Set up a site that has the pages of allauth, these rules and a database in a folder, and make Ann."""
-    ours = ["django_quota.middleware.QuotaMiddleware"] if with_middleware else []
+    templates = {"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}
+    context = {"context_processors": ["django.template.context_processors.request"]}
+    middleware = [
+        f"{DJANGO}.sessions.middleware.SessionMiddleware",
+        f"{DJANGO}.auth.middleware.AuthenticationMiddleware",
+        f"{DJANGO}.messages.middleware.MessageMiddleware",
+        "allauth.account.middleware.AccountMiddleware",
+        *(["django_quota.middleware.QuotaMiddleware"] if with_middleware else []),
+    ]
+    apps = [f"{DJANGO}.{name}" for name in ("auth", "contenttypes", "sessions", "messages")]
     settings.configure(
         SECRET_KEY="only for tests, and long enough for HS256",
         ALLOWED_HOSTS=["*"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}},
         QUOTA={"STORE": "memory", "RULES": dict(rules)},
-        TEMPLATES=[TEMPLATES],
+        TEMPLATES=[{**templates, "OPTIONS": context}],
         PASSWORD_HASHERS=["tests.contrib.hashers.CountingHasher"],
-        INSTALLED_APPS=[*APPS, "allauth", "allauth.account", "django_quota"],
+        INSTALLED_APPS=[*apps, "allauth", "allauth.account", "django_quota"],
         AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
-        MIDDLEWARE=[*MIDDLEWARE, *ours],
+        MIDDLEWARE=middleware,
         ROOT_URLCONF=Accounts,
         ACCOUNT_ADAPTER="django_quota.contrib.allauth.LoginQuotaAdapter",
         ACCOUNT_LOGIN_METHODS={"username", "email"},
