@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from django.http import HttpResponse
+from django.test import AsyncClient
+from django.urls import path
 
 from django_quota import areserve, concurrency, lock, peek
 from django_quota.features.leases import Slot
@@ -112,6 +114,27 @@ def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
             assert await nobody_has("line")
         assert len(asyncio.all_tasks()) == 1
 
+    asyncio.run(leave())
+
+
+@places
+def test_a_request_that_is_cancelled_while_it_gives_one_slot_back_keeps_none(where: Where, settings: Any) -> None:
+    async def page(request: Any) -> HttpResponse:
+        assert [len(await lock(name).aholders()) for name in ("first", "second")] == [1, 1]
+        return HttpResponse()
+
+    def is_the_first(operation: Any) -> bool:
+        released.extend([operation] * is_release(operation))
+        return released[:1] == [operation]
+
+    async def leave() -> None:
+        with barrier(is_the_first, where) as stop:
+            await left_while(asyncio.create_task(AsyncClient().get("/")), stop, 1)
+        assert [await nobody_has(name) for name in ("first", "second")] == [True, True]
+
+    released: list[Any] = []
+    settings.QUOTA = {"STORE": "memory", "RULES": {name: {"at_once": 1, "match": "/"} for name in ("first", "second")}}
+    settings.ROOT_URLCONF = (path("", page),)
     asyncio.run(leave())
 
 

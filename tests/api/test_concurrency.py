@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient
@@ -19,10 +18,9 @@ from django_quota import check, concurrency, peek, quota, slot
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import both, fetch, get, run
-from tests.support.cancelling import barrier, cancelled, ended
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.slots import calls, forget, goes_away_after_an_answer, is_asked_for_by, is_release
+from tests.support.slots import calls, forget, goes_away_after_an_answer, is_asked_for_by
 from tests.support.steps import START
 
 SITE_SLOT = {"at_once": 1, "match": "/export/"}
@@ -129,15 +127,6 @@ def test_requests_that_fit_share_a_slot_of_the_settings_until_they_are_answered(
     assert held("exports") == 0
 
 
-def test_subjects_have_slots_of_their_own() -> None:
-    mine, other = get(), get(REMOTE_ADDR="192.0.2.2")
-    mine.user, other.user = User(pk=7), AnonymousUser()
-    for key, subject in (("ip", "ip:192.0.2.1"), ("user", "user:7")):
-        limited = concurrency(1, key, name="view")(plain)
-        with slot("view", 1, subject=subject):
-            assert [run(limited, request).status_code for request in (mine, other)] == [429, 200]
-
-
 def test_slots_that_do_not_block_or_are_turned_off_let_everybody_in(settings: Any) -> None:
     request = get()
     with slot("view", 1):
@@ -228,35 +217,6 @@ def test_an_error_gives_the_slot_back_and_an_exceeded_quota_is_a_429(is_async: b
     with pytest.raises(ZeroDivisionError):
         run(limited, get("post"))
     assert held() == 0
-
-
-@pytest.mark.parametrize("where", ["queued", "sent", "answered"])
-def test_a_request_that_is_cancelled_while_it_gives_its_first_slot_back_gives_back_all(
-    where: Any, settings: Any
-) -> None:
-    with_rules(settings, exports=SITE_SLOT, all={"at_once": 5, "match": "/", "key": "ip"})
-    released: list[Any] = []
-
-    async def view(request: HttpRequest) -> HttpResponse:
-        assert (held("exports"), held("all", "ip:127.0.0.1")) == (1, 1)
-        return HttpResponse()
-
-    def is_the_first(operation: Any) -> bool:
-        released.extend([operation] * is_release(operation))
-        return released[:1] == [operation]
-
-    async def go() -> None:
-        with barrier(is_the_first, where) as stop:
-            request = asyncio.create_task(AsyncClient().get("/export/"))
-            while not stop.met:  # noqa: ASYNC110 — nothing tells
-                await asyncio.sleep(0)
-            await cancelled(request, 1)
-            stop.open()
-            assert await ended(request)
-        assert (held("exports"), held("all", "ip:127.0.0.1")) == (0, 0)
-
-    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("export/", view)]})
-    asyncio.run(go())
 
 
 def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -493,33 +493,27 @@ def test_a_wrong_argument_is_named() -> None:
                 use(value)
 
 
-@pytest.fixture
-def slept(the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return what was slept; sleeping moves the clock instead."""
-    found: list[float] = []
-
+@both_ways
+@in_memory
+def test_a_hit_waits_for_room_or_for_its_place_and_refuses_at_once_where_that_takes_too_long(
+    is_async: bool, the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def sleep(seconds: float) -> None:
-        found.append(round(seconds, 2))
+        slept.append(round(seconds, 2))
         the_clock_stands.advance(seconds)
+        check("1/10s", "user:42")  # another caller is faster each time
 
     async def asleep(seconds: float) -> None:
         sleep(seconds)
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(asyncio, "sleep", asleep)
-    return found
-
-
-@both_ways
-@in_memory
-def test_a_hit_waits_for_room_or_for_its_place_and_refuses_at_once_where_that_takes_too_long(
-    is_async: bool, slept: list[float]
-) -> None:
     def take(rate: Any, cost: int = 1, **options: Any) -> Any:
         call: Any = aacquire if is_async else acquire
         found = call(rate, "user:42", cost, **options)
         return asyncio.run(found) if is_async else found
 
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
     decision = take("2/m", timeout=5)  # with room it is a check
     assert (decision.allowed, decision.remaining, slept) == (True, 1, [])
     check("2/m", "user:42")
@@ -532,21 +526,7 @@ def test_a_hit_waits_for_room_or_for_its_place_and_refuses_at_once_where_that_ta
     assert take(banning, timeout=60).outcomes[0].why == "banned"
     assert (slept, peek("2/m", "user:42").remaining) == ([], 0)
     assert take("2/m", timeout=60)
-    assert slept == [60]
     assert all(take("6/m", timeout=60, algorithm="leaky_bucket") for _ in range(3))
     assert slept == [60, 10, 10]
-
-
-@in_memory
-def test_a_hit_that_finds_the_room_taken_waits_again_and_no_longer_than_the_timeout(
-    slept: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def beaten(seconds: float) -> None:
-        sleep(seconds)
-        check("1/10s", "user:42")  # another caller is faster each time
-
-    sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", beaten)
-    check("1/10s", "user:42")
-    assert not acquire("1/10s", "user:42", timeout=35)
-    assert slept == [10] * 3
+    assert not take("1/10s", timeout=35), "it waits again, and no longer than the timeout"
+    assert slept[3:] == [10] * 3

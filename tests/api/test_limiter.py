@@ -55,21 +55,6 @@ def test_the_verbs_on_a_real_redis(algorithm: Any, is_async: bool) -> None:
     assert do(peek, apeek).remaining == 3
 
 
-@pytest.mark.usefixtures("memory_store")
-def test_a_counted_refusal_counts_for_exactly_one_window() -> None:
-    for second in (0, 7, 14, 21):
-        with freeze(START + second * SECOND + 12_345):
-            decision = check("3/m", SUBJECT, count_refused=True)
-    assert (decision.allowed, decision.retry_after) == (False, 46.0)  # the hit of second 7 makes room at second 67
-    assert decision.outcomes[0].reset_after == 60.0
-    with freeze(START + 67 * SECOND + 12_344):
-        assert not peek("3/m", SUBJECT, count_refused=True)
-    with freeze(START + 67 * SECOND + 12_345):
-        assert peek("3/m", SUBJECT, count_refused=True).remaining == 1
-    with freeze(START + 81 * SECOND + 12_345):
-        assert peek("3/m", SUBJECT, count_refused=True).remaining == 3
-
-
 @REDIS
 def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, settings: Any) -> None:
     settings.QUOTA = {"EVENTS": 0}
