@@ -23,8 +23,7 @@ from tests.support.outages import no_answer
 from tests.support.steps import MINUTE, START
 
 SUBJECT = "ip:203.0.113.9"
-BAN = {"after": "1000/m", "for": "10m"}
-"""Lets code ban, and is never reached."""
+BAN = {"after": "1000/m", "for": "10m"}  # never reached
 RULES: dict[str, Any] = {
     "search": {"rate": "3/m", "ban": BAN},
     "without": "3/m",

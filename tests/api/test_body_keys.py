@@ -60,9 +60,6 @@ def of_phone(value: object) -> str:
     return subject(sent({"phone": value}))
 
 
-# --- forms ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", ["post:phone", ("ip", ("path", "post:phone"))])
 def test_who_is_refused_by_another_rule_has_no_body_read(key: Any) -> None:
     rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
@@ -214,9 +211,6 @@ def test_another_spelling_is_the_same_value_and_blanks_are_none(kind: str) -> No
     assert different([" " + "a" * 2_000, "a" * 2_000, "A" * 2_000]) == 2, "a long one is stripped alone"
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
 def test_spellings_that_forms_treat_as_one_are_one_digest() -> None:
     (one,) = {of_phone(text) for text in SAME}
     assert one.startswith("json.phone:")
@@ -270,9 +264,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("body", BROKEN)
-def test_a_body_that_says_it_is_json_and_is_not_is_a_bad_request(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_a_bad_request_and_one_that_other_code_has_read_an_error(body: bytes) -> None:
     with pytest.raises(BadRequest, match="The body is not JSON"):
         subject(sent(body))
+    request = sent(body)
+    request.read(1)
+    with pytest.raises(ConfigurationError, match="other code has read it as a stream"):
+        subject(request)
 
 
 @pytest.mark.parametrize("limit", [100, None])
@@ -293,13 +291,6 @@ def test_a_body_that_is_too_long_is_refused_and_one_of_another_type_is_left_unre
     upload = sent(long, "application/octet-stream")
     assert subject(upload) == IP
     assert upload.read(3) == b"xxx"
-
-
-def test_a_body_that_was_read_as_a_stream_is_a_clear_error() -> None:
-    request = sent({"phone": "1"})
-    request.read(1)
-    with pytest.raises(ConfigurationError, match="other code has read it as a stream"):
-        subject(request)
 
 
 def test_a_broken_body_stays_counted_by_the_others_and_a_shadow_leaves_it_to_the_view() -> None:

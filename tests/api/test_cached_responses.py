@@ -27,7 +27,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 async def async_page(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("ok")
+    return page(request)
 
 
 class Throttled(APIView):  # type: ignore[misc]

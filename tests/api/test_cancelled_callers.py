@@ -46,7 +46,7 @@ async def left_while(task: asyncio.Task[Any], stop: Barrier, times: int) -> None
 @often
 def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Where, times: int) -> None:
     async def leave() -> None:
-        for is_taken in (is_asked_for, lambda _: is_asked_for(_) or is_release(_)):
+        for is_taken in (is_asked_for, lambda each: is_asked_for(each) or is_release(each)):
             with barrier(is_taken, where) as stop:
                 task = asyncio.create_task(lock("line", wait=60).aacquire())
                 await left_while(task, stop, times)

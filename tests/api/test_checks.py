@@ -129,20 +129,14 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def other(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
 def rate_of(request: HttpRequest) -> str:
     return "1/m"
 
 
 def found_on(settings: Any, rules: dict[str, Any], *views: Any, only: str = "") -> list[str]:
     """Return what is found on a site with these rules and URLs: the id, the message and the hint."""
-    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": views}) if views else "tests.support.urls_of_rules"
-    found = [
-        f"{str(each.id).removeprefix('django_quota.')} {each.msg} {each.hint}" for each in findings({"RULES": rules})
-    ]
+    settings.ROOT_URLCONF = views or "tests.support.urls_of_rules"
+    found = [f"{each.id} {each.msg} {each.hint}".removeprefix("django_quota.") for each in findings({"RULES": rules})]
     return [each for each in found if each.startswith(only)]
 
 
@@ -194,8 +188,8 @@ def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings
 
 def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -> None:
     bare: Any = quota  # type checkers find it too
-    unknown = quota(rule="serach")(other)
-    found = found_on(settings, {"search": "1/m"}, path("a", unknown), path("b", bare(page)), limited(quota(rate_of)))
+    unknown = limited(quota(rule="serach"))
+    found = found_on(settings, {"search": "1/m"}, unknown, path("b", bare(page)), limited(quota(rate_of)))
     assert [each[:4] for each in found] == ["E012", "E010"]
     assert "test_checks.page has @quota without a rate. Write it with a rate: @quota('10/m')." in found[0]
     assert "Did you mean 'search'" in found[1]
@@ -296,7 +290,7 @@ SUFFIXES = [
         ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""), (VERSIONS, ["/users/*/"], ""),
         ([path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")], ["/blog/tag/"], ""),
         ([path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")], ["/media/"], ""),
-        ([path("users/", page), path("users", other)], ["/users/"], ""),
+        ([path("users/", page), path("users", View.as_view())], ["/users/"], ""),
     ],
 )  # fmt: skip
 def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(

@@ -132,6 +132,7 @@ def test_slots_that_do_not_block_or_are_turned_off_let_everybody_in(settings: An
     with slot("view", 1):
         assert run(concurrency(1, name="view", block=False)(plain), request).content == b"1"
         assert (request.quota.allowed, request.quota.enforced) == (False, False)
+        assert run(concurrency(1, "ip", name="view")(plain)).status_code == 200, "each address has its own"
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         assert run(one(plain)).status_code == 200
 

@@ -29,16 +29,11 @@ urlpatterns = [path("viewed/", viewed)]
 @pytest.fixture(autouse=True)
 def rules(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    settings.QUOTA = {
-        "RULES": {
-            "search": {"rate": "10/m; 100/h"},
-            "banning": {"rate": "1/h", "ban": BAN},
-            "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
-            "function": {"rate": lambda request: "5/m"},
-            "free": {"rate": None},
-            "broken": {"rate": "10/month"},
-        }
-    }
+    tiered = {"anonymous": "5/m", "authenticated": "50/m"}
+    settings.QUOTA = {"RULES": {
+        "search": "10/m; 100/h", "banning": {"rate": "1/h", "ban": BAN}, "tiered": {"rate": tiered},
+        "function": {"rate": lambda request: "5/m"}, "free": {"rate": None}, "broken": "10/month",
+    }}  # fmt: skip
 
 
 @pytest.mark.usefixtures("rules", "either_store")
