@@ -21,29 +21,13 @@ from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine import counter_operations as counters
+from django_quota.engine import lease_operations as leases
+from django_quota.engine import subject_operations as subjects
+from django_quota.engine import system_operations as site
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Mode
 from django_quota.engine.decide import Decide
-from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation
 from django_quota.engine.plans import Place, Plan, PlanMode, Taken
-from django_quota.engine.subject_operations import (
-    BanSubject,
-    DropAside,
-    LiftBans,
-    Once,
-    ReadDays,
-    RecordHits,
-    SetAside,
-)
-from django_quota.engine.system_operations import (
-    FIELDS,
-    OTHER,
-    SUBJECTS,
-    AddMetrics,
-    MetricsKeys,
-    RegisterWorker,
-    Sweep,
-)
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
@@ -134,13 +118,13 @@ class Plans(Machine):
     def code_bans_a_subject(self, number: int, subject: str, span: int) -> None:
         of = self.its_rules[number % len(self.its_rules)]
         remembered = of.ban.durations[-1] if of.ban else 0
-        operation = BanSubject(status_key("quota", subject), field(of.name), span, remembered)
+        operation = subjects.BanSubject(status_key("quota", subject), field(of.name), span, remembered)
         assert self.places.run(operation, self.now)[0] >= self.now + span
 
     @rule(subject=CLIENTS)
     def code_lifts_bans(self, subject: str) -> None:
         fields = [field(each.name) for each in self.its_rules]
-        self.places.run(LiftBans(status_key("quota", subject), fields), self.now)
+        self.places.run(subjects.LiftBans(status_key("quota", subject), fields), self.now)
 
     @rule(number=st.integers(0, 99), subject=CLIENTS)
     def a_rule_is_reset(self, number: int, subject: str) -> None:
@@ -311,7 +295,7 @@ class Counters(Machine):
 
 # --- leases -----------------------------------------------------------------------------------------------------------
 
-KEYS = SlotKeys("quota:1:{global}:l:total", "quota:1:{global}:lately:total")
+KEYS = leases.SlotKeys("quota:1:{global}:l:total", "quota:1:{global}:lately:total")
 TOKENS = st.sampled_from("abcdefg")
 LIMITS = st.sampled_from([1, 2, 2, 3, 3, 3])
 """Who shares a slot may differ in what they think its limit is."""
@@ -341,7 +325,7 @@ class Leases(Machine):
     @rule(token=TOKENS, limit=LIMITS, span=SPANS)
     def a_slot_is_asked_for(self, token: str, limit: int, span: int) -> None:
         before, held = self.kept(), self.holders()
-        granted, free, wait, reset, now = self.done(Acquire(KEYS, token, limit, span))
+        granted, free, wait, reset, now = self.done(leases.Acquire(KEYS, token, limit, span))
         assert granted == (token in held or len(held) < limit)
         assert now == self.now
         if granted:
@@ -363,7 +347,7 @@ class Leases(Machine):
     @rule(token=TOKENS, span=SPANS, again=st.booleans())
     def a_lease_is_renewed(self, token: str, span: int, again: bool) -> None:
         before = self.kept()
-        renewed = self.done(Renew(KEYS, token, span, again=again))
+        renewed = self.done(leases.Renew(KEYS, token, span, again=again))
         assert renewed == (again or token in self.holders())
         if renewed:
             self.ends[token] = self.now + span
@@ -374,7 +358,7 @@ class Leases(Machine):
     def a_slot_is_given_back(self, token: str, knows_since: bool, span: int) -> None:
         before, was_held = self.kept(), token in self.holders()
         since = self.since.get(token) if knows_since else None
-        assert self.done(Release(KEYS, token, since, span)) == was_held
+        assert self.done(leases.Release(KEYS, token, since, span)) == was_held
         if token not in self.ends:  # a foreign token changes nothing
             assert self.kept() == before
         self.ends.pop(token, None)
@@ -388,7 +372,7 @@ class Leases(Machine):
     @rule()
     def the_holders_are_looked_at(self) -> None:
         before = self.kept()
-        reply = self.done(Holders(KEYS))
+        reply = self.done(leases.Holders(KEYS))
         left = {token: self.ends[token] - self.now for token in self.holders()}
         assert dict(zip(reply[::2], reply[1::2], strict=True)) == left
         assert self.kept() == before
@@ -397,7 +381,7 @@ class Leases(Machine):
     def a_value_is_seen(self, value: int, span: int) -> None:
         key = f"quota:1:{{once:{value}}}:once:total"
         until = self.kept().get(key, 0)
-        assert self.done(Once(key, span)) == (until <= self.now)
+        assert self.done(subjects.Once(key, span)) == (until <= self.now)
         assert self.kept()[key] == (self.now + span if until <= self.now else until)
 
 
@@ -405,7 +389,7 @@ class Leases(Machine):
 
 TODAY, ASIDE = key_of("u", "day:2025-11-21"), key_of("u", "day:2025-11-21:aside")
 SETS = [key_of("u", f"l:{number}") for number in range(3)]
-METRICS = MetricsKeys(*(key_of("!", kind) for kind in ("day", "minute", "refused", "slots", "totals")))
+METRICS = site.MetricsKeys(*(key_of("!", kind) for kind in ("day", "minute", "refused", "slots", "totals")))
 AROUND = st.integers(START - 5, START + 5)
 NAMES = st.sampled_from(["a", "b", "c"])
 COUNTS = st.dictionaries(NAMES.map("{}:a".format), st.integers(1, 9))
@@ -441,11 +425,11 @@ class Upkeep(Machine):
         self.now += gap
 
     @rule(
-        operation=st.just(ReadDays([TODAY, ASIDE, key_of("u", "day:2025-11-20")]))
-        | st.builds(SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
-        | st.builds(DropAside, st.just(ASIDE), TOKEN)
+        operation=st.just(subjects.ReadDays([TODAY, ASIDE, key_of("u", "day:2025-11-20")]))
+        | st.builds(subjects.SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
+        | st.builds(subjects.DropAside, st.just(ASIDE), TOKEN)
         | st.builds(
-            lambda *given: RecordHits(key_of("u", "s"), *given), st.sampled_from([TODAY, ""]), NAMES,
+            lambda *given: subjects.RecordHits(key_of("u", "s"), *given), st.sampled_from([TODAY, ""]), NAMES,
             st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)), st.sampled_from([0, SECOND]),
         )
     )  # fmt: skip
@@ -453,18 +437,18 @@ class Upkeep(Machine):
         self.done(operation)
 
     @rule(
-        operation=st.builds(RegisterWorker, st.just(key_of("!", "workers")), NAMES, st.just(30 * SECOND))
-        | st.builds(AddMetrics, st.just(METRICS), COUNTS, COUNTS, st.dictionaries(NAMES, st.just(SECOND)))
+        operation=st.builds(site.RegisterWorker, st.just(key_of("!", "workers")), NAMES, st.just(30 * SECOND))
+        | st.builds(site.AddMetrics, st.just(METRICS), COUNTS, COUNTS, st.dictionaries(NAMES, st.just(SECOND)))
     )
     def a_process_tells(self, operation: Operation) -> None:
         self.done(operation)
 
     @rule(swept=st.lists(st.booleans(), min_size=3, max_size=3), most=st.integers(0, 9))
     def what_has_expired_is_swept(self, swept: list[bool], most: int) -> None:
-        self.done(Sweep(SETS, swept, [1] * len(SETS), most, repairs=True))
+        self.done(site.Sweep(SETS, swept, [1] * len(SETS), most, repairs=True))
 
     def add(self, counts: dict[str, int], refused: dict[str, int]) -> dict[str, Any]:
-        self.done(AddMetrics(METRICS, counts, refused, {}))
+        self.done(site.AddMetrics(METRICS, counts, refused, {}))
         return self.kept()
 
 
@@ -488,13 +472,13 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
 def test_metrics_do_not_grow_with_the_names_that_clients_bring(redis_cache: Any, raw: redis.Redis) -> None:
     Upkeep.raw = raw
     upkeep = Upkeep()
-    upkeep.add({f"rule{number}:a": 1 for number in range(FIELDS + 7)}, {})
+    upkeep.add({f"rule{number}:a": 1 for number in range(site.FIELDS + 7)}, {})
     rules = upkeep.add({"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {})[METRICS.day]
-    assert (rules["rule0:a"], rules[f"{OTHER}:a"], rules[f"{OTHER}:r"]) == (2, 8, 4)
-    assert len(rules) <= FIELDS + 3
-    many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
-    subjects = upkeep.add({}, many)[METRICS.refused]
-    assert (len(subjects), subjects["ip:5"]) == (SUBJECTS, 2)
+    assert (rules["rule0:a"], rules[f"{site.OTHER}:a"], rules[f"{site.OTHER}:r"]) == (2, 8, 4)
+    assert len(rules) <= site.FIELDS + 3
+    many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
+    refused = upkeep.add({}, many)[METRICS.refused]
+    assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, 2)
     upkeep.teardown()
 
 

@@ -1,4 +1,7 @@
-"""Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache."""
+"""Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache.
+
+What a sign in a password does to a URL is found before somebody connects elsewhere.
+"""
 
 import os
 import subprocess
@@ -8,19 +11,24 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
 from django.core.cache import caches
 from django.core.management import CommandError, call_command
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from django_quota import check
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
+from django_quota.stores.redis.urls import read_server, read_url
 from django_quota.testing import RedisServer, running_redis, server_programs
 from tests.support.calls import BOTH_WAYS, remaining_both_ways
 from tests.support.clusters import Cluster
 from tests.support.findings import findings
+from tests.support.inputs import inputs
 from tests.support.ports import free_port
 from tests.support.stores import redis_store
 
@@ -263,3 +271,86 @@ def test_a_redis_package_is_imported_only_for_settings_that_name_it(port: int, s
     urls = [str(FORMS["url"](port)), f"redis+cluster://127.0.0.1:{cluster.servers[0].port}?{QUERY}"]
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     subprocess.run([sys.executable, "-c", _SCRIPT, *urls], check=True, env=environment, cwd=Path(__file__).parents[2])
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+
+SENTINEL = "5ENTINEL"
+
+
+def options_in(url: str) -> Any:
+    """Return the options in a URL, None if it cannot be read."""
+    try:
+        return read_url(url)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:p@ss#w@redis.example", "redis://:12#w", "redis://:12/w@redis.example/0", "redis://:12?w@redis.example",
+        "redis://u:12?a=b@redis.example/0", "redis://:[w]@redis.example", "redis://a,b", "redis://h:x", "redis://h:99999",
+        "redis://h/cache", "redis://h/0x", "redis://h?db=x", "unix:/x", "unix://x", "redis://h?socket_timeout=w",
+        "http://h", ":w@h:6379", "localhost", "", "redis+sentinel://h:26379", "redis+sentinel://h/m/x",
+        "redis+sentinel://h:0/m", "redis+sentinel://h,/m", "redis+sentinel://:5/4@h/m", "redis+sentinel://h/m?db=x",
+        "redis+cluster://h/1", "redis+cluster://h:70000", "redis+cluster://", "unix+cluster://h",
+    ],
+)  # fmt: skip
+def test_what_redis_py_would_read_otherwise_cannot_be_read(url: str) -> None:
+    assert options_in(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://:6379/0", {"port": 6379, "db": 0}), ("redis:///3", {"db": 3}), ("redis://h", {"host": "h"}),
+        ("redis://h/12?db=3", {"host": "h", "db": 3}), ("redis://[::1]:6379/", {"host": "::1", "port": 6379}),
+        ("redis://:p@ss@h/0", {"host": "h", "db": 0, "password": "p@ss"}),
+        ("redis://h?password=a@b&username=c@d", {"host": "h", "username": "c@d", "password": "a@b"}),
+        ("rediss://h?ssl_ca_certs=/etc/a@b.pem", {"host": "h", "ssl": True, "ssl_ca_certs": "/etc/a@b.pem"}),
+        ("redis://u:%23%2F%3F%40@h:1", {"host": "h", "port": 1, "username": "u", "password": "#/?@"}),
+        ("redis+sentinel://a,b:5/m", {"sentinels": [("a", 26379), ("b", 5)], "service_name": "m"}),
+        ("redis+sentinel://:p%2F@a/m/3/?socket_timeout=1",
+         {"sentinels": [("a", 26379)], "service_name": "m", "db": 3, "password": "p/", "socket_timeout": 1.0}),
+        ("rediss+sentinel://:p@[::1]:5/m?ssl_ca_certs=x",
+         {"sentinels": [("::1", 5)], "service_name": "m", "password": "p", "ssl": True, "ssl_ca_certs": "x",
+          "sentinel_kwargs": {"ssl": True, "ssl_ca_certs": "x"}}),
+        ("redis+cluster://u:p@[::1]:7000,b/0?max_connections=4",
+         {"startup_nodes": [("::1", 7000), ("b", 6379)], "username": "u", "password": "p", "max_connections": 4}),
+        ("rediss+cluster://b", {"startup_nodes": [("b", 6379)], "ssl": True}),
+    ],
+)  # fmt: skip
+def test_the_options_in_a_url(url: str, expected: dict[str, Any]) -> None:
+    assert options_in(url) == expected
+    options = read_server("unix://:p@/run/a@b.sock?db=1")
+    assert (options["path"], options["db"], options["password"]) == ("/run/a@b.sock", 1, "p")
+
+
+@given(st.text("a1:/?#@[]=&,;+. ", min_size=1, max_size=12), st.sampled_from(["", "u"]))
+@example("p@ss#w", "").via("found by a stranger")
+@example("1?a=a", "u")
+def test_a_password_is_read_unchanged_or_not_at_all(password: str, user: str) -> None:
+    found = options_in(f"redis://{user}:{password}@redis.example:7/0")
+    if found is not None:
+        assert (found["host"], found["port"], found["password"]) == ("redis.example", 7, password)
+    assert read_server(f"redis://{user}:{quote(password, safe='')}@redis.example:7/0")["password"] == password
+
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster", "http")
+HOSTS = ("h", "h:1", "a:1,b", "[::1]:7000", "", ":", "h:99999999")
+
+
+@inputs(60)
+@given(
+    st.sampled_from(SCHEMES), st.text("a1:/?#@[]=&,;+. ℀", max_size=8), st.sampled_from(HOSTS),
+    st.sampled_from(["", "/", "/0", "/m", "/m/0", "/m/0?db=1"]),
+)  # fmt: skip
+@example("redis+cluster", "?a=a", "h", "")
+@example("redis+sentinel", "]", "[::1", "/m")
+def test_no_check_raises_or_shows_a_password(scheme: str, sign: str, hosts: str, path: str) -> None:
+    url = f"{scheme}://:{SENTINEL}{sign}{SENTINEL}@{hosts}{path}"
+    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
+    for found in findings({"REDIS": url}) + findings({}, {"default": alias}):
+        assert str(found.id).startswith("django_quota.")
+        assert SENTINEL not in f"{found.msg} {found.hint}"

@@ -356,37 +356,27 @@ def test_one_server_of_three_that_hangs_is_reported_once_costs_a_few_tries_and_c
 
 
 @topology
-@pytest.mark.parametrize("known", [True, False], ids=["known before", "never reached"])
+@pytest.mark.parametrize("known", [True, False], ids=["known, then killed", "hanging from the start"])
 @both
-def test_with_all_servers_gone_nobody_is_asked(
+def test_with_all_servers_gone_nobody_is_asked_until_they_are_back(
     kind: str, known: bool, hasty: Cluster, clock: Clock, tried: list[int]
 ) -> None:
     if known:
         ask(kind, SUBJECTS)
     for server in hasty.servers:
-        server.kill()
+        server.kill() if known else send(signal.SIGSTOP, server)
     with heard() as reported:
         ask(kind, SUBJECTS * 3)
         tried.clear()
         assert all(each.allowed and each.degraded for each in ask(kind, SUBJECTS * 10))
         assert not any(each.allowed for each in ask(kind, SUBJECTS[:3], on_unavailable="deny"))
-    assert not tried
-    assert [what for what, _ in reported] == ["lost"]
-
-
-@topology
-@both
-def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
-    kind: str, hasty: Cluster, clock: Clock
-) -> None:
-    send(signal.SIGSTOP, *hasty.servers)
-    with heard() as reported:
-        assert all(decision.degraded for decision in ask(kind, SUBJECTS[:5]))
-        send(signal.SIGCONT, *hasty.servers)
-        until_back(kind, clock, reported)
-    assert [what for what, _ in reported] == ["lost", "back"]
-    until_well(kind, clock)
-    assert peek("900/m", SUBJECTS[0]).remaining is not None
+        assert not tried
+        if not known:
+            send(signal.SIGCONT, *hasty.servers)
+            until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == (["lost"] if known else ["lost", "back"])
+    if not known:
+        until_well(kind, clock)
 
 
 @both
