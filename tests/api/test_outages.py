@@ -74,23 +74,19 @@ def test_a_server_that_hangs_is_probed_by_one_caller_and_meanwhile_nobody_asks_i
 def test_decisions_recover_when_redis_is_back_and_async_receivers_hear_of_it(
     kind: str, redis_cache: RedisServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = with_clock(clock)
-    told: list[str] = []
+    store, told = with_clock(clock), list[str]()
 
     async def lost(**carried: Any) -> None:
         told.append(carried["reason"])
 
     store_lost.connect(lost)
-    try:
-        with heard() as reported:
-            fail(store.server.breaker)
-            assert ask(kind)[0].degraded
-            clock.now += 1
-            assert not any(decision.degraded for decision in ask(kind, 4))
-    finally:
-        store_lost.disconnect(lost)
+    with heard() as reported:
+        fail(store.server.breaker)
+        assert ask(kind)[0].degraded
+        clock.now += 1
+        assert not any(decision.degraded for decision in ask(kind, 4))
+    store_lost.disconnect(lost)
     assert ([what for what, _ in reported], len(told)) == (["lost", "back"], 1)
-    assert reported[1][1]["seconds"] >= 0
     assert "answers again, after" in caplog.text
 
 
@@ -126,8 +122,7 @@ def test_a_client_that_fills_the_memory_of_redis_does_not_switch_the_limits_off(
         decisions = asyncio.run(acheck_all()) if kind == "async" else [check(limit, "user:1") for _ in range(30)]
     assert all(decision.degraded for decision in decisions)
     assert sum(decision.allowed for decision in decisions) == admitted
-    if admitted in (3, 9):
-        assert decisions[-1].binding is not None  # a real refusal with its wait, and no 503
+    assert admitted in (0, 30) or decisions[-1].binding is not None  # a real refusal with its wait, and no 503
 
 
 # --- reports: one at the start, one at the end, and a key of another type is no outage --------------------------------
@@ -265,8 +260,7 @@ def test_a_forbidden_command_of_a_service_is_reported_once_and_is_no_outage(
         (line,) = caplog.records
         assert ("does not permit a command" in line.getMessage(), outages.is_on) == (True, False)
         raw.execute_command("ACL", "SETUSER", "default", "-zadd")
-        assert check("9/m", "user:1").degraded
-        assert outages.is_on
+        assert (check("9/m", "user:1").degraded, outages.is_on) == (True, True)
     finally:
         raw.execute_command("ACL", "SETUSER", "default", "+@all")
 

@@ -89,6 +89,7 @@ class TestCheckAll:
 
 class TestReserveAll:
     def test_each_entry_is_settled_with_its_own_cost_in_one_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        two: list[Any] = [("tpm", USER, 300), ("org-tpm", ORG, 300)]
         with freeze(START):
             left()
             calls = calls_of(monkeypatch)
@@ -97,9 +98,9 @@ class TestReserveAll:
                 decision = hold.settle([1, 640, 640])
             assert len(calls) == 2
             assert [outcome.remaining for outcome in decision.outcomes] == left() == [2, 360, 860]
-            reserve_all([("tpm", USER, 300), ("org-tpm", ORG, 300)]).settle({"tpm": 60, "org-tpm": 60})
+            reserve_all(two).settle({"tpm": 60, "org-tpm": 60})
             assert left() == [2, 300, 800]
-            reserve_all([("tpm", USER, 300), ("org-tpm", ORG, 300)]).settle(10)  # one number is that of all
+            reserve_all(two).settle(10)  # one number is that of all
             assert left() == [2, 290, 790]
             with pytest.raises(ZeroDivisionError), reserve_all([("tpm", USER, 90)]):
                 raise ZeroDivisionError
