@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.test import RequestFactory
 
-from django_quota import Rule, acheck, check, check_all, peek, refund, reserve, slot
+from django_quota import Rule, acheck, check, check_all, peek, refund, reserve
 from django_quota.adapters import decide
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.features.usage import Count, last_tiers, recent_usage
@@ -29,7 +29,6 @@ from tests.support.counts import (
     count_what_waits,
     days_of,
     refused_today,
-    slots_in_use,
 )
 from tests.support.memory import metrics_that_wait, with_room_for_metrics, with_room_for_uncounted
 from tests.support.outages import no_answer
@@ -87,18 +86,6 @@ class TestWhatIsCounted:
             assert checks_a_minute("a") == 2 + 8 * 0.75
         with freeze(begins + 86_400 * SECOND):
             assert checks_of_today() == {}
-
-    def test_slots_with_who_holds_them_the_full_ones_first_until_nobody_asks_for_them(self) -> None:
-        with slot("wide", 10), slot("export", 1, subject=SUBJECT):
-            with pytest.raises(QuotaExceeded), slot("export", 1, subject=SUBJECT):
-                pass
-            with no_answer():
-                assert not count_what_waits()
-            assert slots_in_use() == [("export", SUBJECT, 1, 1), ("wide", "global", 1, 10)]
-        with freeze(START), slot("late", 1, lease=5):
-            assert ("late", "global", 1, 1) in slots_in_use()
-        with freeze(START + 601 * SECOND):
-            assert "late" not in [found[0] for found in slots_in_use()]
 
 
 @pytest.mark.usefixtures("memory_store")

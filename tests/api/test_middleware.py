@@ -198,14 +198,13 @@ def test_a_refusal_in_a_view_leaves_the_transaction_of_its_caller_alone(limit: A
 
 @in_memory
 def test_a_template_shows_what_one_rule_has_left() -> None:
-    shown = "{% with a=r.quota|of_rule:name %}{{ a.remaining }},{% endwith %}"
-    page = Template("{% load quota %}{% for name in names %}" + shown + "{% endfor %}")
+    page = Template("{% load quota %}{% with a=r.quota|of_rule:'api' %}{{ a.remaining }}{% endwith %}")
 
     def view(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(page.render(Context({"r": request, "names": ["api", "flood", "other"]})))
+        return HttpResponse(page.render(Context({"r": request})))
 
     limited: Any = quota("5/m", name="api", key="ip")(quota("2/m", name="flood", key="ip")(view))
-    assert limited(RequestFactory().get("/")).content.decode() == "4,1,,"
+    assert limited(get()).content.decode() == "4"
 
 
 def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -251,14 +250,12 @@ class TestAnswersUnderASGI:
         reply: Any = run(view, request)
         assert (reply.status_code, reply.text) == (429, "ann")
 
-    @pytest.mark.parametrize("path", ["/free/", "/nowhere/"])
-    def test_of_the_middleware(self, path: str, settings: Any) -> None:
+    def test_of_the_middleware(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"shut": {"rate": "0/m", "match": "/"}}}
 
-        async def ask() -> Any:
+        async def ask() -> list[Any]:
             client = AsyncClient()
             await client.aforce_login(await User.objects.aget())
-            return await client.get(path, headers={"Accept": "text/html"})
+            return [await client.get(path, headers={"Accept": "text/html"}) for path in ("/free/", "/nowhere/")]
 
-        reply = asyncio.run(ask())
-        assert (reply.status_code, reply.text) == (429, "ann")
+        assert [(reply.status_code, reply.text) for reply in asyncio.run(ask())] == [(429, "ann")] * 2

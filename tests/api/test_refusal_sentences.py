@@ -15,7 +15,6 @@ from django.urls import re_path
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal
-from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend
 from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import freeze
 from django_quota.web import refusal_log
@@ -59,11 +58,6 @@ def unanswered() -> Decision:
 class NoOne(BaseBackend):
     def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
         return None
-
-
-class WithCaptcha(LoginQuotaBackend):
-    def needs_captcha(self, request: HttpRequest, decision: Decision) -> bool:
-        return True
 
 
 def locked_out() -> Decision:
@@ -163,17 +157,6 @@ def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None
 
 def answer(decision: Decision, accept: str) -> Any:
     return refusal(RequestFactory().get("/", headers={"Accept": accept}), decision)
-
-
-def test_the_step_of_a_captcha_is_no_matter_of_time(settings: Any) -> None:
-    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.WithCaptcha", f"{__name__}.NoOne"]
-    request = RequestFactory().post("/login/", REMOTE_ADDR="203.0.113.9")
-    with freeze(START), pytest.raises(CaptchaRequired) as asked:
-        authenticate(request, username="ann", password="guess")
-    reply = answer(asked.value.decision, "text/plain")
-    assert reply.text == "There were failed logins. Please solve the CAPTCHA.\n" == f"{asked.value.messages[0]}\n"
-    assert "Retry-After" not in reply.headers
-    assert str(asked.value).startswith("A CAPTCHA is needed first. Allowed by rule 'login-username-ip'")
 
 
 # --- the log: once a second for each rule, short, and one line whatever the client sent -------------------------------

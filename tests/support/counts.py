@@ -30,11 +30,6 @@ def _activity_of(rule: str) -> RuleActivity:
     return next(each for each in activity().rules if each.rule == rule)
 
 
-def slots_in_use() -> list[tuple[str | None, str | None, int, int]]:
-    """Return name, subject, holders and limit of each slot, in the order of the overview."""
-    return [(use.name, use.subject, use.held, use.limit) for use in activity().slots]
-
-
 def refused_today() -> list[tuple[str | None, int]]:
     """Return who was refused how often; who was refused most comes first."""
     return [(each.subject, each.count) for each in activity().refused]
