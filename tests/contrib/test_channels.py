@@ -3,9 +3,10 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.usefixtures("memory_store")
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 HTTP_RESPONSE: dict[str, Any] = {"websocket.http.response": {}}
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Have an async test run in an event loop of its own."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -90,15 +101,13 @@ async def opened(application: Any, *args: Any, **scope: Any) -> Client:
 
 
 @pytest.mark.parametrize("extensions", [HTTP_RESPONSE, None])
-def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
-    async def work() -> list[dict[str, Any]]:
-        application = QuotaSocket(echo, connect="1/m", key="ip")
-        await opened(application)
-        refused = Client(application, extensions=extensions)
-        await refused.task
-        return [refused.got.get_nowait() for _ in range(refused.got.qsize())]
-
-    events = asyncio.run(work())
+@in_a_loop
+async def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
+    application = QuotaSocket(echo, connect="1/m", key="ip")
+    await opened(application)
+    refused = Client(application, extensions=extensions)
+    await refused.task
+    events = [refused.got.get_nowait() for _ in range(refused.got.qsize())]
     if not extensions:
         assert events == [{"type": "websocket.close", "code": 1008}]
         return
@@ -111,118 +120,99 @@ def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
     assert json.loads(body["body"])["status"] == 429
 
 
-def test_handshakes_count_by_user_by_address_or_by_the_key_of_a_rule(settings: Any) -> None:
+@in_a_loop
+async def test_handshakes_count_by_user_by_address_or_by_the_key_of_a_rule(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
-    ann, bob = User(pk=1), User(pk=2)
-    who: list[dict[str, Any]] = [{"user": ann}, {"user": ann}, {"user": bob}, {}, {}, {"address": "192.0.2.2"}]
-    phone: dict[str, Any] = {"headers": [(b"x-device", b"phone")]}
-
-    async def work() -> tuple[list[str], list[str]]:
-        by_user, by_device = QuotaSocket(echo, connect="1/m"), QuotaSocket(echo, connect="sockets", key="ip")
-        came = await answers(*(Client(by_user, **each) for each in who))
-        return came, await answers(*(Client(by_device, **each) for each in (phone, phone, {})))
-
-    came, by_device = asyncio.run(work())
-    assert came == ["accept", "close", "accept", "accept", "close", "accept"]
-    assert by_device == ["accept", "close", "accept"]
+    ann, bob, phone = User(pk=1), User(pk=2), {"headers": [(b"x-device", b"phone")]}
+    by_user = partial(Client, QuotaSocket(echo, connect="1/m"))
+    came = [by_user(ann), by_user(ann), by_user(bob), by_user(), by_user(), by_user(address="192.0.2.2")]
+    assert await answers(*came) == ["accept", "close", "accept", "accept", "close", "accept"]
+    by_device: Any = partial(Client, QuotaSocket(echo, connect="sockets", key="ip"))
+    assert await answers(by_device(**phone), by_device(**phone), by_device()) == ["accept", "close", "accept"]
 
 
-def test_a_bad_query_is_a_400_and_other_connections_pass() -> None:
+@in_a_loop
+async def test_a_bad_query_is_a_400_and_other_connections_pass() -> None:
     seen: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    async def work() -> dict[str, Any]:
-        await QuotaSocket(application, connect="0/m")({"type": "http"}, None, None)  # type: ignore[arg-type]
-        limited = QuotaSocket(echo, connect="1/m", key="ip")
-        return await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
-
-    assert (asyncio.run(work())["status"], seen) == (400, ["http"])
+    await QuotaSocket(application, connect="0/m")({"type": "http"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["http"]
+    limited = QuotaSocket(echo, connect="1/m", key="ip")
+    assert (await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next())["status"] == 400
 
 
-def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -> None:
-    async def work() -> None:
-        client = Client(QuotaSocket(echo, connect="1/m"))
-        del client.scope["user"]
-        await client.task
-
+@in_a_loop
+async def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -> None:
+    client = Client(QuotaSocket(echo, connect="1/m"))
+    del client.scope["user"]
     with pytest.raises(ConfigurationError, match="inside AuthMiddlewareStack"):
-        asyncio.run(work())
+        await client.task
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("status", "code"), [(429, 4429), (503, 4503)])
-def test_a_refused_message_gets_a_notice_and_closes_the_socket(status: int, code: int) -> None:
-    async def work() -> list[dict[str, Any]]:
-        client = await opened(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
-        events = [await client.says("one"), await client.says("two")]
-        with no_answer() if status == 503 else nullcontext():
-            events += [await client.says("three"), await client.next()]
-        await client.task
-        assert client.got.empty(), "what the application sends after the close goes nowhere"
-        return events
-
-    one, two, notice, close = asyncio.run(work())
-    assert [one["text"], two["text"]] == ["one", "two"]
+@in_a_loop
+async def test_a_refused_message_gets_a_notice_and_closes_the_socket(status: int, code: int) -> None:
+    client = await opened(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
+    assert [(await client.says(text))["text"] for text in ("one", "two")] == ["one", "two"]
+    with no_answer() if status == 503 else nullcontext():
+        notice, close = await client.says("three"), await client.next()
+    await client.task
+    assert client.got.empty(), "what the application sends after the close goes nowhere"
     said = json.loads(notice["text"])
     assert (said["type"], said["status"]) == ("quota.refused", status)
     assert (close["type"], close["code"], ECHO_ENDED[-1]) == ("websocket.close", code, code)
 
 
-def test_messages_count_over_all_sockets_of_a_subject() -> None:
-    async def work() -> list[str]:
-        application = QuotaSocket(echo, receive="2/m")
-        first, second, other = [await opened(application, user) for user in (User(pk=1), User(pk=1), None)]
-        events = [await first.says("a"), await second.says("b"), await other.says("d"), await first.says("c")]
-        return [event["text"] for event in events]
-
-    *passed, notice = asyncio.run(work())
+@in_a_loop
+async def test_messages_count_over_all_sockets_of_a_subject() -> None:
+    application = QuotaSocket(echo, receive="2/m")
+    first, second, other = [await opened(application, user) for user in (User(pk=1), User(pk=1), None)]
+    events = [await first.says("a"), await second.says("b"), await other.says("d"), await first.says("c")]
+    *passed, notice = [event["text"] for event in events]
     assert (passed, "quota.refused" in notice) == (["a", "b", "d"], True)
 
 
-@pytest.mark.parametrize("notice", [None, lambda decision: b"\x00"])
-def test_without_close_a_refused_message_is_dropped_and_the_socket_stays(notice: Any) -> None:
+@pytest.mark.parametrize("own", [False, True])
+@in_a_loop
+async def test_without_close_a_refused_message_is_dropped_and_the_socket_stays(own: bool) -> None:
     """And a notice of your own may be bytes."""
-    rule, given = Rule.make("chat", "1/m", key="ip"), {} if notice is None else {"notice": notice}
-
-    async def work() -> list[dict[str, Any]]:
-        client = await opened(QuotaSocket(echo, receive=rule, close=False, **given))
-        events = [await client.says(text) for text in ("one", "two")]
-        await client.leaves()
-        return events
-
-    one, refused = asyncio.run(work())
+    rule = Rule.make("chat", "1/m", key="ip")
+    options: dict[str, Any] = {"notice": lambda decision: b"\x00"} if own else {}
+    client = await opened(QuotaSocket(echo, receive=rule, close=False, **options))
+    one, refused = [await client.says(text) for text in ("one", "two")]
+    await client.leaves()
     assert (one["text"], ECHO_ENDED[-1]) == ("one", 1001)
-    assert refused["bytes"] == b"\x00" if notice else json.loads(refused["text"])["type"] == "quota.refused"
+    assert (refused["bytes"] if own else json.loads(refused["text"])["type"]) == (b"\x00" if own else "quota.refused")
     assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
 
 
-def test_without_a_notice_the_socket_is_closed() -> None:
-    async def work() -> dict[str, Any]:
-        return await (await opened(QuotaSocket(echo, receive="0/m", notice=None))).says()
-
-    assert asyncio.run(work())["type"] == "websocket.close"
+@in_a_loop
+async def test_without_a_notice_the_socket_is_closed() -> None:
+    client = await opened(QuotaSocket(echo, receive="0/m", notice=None))
+    assert (await client.says())["type"] == "websocket.close"
 
 
 # --- open sockets -----------------------------------------------------------------------------------------------------
 
 
-def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
-    async def work() -> list[str]:
-        socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
-        first = socket()
-        came = await answers(first, socket(), socket(address="::1"))
-        await first.leaves()
-        return came + await answers(socket())
-
-    assert asyncio.run(work()) == ["accept", "close", "accept", "accept"]
+@in_a_loop
+async def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
+    first = socket()
+    assert await answers(first, socket(), socket(address="::1")) == ["accept", "close", "accept"]
+    await first.leaves()
+    assert await answers(socket()) == ["accept"]
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled", "is never reached"])
-def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
+@in_a_loop
+async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
         if how == "raises":
@@ -230,18 +220,13 @@ def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
         await asyncio.Event().wait()
 
     is_refused = how == "is never reached"
-    socket = QuotaSocket(application, connect="0/m" if is_refused else "9/m", at_once=1, key="ip")
-
-    async def work() -> None:
-        client = Client(socket)
-        assert await answers(client) == ["close" if is_refused else "accept"]
-        if not is_refused:
-            client.task.cancel()
-        with nullcontext() if is_refused else pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
-            await client.task
-        assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
-
-    asyncio.run(work())
+    client = Client(QuotaSocket(application, connect="0/m" if is_refused else "9/m", at_once=1, key="ip"))
+    assert await answers(client) == ["close" if is_refused else "accept"]
+    if not is_refused:
+        client.task.cancel()
+    with nullcontext() if is_refused else pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
+        await client.task
+    assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -265,19 +250,14 @@ def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, text: str
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     consumers: Any = ModuleType("chat.consumers")
     consumers.ChatConsumer = SimpleNamespace(as_asgi=lambda: echo)
     monkeypatch.setitem(sys.modules, "chat.consumers", consumers)
     names = run_page("docs/channels.md")
-
-    async def work() -> list[dict[str, Any]]:
-        client = Client(names["application"], path="/chat/", user=None)
-        events = [await client.next()]
-        return events + [await client.says() for _ in range(21)]
-
     with freeze(NOON):
-        events = asyncio.run(work())
-    assert events[0]["type"] == "websocket.accept"
+        client = await opened(names["application"], path="/chat/")
+        *_, notice = [await client.says() for _ in range(21)]
     shown = [json.loads(text) for language, text in blocks("docs/channels.md") if language == "json"]
-    assert shown == [json.loads(events[-1]["text"])]
+    assert shown == [json.loads(notice["text"])]
