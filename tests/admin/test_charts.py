@@ -102,20 +102,3 @@ def test_one_refusal_among_thousands_is_visible_in_a_sparkline() -> None:
     assert len(chart["allowed"]) == len(chart["refused"]) == 2
     assert "5001 allowed, 4 refused; at most 5001 in a minute" in chart["title"]
     assert sparkline([Minute()] * 60)["allowed"] == []
-
-
-def test_charts_have_a_name_and_no_style_or_script() -> None:
-    days = {date(2026, 1, 1): Count(9, 8, 30)}
-    maps, bars = heat_map(2026, days, date(2026, 12, 31)), bar_chart(list(days.items()))
-    for name, chart in (("heat_map", maps), ("bar_chart", bars), ("heat_legend", maps)):
-        page = drawn(name, chart)
-        for svg in page.iter("svg"):
-            fills = {rect.get("class"): rect.get("fill", "") for rect in svg.iter("rect")}
-            assert fills.get("refused", "url(#").startswith("url(#") or name != "bar_chart"  # a pattern, not a colour
-            assert svg.get("aria-hidden") == "true" or svg.get("role") == "img"
-            named = {element.get("id"): element.text for element in svg if element.get("id")}
-            ids = (svg.get("aria-labelledby") or "").split()
-            assert [named[each] for each in ids] == ([chart["title"], chart["summary"]] if ids else [])
-        for element in page.iter():
-            assert element.tag not in {"style", "script", "foreignObject"}
-            assert not [each for each in element.keys() if each == "style" or each.startswith("on")]  # noqa: SIM118

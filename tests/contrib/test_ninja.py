@@ -1,13 +1,13 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import path
 from ninja import NinjaAPI, Router
 from ninja.decorators import decorate_view
@@ -97,6 +97,13 @@ throttled.get("/again", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"),
 throttled.get("/anonymous", throttle=contrib.AnonRateThrottle("1/m"))(named("anonymous"))
 throttled.get("/visitors", throttle=contrib.UserRateThrottle("1/m"))(named("visitors"))
 throttled.get("/tenants", throttle=ByTenant("1/m"))(named("tenants"))
+throttled.get("/handled")(limits("0/m", key="ip", name="handled")(named("handled")))
+
+
+@throttled.exception_handler(OperationRefused)
+def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
+    assert isinstance(error, QuotaExceeded)
+    return HttpResponse(error.decision.rule, status=error.status_code)
 
 
 def seen(response: Any) -> Any:
@@ -119,20 +126,9 @@ def unwrapped_async(run: Any) -> Any:
 router = Router()
 
 
-@router.get("/sync")
-@limits("2/m", key="ip", name="unwrapped-sync")
-@decorate_view(unwrapped)
-def decorated_sync(request: HttpRequest) -> str:
-    return "ok"
-
-
-@limits("2/m", key="ip", name="unwrapped-async")
-@decorate_view(unwrapped_async)
-@router.get("/async")
-async def decorated_async(request: HttpRequest) -> str:
-    return "ok"
-
-
+decorated: Any = decorate_view(unwrapped)(named("sync"))
+router.get("/sync")(limits("2/m", key="ip", name="unwrapped-sync")(decorated))
+limits("2/m", key="ip", name="unwrapped-async")(decorate_view(unwrapped_async)(router.get("/async")(named("async"))))
 api.add_router("/one", router)
 own.add_router("/two", router)
 urlpatterns = [path("api/", api.urls), path("own/", own.urls), path("throttled/", throttled.urls)]
@@ -242,16 +238,7 @@ def test_install_answers_in_the_form_of_the_api() -> None:
 
 
 def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
-    other = NinjaAPI(urls_namespace="quota-tests-handler")
-    other.get("/handled")(limits("0/m", key="ip", name="handled")(named("handled")))
-
-    @other.exception_handler(OperationRefused)
-    def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
-        assert isinstance(error, QuotaExceeded)
-        return HttpResponse(error.decision.rule, status=error.status_code)
-
-    (view,) = [cast("Any", each.callback) for each in other.urls[0] if str(each.pattern) == "handled"]
-    reply = view(RequestFactory().get("/"))
+    reply = get("/throttled/handled")
     assert (reply.status_code, reply.content) == (429, b"handled")
 
 
