@@ -1,4 +1,4 @@
-"""Rate limits, quotas and counters for Django on Redis: exact, atomic, one round trip.
+"""Rate limits, quotas and counters for Django on Redis or your database: exact, atomic, one round trip.
 
 These are the functions to call. The errors are in `exceptions`, the classes of what calls return in `types`. To read
 the code, start with docs/architecture.md.

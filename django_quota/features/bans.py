@@ -157,5 +157,5 @@ def _plan(rule: Rule, subject: str) -> Plan:
         rule = rule.with_rates("1/m")
     plan = new_plan([(rule, subject, 0, "")])
     if not plan:
-        raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks Redis: a ban would have no effect.")
+        raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks the store: a ban would have no effect.")
     return plan

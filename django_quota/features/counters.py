@@ -37,7 +37,7 @@ MAX_DAYS = 3_660
 """How many days a series may span."""
 
 _PROBLEMS = {
-    operations.NO_COUNTER: "{key} in Redis is not a counter",
+    operations.NO_COUNTER: "{key} in the store is not a counter",
     operations.OVERFLOW: "the change would take {key} beyond 64 bits",
 }
 

@@ -115,7 +115,7 @@ class Outages:
 def _log_foreign_data(subjects: tuple[str, ...], reason: str) -> None:
     """Log once that keys of these subjects hold something else."""
     logger.error(
-        "What Redis holds for %s is not what we keep there: %s. Rules decide by on_unavailable until it is deleted.",
+        "The store holds something else for %s: %s. Rules decide by on_unavailable until it is deleted.",
         " and ".join(map(repr, subjects)),
         reason.rstrip("."),
     )

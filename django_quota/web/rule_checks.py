@@ -354,7 +354,7 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
             yield finding(
                 "W014",
                 f"{place} is limited by {key!r}, which the client chooses: each new value starts a new count and takes "
-                "more memory of Redis, until it is full.",
+                "more memory, until the store is full.",
                 'Add a rule by IP: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
                 "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
             )

@@ -145,7 +145,7 @@ class TestBan:
         ("rule", "problem"),
         [
             ("shadow", "Rule 'shadow' is a shadow, which never refuses"), ("10/mm", "'mm' is not a unit"),
-            ("unlimited", "Rule 'unlimited' has no rate, so it never asks Redis"),
+            ("unlimited", "Rule 'unlimited' has no rate, so it never asks the store"),
             ("without", "Rule 'without' has no ban=, so its checks look for no ban. .* quota_override set"),
             ("serach", "no rule of the settings or the views. Did you mean 'search'"),
         ],

@@ -245,7 +245,7 @@ def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
         raw.expire(key, 7_777)
         before = raw.dump(key)
         for verb, *arguments in verbs:
-            with freeze(START), pytest.raises(CounterError, match=f"{key} in Redis is not a counter") as error:
+            with freeze(START), pytest.raises(CounterError, match=f"{key} in the store is not a counter") as error:
                 getattr(VIEWS, verb)("user:1", *arguments)
             assert (error.value.counter, error.value.subject) == ("views", "user:1")
         assert ([each.decode() for each in raw.scan_iter()], raw.dump(key)) == ([key], before)

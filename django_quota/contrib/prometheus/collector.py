@@ -27,7 +27,7 @@ class QuotaCollector(Collector):
         try:
             totals = running_totals()
         except QuotaError as error:
-            logger.warning("The metrics lack what lies in Redis: %s", error)
+            logger.warning("The metrics lack what is in the store: %s", error)
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 0)
         else:
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 1)
