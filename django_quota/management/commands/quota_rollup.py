@@ -22,9 +22,7 @@ MAX_BATCH = 5_000
 
 
 class Command(QuotaCommand):
-    help = (
-        "Move the usage of each day out of the store into the daily counters, exactly once even if killed."
-    )
+    help = "Move the usage of each day out of the store into the daily counters, exactly once even if killed."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
