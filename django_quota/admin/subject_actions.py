@@ -219,8 +219,7 @@ class Exempt(OverrideAction):
 
     label = gettext_lazy("Exempt")
     consequence = gettext_lazy(
-        "From the next request on, %(subject)s is not limited under %(rule)s: every request is admitted, and none "
-        "is counted."
+        "From the next request on, %(subject)s is not limited under %(rule)s: every request is admitted."
     )
     mode = QuotaOverride.Mode.EXEMPT
 

@@ -54,8 +54,8 @@ class Option:
     """The arguments of the function, if the value may be a function."""
     is_shared: bool = False
     """Whether rules of one name must agree on it: it concerns the rule and its subject, not a single limit."""
-    only_in: Literal["", "settings", "views"] = ""
-    """Where it is allowed: everywhere, only in the settings, or in the settings and `@quota` but not in calls."""
+    only_in: Literal["", "settings", "views", "requests"] = ""
+    """Where it is allowed: everywhere, in the settings, there and on views, or where there is a request."""
 
     def check(self, name: str, value: Any) -> None:
         """Raise `RuleError` if a value is wrong."""

@@ -64,11 +64,8 @@ class _Options(TypedDict, total=False):
     precision: int | None
     tz: str | None
     count_refused: bool
-    methods: Iterable[str] | None
     block: bool
     shadow: bool
-    skip: Callable[[Any], Any] | None
-    exempt: Any
     on_unavailable: OnUnavailable | None
     ban: Mapping[str, Any] | None
     warn_at: float | Sequence[float] | None
@@ -83,6 +80,9 @@ class RuleOptions(_Options, total=False):
 
     cost: int | Callable[[Any], Any]
     costs: Mapping[str, int] | None
+    methods: Iterable[str] | None
+    skip: Callable[[Any], Any] | None
+    exempt: Any
     tier: Callable[[Any], Any] | None
     settle: Callable[[Any, Any], Any] | None
     count_when: Callable[[Any], Any] | None
@@ -180,17 +180,17 @@ class Rule:
     """The time zone of `calendar`, such as `"Europe/Berlin"`; UTC unless set."""
     count_refused: bool = declare_flag(default=False)
     """Whether refused hits count too."""
-    methods: frozenset[str] | None = declare(None, read=read_methods)
+    methods: frozenset[str] | None = declare(None, read=read_methods, only_in="requests")
     """The HTTP methods that are limited (GET includes HEAD); None for all."""
     block: bool = declare_flag(default=True, is_shared=True)
     """Whether a refusal answers the request. With False it only shows on `request.quota`."""
     shadow: bool = declare_flag(default=False, is_shared=True)
     """Decide and report, but never refuse."""
     skip: Callable[[Any], Any] | None = declare_function(
-        "request", problem="is not a function of the request, such as lambda request: ..."
+        "request", problem="is not a function of the request, such as lambda request: ...", only_in="requests"
     )
     """A function of the request; where it returns true, the rule does not apply."""
-    exempt: Any = declare(None, read=Exemption.read)
+    exempt: Any = declare(None, read=Exemption.read, only_in="requests")
     """Whom the rule does not limit: networks, `"staff"`, a function of the request, or a list of those."""
     tier: Callable[[Any], Any] | None = declare_function(
         "request", problem="is neither a function of the request nor the dotted path of one."
@@ -430,6 +430,9 @@ OPTIONS: Mapping[str, Option] = {each.name: each.metadata[OPTION] for each in fi
 AFTER_RESPONSE = frozenset(name for name, declared in OPTIONS.items() if "response" in declared.called_with)
 """The options that are functions of the response, once the view has answered."""
 
+
+OF_REQUESTS = frozenset(name for name, declared in OPTIONS.items() if declared.only_in == "requests")
+"""The options that choose which requests a rule limits."""
 
 _IN_CODE = {name for name, declared in OPTIONS.items() if declared.only_in != "settings"} | {"name"}
 """The options that a decorator or a call takes."""

@@ -20,7 +20,7 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
-from django_quota.core.rules import CallOptions, Rule, default_tier_of
+from django_quota.core.rules import OF_REQUESTS, CallOptions, Rule, default_tier_of
 from django_quota.engine.plans import Asked, Plan, PlanMode
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
@@ -366,13 +366,7 @@ def _asked_flow(
     tier = options.get("tier") if options else None
     if isinstance(tier, str):
         options = {option: given for option, given in options.items() if option != "tier"}
-    try:
-        rule = rule_of(rule_or_rate, options)
-    except RateError as error:
-        if isinstance(rule_or_rate, CounterEntry):
-            hint = "Use its take(), or make it an entry of check_all()."
-            raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
-        raise _swapped(rule_or_rate, subject) or error from None
+    rule = _rule_of_call(rule_or_rate, subject, options)
     if isinstance(tier, str):
         rule = rule_of_tier(rule, tier)
     if is_peek and cost is None and callable(rule.cost):
@@ -389,6 +383,18 @@ def _asked_flow(
         rule = rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
     return rule, name, units, "" if value is None else value_digest(rule, value)
+
+
+def _rule_of_call(rule_or_rate: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Rule:
+    for option in OF_REQUESTS.intersection(options):
+        raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
+    try:
+        return rule_of(rule_or_rate, options)
+    except RateError as error:
+        if isinstance(rule_or_rate, CounterEntry):
+            hint = "Use its take(), or make it an entry of check_all()."
+            raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
+        raise _swapped(rule_or_rate, subject) or error from None
 
 
 def _swapped(first: object, second: object) -> RuleError | None:

@@ -23,7 +23,7 @@ from django_quota.requests.subjects import subject_of
 
 
 def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Decision:
-    """Return all limits that apply to a request or a subject, in one trip; take nothing.
+    """Return all limits that apply to a request or a subject; take nothing.
 
     The `outcomes` of the Decision have one entry for each limit: its rule, rate, how much is used and left, until when,
     and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are looked at.
@@ -35,8 +35,9 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject. Rules
     whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By default, it
     is the tier of the subject's last request for rules with a `tier` function, if their checks are counted by day;
-    otherwise, a `user:` is "authenticated", and all others are "anonymous". This looks through the views of all URLs,
-    so do not call it in every request.
+    otherwise, a `user:` is "authenticated", and all others are "anonymous".
+
+    It takes one call to the store, and one more to look up last tiers.
 
     Without limits, and while the store does not answer (`degraded`), there are no outcomes. Raises `RuleError` for a
     wrong subject, and for a tier that no rule has.

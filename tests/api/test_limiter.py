@@ -7,7 +7,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -133,6 +133,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("2/m", "user:1", -1), "whole number"), (lambda: check("2/m", "user:1", 10**13), "whole number"),
     (lambda: check("serach", "user:1"), r"^'serach' is not a rate: .* Nor is it a rule.*\. Did you mean 'search'"),
     (lambda: check("search", "user:1", burst=3), "has its own options"),
+    (lambda: cast("Any", check)("2/m", "user:1", exempt="10.0.0.0/8"), "exempt= chooses requests"),
+    (lambda: cast("Any", check)("2/m", "user:1", settle=len), "settle= needs a response"),
     (lambda: peek("user:1", "10/m"), r"the rule first, then the subject: \('10/m', 'user:1'\)"),
 ]  # fmt: skip
 
