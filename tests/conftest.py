@@ -1,6 +1,7 @@
 """Fixtures: each real server at hand, started and stopped by the session, on a private socket."""
 
 import contextvars
+import gc
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -63,6 +64,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(selection.Selection(config))
     inputs.prepare(everything=config.getoption("all"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the collector the thousands of tests: else each of its rounds takes half a second, in every process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -243,21 +255,19 @@ def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
 )
 def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
     """The memory store, the database store, the Redis store on each server, and on a Cluster: empty, all forgotten."""
-    if request.param == "cluster":
-        request.getfixturevalue("cluster")
-        return
-    if request.param == "memory":
-        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
-        return
-    if request.param in ("sqlite", "postgresql"):
-        alias = request.getfixturevalue(f"states_on_{request.param}")
-        settings.QUOTA = {**settings.QUOTA, "STORE": "database", "DATABASE": alias}
-        empty_database(current_store())
-        return
-    server = started(request.param)
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-    settings.CACHES = caches(server)
+    match request.param:
+        case "cluster":
+            request.getfixturevalue("cluster")
+        case "memory":
+            settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+        case "sqlite" | "postgresql":
+            alias = request.getfixturevalue(f"states_on_{request.param}")
+            settings.QUOTA = {**settings.QUOTA, "STORE": "database", "DATABASE": alias}
+            empty_database(current_store())
+        case program:
+            with redis.Redis.from_url(started(program).url) as client:
+                client.flushall()
+            settings.CACHES = caches(started(program))
 
 
 @pytest.fixture

@@ -62,15 +62,16 @@ class Barrier:
 
     async def arun(self, operation: Any, now: int | None = None) -> Any:
         """Run an operation, as the store does."""
-        is_stopped = self._is_stopped(operation)
-        if is_stopped and self._where != "answered":
+        if self._where != "answered":
             await self._stop(operation)
         reply = await self._arun(operation, now)
-        if is_stopped and self._where == "answered":
+        if self._where == "answered":
             await self._stop(operation)
         return reply
 
     async def _stop(self, operation: Any) -> None:
+        if not self._is_stopped(operation):
+            return
         self.met += 1
         try:
             await self._opened.wait()

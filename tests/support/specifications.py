@@ -1,17 +1,15 @@
 """The specifications of operations that run in Redis only."""
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 from django_quota.engine.operations import Operation, States
 from django_quota.engine.system_operations import Sweep
 
 
-@singledispatch
 def specify(operation: Operation, states: States, now: int) -> Any:
     """Run the specification of an operation over these states, and return the reply."""
-    return operation.run(states, now)
+    return _sweep(operation, states, now) if isinstance(operation, Sweep) else operation.run(states, now)
 
 
 class Specified(Operation):
@@ -46,7 +44,6 @@ class Drop(Specified):
             states.drop(key)
 
 
-@specify.register
 def _sweep(operation: Sweep, states: States, now: int) -> list[int]:
     """Drop expired entries. A sorted set is a mapping from members to scores here, and every key has a TTL."""
     reply: list[int] = []
