@@ -1,15 +1,15 @@
 """Progress of long commands, on a terminal only, and signals that stop them."""
 
 import io
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from django.core.management.base import OutputWrapper
 
 from django_quota.management.console import progress
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, managing
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ with stopping() as stop:
 """
 
 
-def test_a_signal_that_comes_within_a_wait_stops_a_command() -> None:
+def test_a_signal_that_comes_within_a_wait_stops_a_command(tmp_path: Path) -> None:
     """The handler runs in the thread that waits, and that may hold the lock of what it waits for."""
-    settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.support.settings"}
-    subprocess.run([sys.executable, "-c", IN_A_WAIT], check=True, timeout=60, env=settings, cwd=ROOT)
+    with managing(tmp_path, {}) as manage:
+        subprocess.run([sys.executable, "-c", IN_A_WAIT], check=True, timeout=60, env=manage.environment, cwd=ROOT)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from django_quota import quota
 from django_quota.conf import current
-from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.management.commands.quota_replay import rules_of_views
 from django_quota.operating.access_log import find_format, read_time
@@ -42,18 +41,12 @@ def line(second: int, ip: str = "203.0.113.9", path: str = "/api/plain/", method
 
 
 @pytest.fixture(autouse=True)
-def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def site(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A site with rules on views, whose Redis must not be asked. pytest-django forbids the database."""
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
     settings.QUOTA = {"RULES": {"api": {"rate": "3/m", "match": "/api/plain/"}}}
-
     monkeypatch.setattr(RedisStore, "run", lambda *_: pytest.fail("Redis was asked"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(*words: str) -> str:
@@ -114,13 +107,11 @@ def as_lines(traffic: Requests) -> list[str]:
 def live(traffic: Requests) -> list[int]:
     """Send requests through the middleware, on the memory store; return the times of those that are refused."""
     clear()
-    client, refused = Client(raise_request_exception=False), []
+    client, found = Client(raise_request_exception=False), []
     for time, method, ip, path, agent in traffic:
         with freeze(time):
-            response = client.generic(method, path, REMOTE_ADDR=ip, HTTP_USER_AGENT=agent)
-        if response.status_code == 429:
-            refused.append(time)
-    return refused
+            found.append((time, client.generic(method, path, REMOTE_ADDR=ip, HTTP_USER_AGENT=agent).status_code))
+    return [time for time, status in found if status == 429]
 
 
 def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> tuple[RuleSet, Traffic]:
@@ -142,7 +133,7 @@ def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps
         assert [traffic.times[position] for position in decide(replayed, traffic).positions] == live(sent)
 
 
-def test_requests_of_one_time_stay_in_their_order(folder: Path) -> None:
+def test_requests_of_one_time_stay_in_their_order() -> None:
     """Also in a log that is sorted: a request that one rule refuses does not count for another."""
     rules = '[one]\nrate = "1/m"\nmatch = "/one/"\n[all]\nrate = "2/m"\nkey = "global"\nmatch = "/"\n'
     Path("two.toml").write_text(rules)
@@ -192,7 +183,7 @@ def test_the_tightest_count_knows_slices_bursts_and_costs(
     assert tightest(demand, demand.limits[0]) == least
 
 
-def test_the_report_fits_eighty_columns_and_hides_subjects_unless_asked_for(folder: Path) -> None:
+def test_the_report_fits_eighty_columns_and_hides_subjects_unless_asked_for() -> None:
     assert "ip:203.0.113.9" not in run(log([line(second) for second in range(5)]))
     assert "ip:203.0.113.9" in run("access.log", "--show-subjects")
     rule = 'rate = "10/s; 500/h; 5000/d"\nmatch = "/"\nkey = ["ip", "path"]\n'
@@ -203,7 +194,7 @@ def test_the_report_fits_eighty_columns_and_hides_subjects_unless_asked_for(fold
     assert "\x1b" not in printed
 
 
-def test_a_rate_alone_a_chosen_rule_and_a_draft_are_replayed(folder: Path, settings: Any) -> None:
+def test_a_rate_alone_a_chosen_rule_and_a_draft_are_replayed(settings: Any) -> None:
     lines = [line(second, ip=f"203.0.113.{second % 2}", path=f"/{second}") for second in range(6)]
     found = run_json(log(lines), "--rate", "2/m", "--key", "ip")
     assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
@@ -221,7 +212,7 @@ def test_a_rate_alone_a_chosen_rule_and_a_draft_are_replayed(folder: Path, setti
     assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
 
 
-def test_packed_logs_several_files_and_stdin_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_logs_several_files_and_stdin_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line(second) for second in range(5)]
     Path("1.gz").write_bytes(gzip.compress("\n".join(lines[:2]).encode()))
     log(lines[2:4], "2.log")
@@ -230,7 +221,7 @@ def test_packed_logs_several_files_and_stdin_are_read(folder: Path, monkeypatch:
     assert (found["log"]["requests"], found["refused"]) == (5, 2)
 
 
-def test_lines_that_cannot_be_used_are_counted_and_shown(folder: Path) -> None:
+def test_lines_that_cannot_be_used_are_counted_and_shown() -> None:
     broken = ["nonsense", line(1, path="\\x16\\x03"), line(2).replace("GET /api/plain/ HTTP/1.1", "-"), line(3, ip="-")]
     found = run_json(log([line(0), *broken, "", "x" * 250_000]))["log"]  # a line that never ends is read in pieces
     assert (found["requests"], found["unreadable"], found["lines"]) == (1, 7, 9)
@@ -240,7 +231,7 @@ def test_lines_that_cannot_be_used_are_counted_and_shown(folder: Path) -> None:
         run(log(["\x1b[2J\x07\u202egnp", line(0, method="get")]))
 
 
-def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> None:
+def test_rules_that_a_log_cannot_show_are_named(settings: Any) -> None:
     settings.QUOTA["RULES"]["by_user"] = {"rate": "1/m", "key": "user", "match": "/"}
     settings.QUOTA["RULES"]["unplaced"] = "1/m"
     left_out = run_json(log([line(0)]))["left_out"]
@@ -271,7 +262,7 @@ def test_what_a_rule_needs_is_said(options: dict[str, Any], reason: str) -> None
     assert bool(found) == bool(reason)
 
 
-def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None:
+def test_the_client_is_found_behind_proxies(settings: Any) -> None:
     hops = ["203.0.113.1", "6.6.6.6, 203.0.113.1", "203.0.113.2", None]
     lines = [
         json.dumps({"ip": "10.0.0.1", "time": START + n, "request": "GET / HTTP/1.1", "http_x_forwarded_for": hop})
@@ -308,7 +299,7 @@ def test_the_client_is_found_behind_proxies(folder: Path, settings: Any) -> None
         (["cut.gz"], "cannot be read to its end"),
     ],
 )
-def test_a_wrong_option_is_named(words: list[str], error: str, folder: Path) -> None:
+def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
     log([line(0)])
     Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
     for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"'}.items():
@@ -344,23 +335,15 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
     assert entry[:4] == (START, "GET", "/a b/", "q=1")
     assert (entry.meta["REMOTE_ADDR"], entry.meta.get("HTTP_USER_AGENT")) == ("203.0.113.9", agent)
     assert ("header:user-agent" in log_format.fields) == (agent is not None)
-    with pytest.raises(ConfigurationError, match="has no method"):
-        find_format(['{"time": 1763700000, "path": "/"}'])
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("1763700000.123", MOMENT),
-        ("1763700000123", MOMENT),
-        ("1763700000123000000", MOMENT),
-        ("2025-11-21T05:40:00.123+01:00", MOMENT),
-        ("2025-11-21 04:40:00,123", MOMENT),
-        ("20/Nov/2025:23:10:00 -0530", START),
-    ],
-)
-def test_a_time_is_read_to_the_microsecond(text: str, moment: int) -> None:
-    assert read_time(text) == moment
+    "text",
+    ["1763700000.123", "1763700000123", "1763700000123000000", "2025-11-21T05:40:00.123+01:00",
+     "2025-11-21 04:40:00,123"],
+)  # fmt: skip
+def test_a_time_is_read_to_the_microsecond(text: str) -> None:
+    assert read_time(text) == MOMENT
 
 
 JSON = {"time": "1763700000.1", "ip": "203.0.113.9", "host": "a.example", "request": "GET / HTTP/1.1"}
@@ -414,7 +397,7 @@ def test_no_line_stops_the_reader(text: str, first: str) -> None:
     assert traffic.requests + traffic.unreadable <= traffic.lines
 
 
-def test_the_page_shows_what_the_command_prints(folder: Path, settings: Any) -> None:
+def test_the_page_shows_what_the_command_prints(settings: Any) -> None:
     settings.ROOT_URLCONF = ()
     shown = blocks("docs/testing.md")
     Path("drafts.toml").write_text(next(text for language, text in shown if language == "toml"))

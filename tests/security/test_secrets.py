@@ -251,8 +251,7 @@ def test_what_a_server_or_a_client_says_of_a_password_is_left_out(
     with override_settings(QUOTA={}), pytest.raises(StoreUnavailable) as caught:  # its store is new
         once("event", "1")
     error = caught.value
-    shown = [error.reason, repr(error), *traceback.format_exception(error), *frames_of(error)]
-    assert not [each for each in shown if PASSWORD in each]
+    assert PASSWORD not in f"{error.reason} {error!r} {traceback.format_exception(error)} {[*frames_of(error)]}"
 
 
 TOKEN: Any = type("Token", (), {"__repr__": lambda self: VALUE})()
