@@ -1,15 +1,21 @@
-"""A faulty server, of each version that this machine has."""
+"""A faulty server, of each version that this machine has, or of one. Each test leaves it as it found it."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from django_quota.testing import server_programs
 from tests.faults.faults import FaultyServer, faulty_server
 from tests.support.stores import named, programs
 
 
 @pytest.fixture(scope="module", params=programs(), ids=named)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    """A server that each test leaves as it found it."""
     with faulty_server(request.param, tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    with faulty_server(server_programs()[0], tmp_path_factory.mktemp("server")) as made:
         yield made

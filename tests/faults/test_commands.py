@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_quota import check
-from django_quota.testing import server_programs
-from tests.faults.faults import FAULTS, FaultyServer, faulty_server
-from tests.faults.harness import caches_at
+from tests.faults.calls import caches_at
+from tests.faults.faults import FAULTS, FaultyServer
 from tests.support.commands import managing, wait_until
 from tests.support.selection import thorough
 
@@ -38,20 +36,14 @@ EXIT_BROKEN_PIPE = 141
 """128 and the number of the signal, as a shell has it."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    with faulty_server(server_programs()[0], tmp_path_factory.mktemp("server")) as made:
-        yield made
-
-
 @pytest.fixture
-def used(server: FaultyServer, settings: Any) -> FaultyServer:
+def used(one_server: FaultyServer, settings: Any) -> FaultyServer:
     """A server where something was counted and refused."""
-    server.client.flushall()
-    settings.CACHES = caches_at(server.url)
+    one_server.client.flushall()
+    settings.CACHES = caches_at(one_server.url)
     for _ in range(3):
         check("1/m", "user:7", name="login")
-    return server
+    return one_server
 
 
 def said(*words: str) -> str:

@@ -14,8 +14,7 @@ import redis
 from django_quota import acheck, check
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
-from tests.faults.calls import CALLS, call_problem
-from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
+from tests.faults.calls import CALLS, assert_own_answers, caches_at, call_problem, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE

@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import redis
 
 from django_quota import Decision, acheck, check, counter
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.testing import RedisServer, server_programs
-from tests.faults.calls import CALLS, MODES, do
-from tests.faults.faults import PASSWORD, faulty_server
-from tests.faults.harness import caches_at, failed_calls, use_site_rules
+from django_quota.testing import RedisServer
+from tests.faults.calls import CALLS, MODES, caches_at, do, failed_calls, use_site_rules
+from tests.faults.faults import PASSWORD, FaultyServer
 from tests.faults.sockets import SocketServer
 from tests.support.commands import PATIENCE
 from tests.support.outages import FAILURES
@@ -99,13 +97,12 @@ def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatc
     assert len(met) < 2 * FAILURES  # each failure but the last one lets the next task try
 
 
-def test_a_place_without_a_redis_counts_as_unavailable(tmp_path: Path, settings: Any) -> None:
-    with faulty_server(server_programs()[0], tmp_path) as server:
-        by_tls = server.url.replace("redis://", "rediss://")
-        for url in (by_tls, *(f"redis://app:{PASSWORD}@{host}/0" for host in ("two..dots", "x" * 70, "127.0.0.1:1"))):
-            settings.CACHES = caches_at(url, 0.1)
-            for call, mode in product(CALLS, MODES):
-                if call.name in ("check sliding allow", "counter.incr", "slot"):
-                    answer = do(call, mode, None)
-                    assert isinstance(answer, StoreUnavailable) or answer.degraded
-                    assert PASSWORD not in repr(answer)
+def test_a_place_without_a_redis_counts_as_unavailable(one_server: FaultyServer, settings: Any) -> None:
+    by_tls = one_server.url.replace("redis://", "rediss://")
+    for url in (by_tls, *(f"redis://app:{PASSWORD}@{host}/0" for host in ("two..dots", "x" * 70, "127.0.0.1:1"))):
+        settings.CACHES = caches_at(url, 0.1)
+        for call, mode in product(CALLS, MODES):
+            if call.name in ("check sliding allow", "counter.incr", "slot"):
+                answer = do(call, mode, None)
+                assert isinstance(answer, StoreUnavailable) or answer.degraded
+                assert PASSWORD not in repr(answer)

@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 
-from django_quota.testing import server_programs
-from tests.faults.calls import CALLS, MODES, do
-from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
-from tests.faults.harness import (
+from tests.faults.calls import (
+    CALLS,
+    MODES,
     ask_each,
     assert_own_answers,
     assert_recovers,
     broken_promises,
     caches_at,
+    do,
     use_site_rules,
 )
+from tests.faults.faults import PASSWORD, USER, FaultyServer
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
 from tests.support.outages import new_breaker
 from tests.support.steps import Clock
@@ -67,15 +68,9 @@ def test_a_decision_whose_reply_cannot_be_read_is_degraded(words: bytes, setting
             assert (decision.allowed, decision.degraded) == (True, True)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
-    with faulty_server(server_programs()[0], tmp_path_factory.mktemp("server")) as made:
-        yield made
-
-
 @pytest.fixture
-def proxy(server: FaultyServer, settings: Any) -> Iterator[Proxy]:
-    made = Proxy(server.port)
+def proxy(one_server: FaultyServer, settings: Any) -> Iterator[Proxy]:
+    made = Proxy(one_server.port)
     settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{made.port}/0")
     yield made
     made.close()
