@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse, StreamingHttpResponse
 
-from django_quota import Decision, areserve, check, counter, peek, reserve, reserve_all, usage
+from django_quota import Decision, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Hold
@@ -214,7 +214,7 @@ def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -
 @in_memory
 def test_functions_of_requests_are_left_out_and_an_entry_stays_short(rf: Any) -> None:
     options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
-    hold = reserve("10/s; 1000/h; 5000/d", rf.get("/"), 3, name="n" * 40, **options)
+    hold = reserve(Rule.make("n" * 40, "10/s", "1000/h", "5000/d", **options), rf.get("/"), 3)
     assert len(hold.dumps()) < 1_000
     assert [outcome.used for outcome in later(hold).settle(5).outcomes] == [5, 5, 5]
     with freeze(START):  # rates of overrides and of functions
