@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reserve_all, reset
+from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reset
 from django_quota.testing import freeze
 from tests.support.inspection import previews
 from tests.support.outages import no_answer
@@ -79,20 +79,6 @@ class TestOnEveryStore:
         for value in ("r 0 0 1/h", ""):
             override(value, "site", SUBJECT)
             assert check(RULE, SUBJECT)
-
-    def test_several_subjects_are_decided_together_and_reserve_is_free_for_an_exempt_one(self) -> None:
-        entries = [("5/m", "user:1"), ("5/m", "org:2"), ("5/m", SUBJECT)]
-        override("x 0 0 ", "*", "user:1")
-        override("s 0 0 ", "*", "org:*")
-        decision = check_all(entries)
-        assert [(each.why, each.remaining) for each in decision.outcomes] == [("exempt", 5), ("", 4), ("", 4)]
-        reserve_all([(rule, subject, 2) for rule, subject in entries]).settle(1)
-        assert [peek("5/m", subject).remaining for _, subject in entries] == [5, 3, 3]
-        override("b 0 0 ", "*", "ip:192.0.0.0/16")
-        decision = check_all(entries)
-        assert (decision.allowed, decision.subject) == (False, SUBJECT)
-        override("", "*", "ip:192.0.0.0/16")
-        assert [peek("5/m", subject).remaining for _, subject in entries] == [5, 3, 3]
 
     def test_a_block_says_truly_how_long_it_lasts(self) -> None:
         override(f"b 0 {START + 90 * SECOND} ", "*", SUBJECT)

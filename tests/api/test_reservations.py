@@ -145,24 +145,6 @@ class TestReserving:
             assert left() == 1_000 - 110 - 200
 
 
-@in_memory
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("actual", [0, 150, 1_500])
-def test_a_text_is_settled_as_the_reservation_itself(algorithm: Any, actual: int) -> None:
-    options: list[Any] = [{"name": name, "algorithm": algorithm} for name in ("here", "there")]
-    with freeze(START):
-        here, there = [reserve("1000/h; 5000/d", USER, 600, **option) for option in options]
-        text = there.dumps()
-    with freeze(START + 10 * MINUTE):
-        for option in options:
-            reserve("1000/h; 5000/d", USER, 100, **option)
-        assert shown(here.settle(actual)) == shown(Hold.loads(text).settle(actual))
-    for minutes in (11, 61, 1_441):
-        with freeze(START + minutes * MINUTE):
-            first, second = [shown(peek("1000/h; 5000/d", USER, **option)) for option in options]
-            assert first == second
-
-
 @both_stores
 @pytest.mark.parametrize("group", [None, "shop"])
 def test_a_text_settles_counters_and_limits_together_and_once(group: str | None) -> None:

@@ -141,11 +141,6 @@ def test_the_real_cost_replaces_the_estimate_and_what_does_not_count_is_given_ba
         assert (ask(where, **query).status_code, left("failed", "5/h")) == (status, remaining)
 
 
-def test_the_real_cost_may_exceed_the_limit() -> None:
-    ask("sync", size=5_000)
-    assert (ask("sync").status_code, left()) == (429, 0)
-
-
 def test_a_stream_is_settled_when_it_ends_or_is_closed_and_a_client_that_left_pays_the_estimate() -> None:
     response = ask("stream")
     assert left() == 999

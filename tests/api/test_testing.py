@@ -74,13 +74,9 @@ from django.test import Client, SimpleTestCase, override_settings
 from django_quota import check
 from django_quota.testing import QuotaTestMixin
 
-OF_QUOTA = {"QUOTA": {"HEADERS": False, "STORE": "redis", "ENABLED": True}}
-OF_CACHES = {"CACHES": {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:2"}}}
-overrides = pytest.mark.parametrize("changed", [OF_QUOTA, OF_CACHES], ids=["QUOTA", "CACHES"])
-
-def change(settings, changed):
-    for name, value in changed.items():
-        setattr(settings, name, value)
+OTHER_QUOTA = {"HEADERS": False, "STORE": "redis", "ENABLED": True}
+OTHER_CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:2"}}
+overrides = pytest.mark.parametrize("changed", [("QUOTA", OTHER_QUOTA), ("CACHES", OTHER_CACHES)])
 
 def starts_at_zero():
     assert [bool(Client().get("/").status_code == 200) for _ in range(3)] == [True, True, False]
@@ -90,7 +86,7 @@ def starts_at_zero():
 @overrides
 def test_settings_with_the_fixture(quota, settings, changed):
     quota.exhaust("5/m", "user:2")
-    change(settings, changed)
+    setattr(settings, *changed)
     assert not check("5/m", "user:2")
     starts_at_zero()
     quota.advance(60)
@@ -101,10 +97,10 @@ def test_settings_with_the_fixture(quota, settings, changed):
 
 @overrides
 def test_settings_without_the_fixture(settings, changed):
-    change(settings, changed)
+    setattr(settings, *changed)
     starts_at_zero()
 
-@override_settings(**OF_CACHES)
+@override_settings(CACHES=OTHER_CACHES)
 class TestClass(QuotaTestMixin, SimpleTestCase):
     @classmethod
     def setUpClass(cls):
@@ -113,14 +109,14 @@ class TestClass(QuotaTestMixin, SimpleTestCase):
 
     def test_of_the_class(self):
         self.quota.exhaust("5/m", "user:2")
-        with self.settings(**OF_QUOTA):
+        with self.settings(QUOTA=OTHER_QUOTA):
             assert not check("5/m", "user:2")
         starts_at_zero()
 
 @pytest.mark.quota(off=True)
 @overrides
 def test_limits_stay_off(settings, changed):
-    change(settings, changed)
+    setattr(settings, *changed)
     assert all(check("1/m", "user:1") for _ in range(3))
 
 @pytest.fixture(scope="module")
