@@ -121,21 +121,6 @@ class TestTheWay:
         count_what_waits()
         assert sent(raw) == {"a:a": 3}
 
-    def test_metrics_that_redis_refuses_fail_no_request_and_are_kept(
-        self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        check("9/m", SUBJECT, name="a")
-        count_what_waits()
-        (day,) = raw.scan_iter("quota:1:{!}:metrics:20*-*")
-        raw.rename(day, "aside")
-        raw.rpush(day, "not a count")
-        for _ in range(4):
-            assert check("9/m", SUBJECT, name="a")
-            assert not count_what_waits()
-        assert caplog.text.count("Cannot send the metrics") == 1
-        raw.rename("aside", day)
-        assert (count_what_waits(), sent(raw)) == (True, {"a:a": 5})
-
     def test_racing_threads_lose_and_double_nothing(self, raw: redis.Redis) -> None:
         def ask(number: int) -> bool:
             if number % 20 == 0:

@@ -246,25 +246,6 @@ def test_an_outage_that_only_a_service_meets_is_reported_once(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
-def test_a_forbidden_command_of_a_service_is_reported_once_and_is_no_outage(
-    redis_cache: RedisServer, raw: Any, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    outages = new_outages(clock)
-    raw.execute_command("ACL", "SETUSER", "default", "-pfadd")
-    try:
-        for number in range(3):
-            with pytest.raises(StoreUnavailable):
-                written("sync", "unique", number)
-            assert not check("9/m", "user:1").degraded
-            clock.now += 10
-        (line,) = caplog.records
-        assert ("does not permit a command" in line.getMessage(), outages.is_on) == (True, False)
-        raw.execute_command("ACL", "SETUSER", "default", "-zadd")
-        assert (check("9/m", "user:1").degraded, outages.is_on) == (True, True)
-    finally:
-        raw.execute_command("ACL", "SETUSER", "default", "+@all")
-
-
 # --- how many processes share the limits: learned while Redis answers, used when it does not --------------------------
 
 INTERVAL, TTL = 5, 30 * SECOND

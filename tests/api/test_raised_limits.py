@@ -6,10 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.http import HttpRequest
-from django.test import RequestFactory
 
 from django_quota import Rule, Subject, check, peek, peek_all, raise_limit
 from django_quota.exceptions import RateError, RuleError
@@ -127,13 +125,6 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
         assert left() == 1_620
         transaction.set_rollback(True)
     assert (row().rate, left()) == ("+120", 1_120)
-
-
-def test_users_and_requests_are_subjects_and_have_their_tier() -> None:
-    ann = User.objects.create_user("ann")
-    for who, subject in ((ann, f"user:{ann.pk}"), (RequestFactory().get("/"), "ip:127.0.0.1")):
-        raise_limit(who, "tiers", 5)
-        assert row(subject, "tiers").rate == "+5"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from django.views.generic import RedirectView, TemplateView
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
-from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_quota import concurrency, quota, reset_subject
@@ -152,22 +151,6 @@ def test_w013_asks_for_a_name_where_views_share_one(decorate: Any, settings: Any
     shared = [quota("5/m", name="made")(made(word)) for word in ("one", "other")]
     classes = [Base.as_view(), Derived.as_view(), quota("5/m")(Base.as_view())]
     assert [findings(settings, *views) for views in ([view, view, *again, *shared], classes)] == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("base", "method", "on_class", "name"),
-    [(APIView, "get", False, "Shop.get"), (ViewSet, "list", False, "Shop.list"), (View, "dispatch", False, "Shop"),
-     (ViewSet, "list", True, "Shop")],
-)  # fmt: skip
-def test_a_misspelt_rule_is_found_wherever_its_decorator_is(
-    base: Any, method: str, on_class: bool, name: str, settings: Any
-) -> None:
-    shop: Any = type("Shop", (base,), {method: lambda self, request: HttpResponse()})
-    getattr(shop, method).__name__ = method
-    misspelt: Any = quota(rule="typo")
-    shop = misspelt(shop) if on_class else method_decorator(misspelt, name=method)(shop)
-    (found,) = findings(settings, shop.as_view({"get": "list"}) if base is ViewSet else shop.as_view())
-    assert (found.id, found.msg) == ("django_quota.E010", f"@quota(rule='typo') on {__name__}.{name} names no rule.")
 
 
 def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
