@@ -83,26 +83,27 @@ def allauth(folder: str, middleware: str) -> dict[str, Any]:
         reply = client.post("/accounts/login/", {"login": name, "password": password})
         return reply.status_code, client.session.get("_auth_user_backend"), reply
 
-    def tries(address: str, password: str, times: int = 6) -> list[int]:
-        return [log_in("ann", password, address)[0] for _ in range(times)]
+    def tries(password: str, address: str, times: int = 6, name: str = "ann") -> list[int]:
+        return [log_in(name, password, address)[0] for _ in range(times)]
 
     home, away, new = "203.0.113.9", "198.51.100.7", "new right horse"
+    places = [(name, address) for name in ("ann", "ann@example.org") for address in (home, away)]
     with freeze(1_800_000_000_000_000):
-        guesses, refused = tries(home, "guess"), log_in("ann", PASSWORD, home)[2]
+        guesses, refused = tries("guess", home), log_in("ann", PASSWORD, home)[2]
         found = {
             "guesses": guesses,
             "page": "Please try again in 10 minutes." in refused.content.decode(),
             "retry_after": refused.headers["Retry-After"],
             "by_name": log_in("ann", PASSWORD, away)[:2],
             "by_email": log_in("Ann@example.org", PASSWORD, home)[:2],
-            "many": tries(away, PASSWORD, 12),
-            "locked": [tries(address, "guess")[-1] for address in (home, away)],
+            "many": tries(PASSWORD, away, 12),
+            "locked": [tries("guess", address, name=name)[-1] for name, address in places],
         }
         client = Client(REMOTE_ADDR=home)
         client.post("/accounts/password/reset/", {"email": "ann@example.org"})
         page = client.get(re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]).headers["Location"]
         found["reset"] = client.post(page, {"password1": new, "password2": new}).status_code
-        return {**found, "after": [log_in("ann", new, address)[0] for address in (home, away)]}
+        return {**found, "after": [log_in(name, new, address)[0] for name, address in places]}
 
 
 def limits(folder: str) -> dict[str, Any]:

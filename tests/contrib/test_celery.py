@@ -230,7 +230,7 @@ def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> 
 
 @inputs(60)
 @given(
-    bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 6)), min_size=1, max_size=3),
+    bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 6)), min_size=1, max_size=2),
     deaths=st.lists(st.integers(0, 12), max_size=2),
     lateness=st.integers(0, 200),
 )
