@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
@@ -173,34 +174,21 @@ def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseSt
         holding.result()
 
 
-@pytest.fixture
-def sent(on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the connections send from now on."""
-    texts: list[str] = []
-    send = postgresql._Psycopg3.__call__
-
-    def noted(self: Any, statements: str) -> Any:
-        texts.append(statements)
-        return send(self, statements)
-
-    monkeypatch.setattr(postgresql._Psycopg3, "__call__", noted)
-    return texts
-
-
-def test_a_decision_is_two_messages_a_look_is_one_and_no_session_remembers_anything(
-    on_postgres: DatabaseStore, sent: list[str]
-) -> None:
+def test_a_decision_is_two_messages_a_look_is_one_and_no_session_remembers_anything(on_postgres: DatabaseStore) -> None:
     """As behind a pooler that gives each transaction another server process."""
-    check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
-    assert len(sent) == 2
-    peek("5/m", SUBJECT)
-    assert len(sent) == 3
-    for number in range(3):
-        on_postgres.close()
-        assert hit()
-        assert remaining() == LIMIT - 1 - number
-    set_locally = re.compile("SET LOCAL |DO UPDATE SET ")
-    assert not any(word in set_locally.sub("", each) for each in sent for word in ("PREPARE", "SET "))
+    send = postgresql._Psycopg3.__call__
+    with patch.object(postgresql._Psycopg3, "__call__", autospec=True, side_effect=send) as sent:
+        check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
+        assert sent.call_count == 2
+        peek("5/m", SUBJECT)
+        assert sent.call_count == 3
+        for number in range(3):
+            on_postgres.close()
+            assert hit()
+            assert remaining() == LIMIT - 1 - number
+    of_transactions = re.compile("SET LOCAL |DO UPDATE SET ")
+    texts = [of_transactions.sub("", call.args[1]) for call in sent.call_args_list]
+    assert not any(word in each for each in texts for word in ("PREPARE", "SET "))
 
 
 def test_whatever_isolation_the_site_has_chosen_each_hit_is_seen(
@@ -254,82 +242,69 @@ OF_PGBOUNCER = {"application_name", "client_encoding", "DateStyle", "standard_co
 """The settings that PgBouncer itself sets in a session, to those of its client."""
 
 
-def end_all_sessions(server: dict[str, Any]) -> None:
-    with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
-        theirs = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        other.execute(f"SELECT pg_terminate_backend(pid) {theirs}")
-        wait_until(lambda: other.execute(f"SELECT count(*) {theirs}").fetchone() == (0,))
-
-
 def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(
     on_postgres: DatabaseStore, postgres: dict[str, Any]
 ) -> None:
     assert hit()
-    end_all_sessions(postgres)
+    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
+        theirs = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        other.execute(f"SELECT pg_terminate_backend(pid) {theirs}")
+        wait_until(lambda: other.execute(f"SELECT count(*) {theirs}").fetchone() == (0,))
     assert hit()
     assert remaining() == LIMIT - 2
 
 
-def test_a_commit_without_an_answer_is_never_repeated(
-    on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hit()
-    commit, tried = postgresql.PostgresConnection.commit, []
+COMMIT = postgresql.PostgresConnection.commit
 
-    def lost(self: Any, statements: Any) -> None:
-        tried.append(statements)
-        commit(self, statements)
+
+def test_a_commit_without_an_answer_is_never_repeated(on_postgres: DatabaseStore) -> None:
+    def lost(*asked: Any) -> None:
+        COMMIT(*asked)
         raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(postgresql.PostgresConnection, "commit", lost)
-    with pytest.raises(StoreUnavailable, match="closed the connection"):
-        on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
-    monkeypatch.undo()
-    assert len(tried) == 1
+    hit()
+    with patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=lost) as tried:
+        with pytest.raises(StoreUnavailable, match="closed the connection"):
+            on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+        assert tried.call_count == 1
     assert on_postgres.breaker.has_failed
     assert on_postgres.run(Get(status_key("quota", "user:1"))) == [1, "5"]
 
 
 @pytest.mark.parametrize("kind", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])
 def test_a_transaction_that_the_database_ends_for_another_one_is_repeated_twice(
-    kind: type[psycopg.Error], on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+    kind: type[psycopg.Error], on_postgres: DatabaseStore
 ) -> None:
-    commit, left = postgresql.PostgresConnection.commit, [2]
+    left = [2]
 
-    def ended_by_server(self: Any, statements: Any) -> None:
+    def ended_by_server(*asked: Any) -> None:
         if left[0]:
             left[0] -= 1
             raise kind("for another one")
-        commit(self, statements)
+        COMMIT(*asked)
 
-    monkeypatch.setattr(postgresql.PostgresConnection, "commit", ended_by_server)
-    assert hit()
-    left[0] = ATTEMPTS
-    with pytest.raises(StoreUnavailable, match="for another one"):
-        on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+    with patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=ended_by_server):
+        assert hit()
+        left[0] = ATTEMPTS
+        with pytest.raises(StoreUnavailable, match="for another one"):
+            on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
     assert left == [0]
     assert remaining() == LIMIT - 1
 
 
 def test_a_database_that_is_gone_is_not_asked_each_time(
-    postgres: dict[str, Any], settings: Any, django_db_blocker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: dict[str, Any], settings: Any, django_db_blocker: Any, tmp_path: Path
 ) -> None:
-    with store_on({**postgres, "HOST": str(tmp_path)}, settings, django_db_blocker) as store:
-        opened: list[str] = []
-        open_ = postgresql.PostgresConnection.__init__
-
-        def noted(self: Any, alias: str) -> None:
-            opened.append(alias)
-            open_(self, alias)
-
-        monkeypatch.setattr(postgresql.PostgresConnection, "__init__", noted)
-        rules = {how: Rule.make(how, "1/h", on_unavailable=how) for how in ("allow", "deny", "local")}
-        decisions = [check(rules["allow"], SUBJECT), check(rules["deny"], SUBJECT)]
-        decisions += [check(rules["local"], SUBJECT) for _ in range(2)]
-        assert [(bool(each), each.degraded) for each in decisions] == [
-            (True, True), (False, True), (True, True), (False, True),
-        ]  # fmt: skip
-        assert len(opened) == FAILURES
+    open_ = postgresql.PostgresConnection.__init__
+    with (
+        store_on({**postgres, "HOST": str(tmp_path)}, settings, django_db_blocker) as store,
+        patch.object(postgresql.PostgresConnection, "__init__", autospec=True, side_effect=open_) as opened,
+    ):
+        asked: list[Any] = ["allow", "deny", "local", "local"]
+        decisions = [check(Rule.make(how, "1/h", on_unavailable=how), SUBJECT) for how in asked]
+        assert [bool(each) for each in decisions] == [True, False, True, False]
+        assert all(each.degraded for each in decisions)
+        assert opened.call_count == FAILURES
         assert store.is_refusing()
 
 
