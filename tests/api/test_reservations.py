@@ -1,6 +1,6 @@
 """Reserving and settling, here or from a text in another process.
 
-What each algorithm gives back, and that settling never mints, is in tests/core/test_adjust.py.
+What each algorithm gives back, and that settling never mints, is in tests/core/test_algorithms.py.
 """
 
 import asyncio

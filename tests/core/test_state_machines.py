@@ -24,14 +24,14 @@ from django_quota.engine import counter_operations as counters
 from django_quota.engine import lease_operations as leases
 from django_quota.engine import subject_operations as subjects
 from django_quota.engine import system_operations as site
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Mode
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import Operation
 from django_quota.engine.plans import Place, Plan, PlanMode, Taken
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
-from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, answers, hits_of
+from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
 CLIENTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
@@ -480,24 +480,6 @@ def test_metrics_do_not_grow_with_the_names_that_clients_bring(redis_cache: Any,
     refused = upkeep.add({}, many)[METRICS.refused]
     assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, 2)
     upkeep.teardown()
-
-
-def test_a_check_asks_for_new_edges_outside_the_periods_and_the_day_sent(places: Places) -> None:
-    calendar = hits_of(Rule.make("calendar", "9/m", algorithm="calendar"))
-    daily: Any = hits_of(Rule.make("daily", "9/m"), subject="user:1")
-    (begins, _, ends, *_), day = calendar[0].limits[0].parameters[1:], daily[0].day
-    for hits, edges in ((calendar, (begins, ends)), (daily, (day.begins, day.ends))):
-        moments = (edges[0] - 1, edges[0], edges[1] - 1, edges[1])
-        verdicts = [places.run(Decide(hits, "check"), now)[1] for now in moments]
-        assert verdicts == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, places: Places) -> None:
-    never = Rule.make("never", "0/m", algorithm=algorithm, count_refused=True)
-    reply = places.run(Decide(hits_of(never), "check"), START)
-    assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (REFUSED, NEVER)
-    assert not [key for key in places.dump() if ":r:" in key]
 
 
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:

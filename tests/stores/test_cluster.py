@@ -1,36 +1,73 @@
-"""The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
+"""The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile.
+
+Slots move, servers die, hang, or are new. While some do not answer, one log line says so, few calls wait, and it works
+again by itself.
+"""
 
 import asyncio
+import json
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import StringIO
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio as aioredis
 from django.core.cache import cache, caches
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_quota import Rule, acheck, acheck_all, check, check_all, counter, peek, refund, reserve, reset
+from django_quota import Rule, acheck, acheck_all, aonce, check, check_all, counter, once, peek, refund, reserve, reset
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.once import _operation
+from django_quota.features.rollup import roll_up
 from django_quota.models import DailyCounter
+from django_quota.operating.health import health
+from django_quota.operating.sweep import Sweeper
+from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.testing import freeze
-from tests.support.clusters import Cluster, running_cluster
-from tests.support.commands import json_of
+from tests.support.calls import both
+from tests.support.clusters import Cluster, Server, running_cluster, running_server, slot_of
+from tests.support.commands import json_of, wait_until
 from tests.support.counts import checks_of, checks_of_today
-from tests.support.steps import START
-from tests.support.stores import cluster_caches, cluster_program, current_store
+from tests.support.outages import heard
+from tests.support.ports import free_ports
+from tests.support.steps import START, Clock
+from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
+from tests.support.traffic import SUBJECT, Traffic
 
+topology = pytest.mark.thorough("topology")
+USERS = [f"user:{number}" for number in range(40)]
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 
 
 def key_of(subject: str) -> str:
     return f"quota:1:{{{subject}}}:s"
+
+
+KEY = key_of(SUBJECT)
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Cluster]:
+    """A cluster of its own, whose other servers go on where one is gone."""
+    with running_cluster(cluster_program()) as cluster:
+        for server in cluster.servers:
+            server.client.config_set("cluster-require-full-coverage", "no")
+        settings.CACHES = cluster_caches(cluster)
+        yield cluster
 
 
 def pair(cluster: Cluster) -> tuple[str, str]:
@@ -101,18 +138,14 @@ def test_racing_plans_never_admit_too_many(cluster: Cluster) -> None:
     assert peek(asked[0][0], one).remaining == 10
 
 
-@pytest.mark.thorough("topology")
-def test_a_server_that_is_gone_leaves_nothing_taken_on_the_others(settings: Any) -> None:
-    with running_cluster(cluster_program()) as own:
-        settings.CACHES = cluster_caches(own)
-        one, two = pair(own)
-        asked = [(Rule.make("one", "5/m"), one), (Rule.make("two", "5/m"), two)]
-        for server in own.servers:
-            server.client.config_set("cluster-require-full-coverage", "no")
-        assert check_all(asked)
-        own.owner(key_of(two)).kill()
-        assert check_all(asked).degraded
-        assert peek(asked[0][0], one).remaining == 4
+@topology
+def test_a_server_that_is_gone_leaves_nothing_taken_on_the_others(own: Cluster) -> None:
+    one, two = pair(own)
+    asked = [(Rule.make("one", "5/m"), one), (Rule.make("two", "5/m"), two)]
+    assert check_all(asked)
+    own.owner(key_of(two)).kill()
+    assert check_all(asked).degraded
+    assert peek(asked[0][0], one).remaining == 4
 
 
 def test_events_are_written_by_the_caller(cluster: Cluster) -> None:
@@ -212,20 +245,14 @@ def test_the_cache_answers_as_on_one_server(cluster: Cluster) -> None:
         site.sunion("{s}1", "s3")
 
 
-@pytest.fixture(params=[True, False], ids=["known before", "never reached"])
-def gone(request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
-    """The whole Cluster is gone: known before, or never reached."""
-    with running_cluster(cluster_program()) as own:
-        settings.CACHES = cluster_caches(own, socket_timeout=0.2, socket_connect_timeout=0.2)
-        if request.param:
-            cache.set("a", 1)
-        for server in own.servers:
-            server.kill()
-        yield
-
-
-@pytest.mark.thorough("topology")
-def test_without_any_server_an_error_is_one_that_django_redis_knows(gone: None) -> None:
+@topology
+@pytest.mark.parametrize("known", [True, False], ids=["known before", "never reached"])
+def test_without_any_server_an_error_is_one_that_django_redis_knows(known: bool, own: Cluster, settings: Any) -> None:
+    settings.CACHES = cluster_caches(own, socket_timeout=0.2, socket_connect_timeout=0.2)
+    if known:
+        cache.set("a", 1)
+    for server in own.servers:
+        server.kill()
     asked: list[Callable[[], Any]] = [
         *(site.clear, partial(site.delete_many, ["a", "b"]), partial(site.delete_pattern, "k1*")),
         *(partial(site.incr_version, "a"), partial(site.keys, "k*"), partial(site.set_many, MANY)),
@@ -238,3 +265,352 @@ def test_without_any_server_an_error_is_one_that_django_redis_knows(gone: None) 
     default._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
     assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
     assert (site.set_many({"a": 1}), site.delete_pattern("*"), site.incr("a"), site.clear()) == (None,) * 4
+
+
+# --- servers that change ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=programs(), ids=named)
+def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
+    """A cluster of its own, of each server."""
+    with running_cluster(request.param) as cluster:
+        settings.CACHES = cluster_caches(cluster)
+        yield cluster
+
+
+@topology
+def test_a_slot_that_moves_under_traffic_counts_each_hit_once(moving: Cluster) -> None:
+    slot = slot_of(KEY)
+    with Traffic("2000/h") as traffic:
+        for probe in range(6):
+            traffic.goes_on(by=10)
+            source = moving.owner(KEY)
+            to = next(server for server in moving.servers if server is not source)
+            moving.move(slot, to, pause=0.01)
+            assert moving.owner(KEY) is to, probe
+        wait_until(lambda: traffic.refused > 50)
+    assert current_store().server_of(KEY) == f"127.0.0.1:{to.port}"
+    assert not traffic.errors
+    assert traffic.admitted == 2_000  # beside those that on_unavailable let in
+
+
+@contextmanager
+def half_moved(slot: int, source: Server, to: Server) -> Iterator[None]:
+    """Let a slot be on its way: the source has the keys that exist, and sends on what does not."""
+    to.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+    source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", to.id)
+    try:
+        yield
+    finally:
+        for server in (source, to):
+            server.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+
+
+def event_of(cluster: Cluster, server: Server, number: int = 0) -> str:
+    """Return the name of an event whose only key is on a server."""
+    names = (f"event-{each}" for each in range(1_000))
+    found = (name for name in names if cluster.owner(_operation("a", name, 60).keys[0]) is server)
+    return next(islice(found, number, None))
+
+
+@topology
+def test_while_a_slot_moves_no_other_subject_of_its_servers_notices(moving: Cluster) -> None:
+    """redis-py's async client sends ASKING over another connection than the command, as soon as it has two."""
+    source, to, *_ = moving.servers
+    name = event_of(moving, source)
+    store: Any = current_store()
+
+    async def ask() -> list[bool]:
+        await asyncio.gather(*(aonce("a", event_of(moving, server, n)) for server in (source, to) for n in range(1, 6)))
+        moved = []
+        for _ in range(20):
+            with suppress(StoreUnavailable):
+                moved.append(await aonce("a", name))
+        assert not await aonce("a", event_of(moving, source, 1))
+        return moved
+
+    with half_moved(slot_of(_operation("a", name, 60).keys[0]), source, to):
+        assert [once("a", name), *asyncio.run(ask())].count(True) == 1
+        assert not once("a", event_of(moving, to, 1))
+    assert store.all_nodes_healthy
+
+
+@topology
+def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path: Path) -> None:
+    source = moving.servers[0]
+    name, (port,) = event_of(moving, source), free_ports(1)
+    assert once("a", event_of(moving, source, 1))  # the table is known
+    with running_server(moving.program, tmp_path, port) as new:
+        new.client.execute_command("CLUSTER MEET", "127.0.0.1", source.port)
+        nodes = "CLUSTER NODES"
+        wait_until(lambda: all(new.id in str(server.client.execute_command(nodes)) for server in moving.servers))
+        wait_until(lambda: new.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        slot = slot_of(_operation("a", name, 60).keys[0])
+        with half_moved(slot, source, new), pytest.raises(StoreUnavailable, match="a slot is moving"):
+            once("a", name)
+        moving.move(slot, new)
+        assert [once("a", name), once("a", name), asyncio.run(aonce("a", name))] == [True, False, False]
+        assert new.client.execute_command("DBSIZE") == 1
+
+
+@topology
+def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(settings: Any) -> None:
+    with running_cluster(cluster_program(), replicas=1) as cluster:
+        settings.CACHES = cluster_caches(cluster)
+        with Traffic("100000/h") as traffic:
+            wait_until(lambda: traffic.admitted > 200)
+            before = cluster.owner(KEY)
+            before.kill()
+            wait_until(lambda: cluster.owner(KEY) is not before)
+            traffic.goes_on()
+        assert not traffic.errors
+        assert traffic.degraded  # meanwhile on_unavailable decides
+        # What the replica had not heard of yet is lost with the old primary; of a few hits only the reply is.
+        used = 100_000 - (peek("100000/h", SUBJECT).remaining or 0)
+        assert -10 <= traffic.admitted - used < 1_000
+
+
+@pytest.fixture
+def turns(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys whose slots move, with all that lies there: one before each operation or command of a walk."""
+    keys: list[str] = []
+
+    def moving_first(act: Any) -> Any:
+        def moved_first(*arguments: Any) -> Any:
+            if keys:
+                source = own.owner(key := keys.pop())
+                own.move(slot_of(key), next(server for server in own.servers if server is not source))
+            return act(*arguments)
+
+        return moved_first
+
+    for name in ("try_all", "commands"):
+        monkeypatch.setattr(ClusterStore, name, moving_first(getattr(ClusterStore, name)))
+    return keys
+
+
+@topology
+def test_a_sweep_comes_to_its_end_though_slots_move(own: Cluster, turns: list[str]) -> None:
+    with freeze(START):
+        for user in USERS:
+            check("9/m", user, daily=False)
+    turns += map(key_of, USERS[:6])
+    reports = [Sweeper(current_store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(4)]
+    assert not turns
+    assert (reports[-1].missed, reports[-1].complete) == (0, True)
+    assert sum(report.removed for report in reports) == len(USERS)
+
+
+@topology
+def test_a_roll_up_moves_each_check_once_though_slots_move(own: Cluster, database: Any, turns: list[str]) -> None:
+    for number, user in enumerate(USERS, 1):
+        for _ in range(number % 4 + 1):
+            check("900/m", user)
+    turns += map(key_of, USERS[:6])
+    while turns:
+        with suppress(StoreUnavailable):  # at the end: the rest was done
+            list(roll_up(current_store(), batch=5))
+    list(roll_up(current_store(), batch=5))
+    found = {row.subject: row.allowed for row in DailyCounter.objects.all()}
+    assert found == {user: number % 4 + 1 for number, user in enumerate(USERS, 1)}
+
+
+@topology
+@pytest.mark.urls("tests.support.urls")
+def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
+    own: Cluster, database: Any, admin_client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with freeze(START):
+        for user in USERS:
+            check("9/m", user, daily=False)
+    for user in USERS:
+        check("900/m", user)
+    gone = next(server for server in own.servers if server is not own.owner("{!}"))  # not that of the system's keys
+    users = [user for user in USERS if own.owner(key_of(user)) is gone]
+    gone.kill()
+    left = len(USERS) - len(users)
+    with pytest.raises(CommandError, match="of the Cluster did not answer"):
+        call_command("quota_sweep", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["removed"], said["missed"], said["complete"]) == (left, 1, False)
+    with pytest.raises(CommandError, match="a part of the Cluster did not answer, and the rest was done"):
+        call_command("quota_rollup", "--json")
+    assert json.loads(capsys.readouterr().out)["allowed"] == left
+    assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
+    found = health(current_store(), "quota")
+    assert (found.silent, found.servers, len(found.parts)) == ([f"127.0.0.1:{gone.port}"], 3, 2)
+    page = admin_client.get("/admin/django_quota/overview/").content.decode()
+    assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page
+
+
+def test_the_fullest_server_and_the_worst_policy_count(cluster: Cluster) -> None:
+    bound = cluster.servers[1].client
+    used = int(bound.info("memory")["used_memory"])
+    try:
+        bound.config_set("maxmemory", 4 * used)
+        bound.config_set("maxmemory-policy", "allkeys-lru")
+        found = health(current_store(), "quota")
+        assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
+        assert 0.2 < (found.fullest or 0) < 0.4
+        assert not found.is_nearly_full
+        bound.config_set("maxmemory", used + used // 20)
+        assert health(current_store(), "quota").is_nearly_full
+    finally:
+        bound.config_set("maxmemory", 0)
+        bound.config_set("maxmemory-policy", "noeviction")
+    assert (found.used or 0) > used
+    assert found.events == 0
+
+
+# --- servers that do not answer ---------------------------------------------------------------------------------------
+
+
+def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
+    if kind == "sync":
+        return [check("900/m", subject, **options) for subject in subjects]
+
+    async def wait() -> list[Any]:
+        return [await acheck("900/m", subject, **options) for subject in subjects]
+
+    return asyncio.run(wait())
+
+
+def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
+    """Ask for one subject after the other until it is told that all is back; a busy machine may lose one once more."""
+
+    def is_told() -> bool:
+        for subject in SUBJECTS:
+            clock.now += 1
+            ask(kind, [subject])
+            if reported[-1][0] == "back":
+                return True
+        return False
+
+    wait_until(is_told)
+
+
+def until_well(kind: str, clock: Clock) -> None:
+    """Ask until Redis decides for every subject."""
+
+    def is_well() -> bool:
+        clock.now += 1
+        return not any(decision.degraded for decision in ask(kind, SUBJECTS))
+
+    wait_until(is_well)
+
+
+def send(number: signal.Signals, *servers: Server) -> None:
+    for server in servers:
+        server.process.send_signal(number)
+
+
+@pytest.fixture
+def hasty(own: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Such a cluster, of which nobody waits for long; an answer of all ends an outage at once."""
+    monkeypatch.setattr("django_quota.limiting.outages.SETTLE_TIME", 0.0)
+    settings.CACHES = cluster_caches(own, socket_timeout=1.0, socket_connect_timeout=1.0)
+    yield own
+    send(signal.SIGCONT, *own.servers)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the breakers of all servers."""
+    made = Clock()
+    monkeypatch.setattr("django_quota.stores.cluster.store_cluster.Breaker", partial(Breaker, clock=made))
+    return made
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The connections that something was sent over, sync and async."""
+    found: list[int] = []
+    for connection_class in (redis.Connection, aioredis.Connection):
+        send = connection_class.send_packed_command
+
+        def sending(*arguments: Any, send: Any = send, **options: Any) -> Any:
+            found.append(1)
+            return send(*arguments, **options)
+
+        monkeypatch.setattr(connection_class, "send_packed_command", sending)
+    return found
+
+
+@topology
+@both
+def test_one_server_of_three_that_hangs_is_reported_once_costs_a_few_tries_and_comes_back(
+    kind: str, hasty: Cluster, clock: Clock, tried: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    until_well(kind, clock)  # a busy machine may take long
+    with heard() as reported:
+        gone = hasty.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
+        send(signal.SIGSTOP, gone)
+        for _ in range(5):
+            found = ask(kind, SUBJECTS)
+            clock.now += 1
+            assert 0 < sum(decision.degraded for decision in found) < len(SUBJECTS)
+        ask(kind, SUBJECTS[:1] * (FAILURES + 1))
+        tried.clear()
+        assert all(decision.degraded for decision in ask(kind, SUBJECTS[:1] * 50))
+        assert len(tried) <= 50  # the table is read again, ten times a second at most, from those that answer
+        shut = [name for name, breaker in current_store()._breakers.items() if breaker.is_refusing()]
+        assert shut == [f"127.0.0.1:{gone.port}"]
+        assert [what for what, _ in reported] == ["lost"]
+        send(signal.SIGCONT, gone)
+        until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == ["lost", "back"]
+    assert caplog.text.count("Rules decide by on_unavailable") == 1
+    until_well(kind, clock)
+
+
+@topology
+@pytest.mark.parametrize("known", [True, False], ids=["known, then killed", "hanging from the start"])
+@both
+def test_with_all_servers_gone_nobody_is_asked_until_they_are_back(
+    kind: str, known: bool, hasty: Cluster, clock: Clock, tried: list[int]
+) -> None:
+    if known:
+        ask(kind, SUBJECTS)
+    for server in hasty.servers:
+        server.kill() if known else send(signal.SIGSTOP, server)
+    with heard() as reported:
+        ask(kind, SUBJECTS * 3)
+        tried.clear()
+        assert all(each.allowed and each.degraded for each in ask(kind, SUBJECTS * 10))
+        assert not any(each.allowed for each in ask(kind, SUBJECTS[:3], on_unavailable="deny"))
+        assert not tried
+        if not known:
+            send(signal.SIGCONT, *hasty.servers)
+            until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == (["lost"] if known else ["lost", "back"])
+    if not known:
+        until_well(kind, clock)
+
+
+@both
+@pytest.mark.parametrize("lost", [RedisConnectionError("Connection closed by server."), RedisTimeoutError("late")])
+def test_a_hit_whose_reply_is_lost_is_not_sent_again(
+    kind: str, lost: Exception, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(kind, SUBJECTS[:1])[0].remaining == 899
+
+    with monkeypatch.context() as patch:
+        for connection_class in (redis.Connection, aioredis.Connection):
+            patch.setattr(connection_class, "read_response", losing(connection_class, lost))
+        assert ask(kind, SUBJECTS[:1])[0].degraded
+    assert peek("900/m", SUBJECTS[0]).remaining == 898
+
+
+def losing(connection_class: Any, lost: Exception) -> Any:
+    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
+    read = connection_class.read_response
+
+    def is_of_a_script(reply: Any) -> Any:
+        if isinstance(reply, bytes) and len(reply) % 8 == 0:
+            raise lost
+        return reply
+
+    async def aread(*arguments: Any, **options: Any) -> Any:
+        return is_of_a_script(await read(*arguments, **options))
+
+    return aread if asyncio.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
