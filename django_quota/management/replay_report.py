@@ -17,6 +17,9 @@ from django_quota.requests.subjects import digest
 WIDTH, LABEL = 79, 20
 """Columns of the text, and of its labels."""
 
+MAX_NAMED = 20
+"""Rules that the text names in one place; `--json` names all."""
+
 DIGEST = 12
 """Digits of a digest that stands for a subject."""
 
@@ -70,7 +73,7 @@ def make_report(
         "title": result.title,
         "refused": len(result.refusals.positions),
         "rules": {name: _figures(name, result, shows_subjects) for name in result.demands},
-        "left_out": {**result.rules.left_out, **elsewhere},
+        "left_out": dict(sorted({**result.rules.left_out, **elsewhere}.items())),
         "notes": [*_proxy_note(result.demands.values()), CAVEAT],
     }
 
@@ -146,14 +149,22 @@ def lines_of(report: Report) -> Iterator[str]:
         if name not in unused:
             yield from ("", *_rule_lines(name, figures))
     if unused:
-        yield from ("", *_wrapped(f"No request met {', '.join(unused)}."))
+        yield from ("", *_wrapped(f"No request met {_some(unused)}."))
     if report["left_out"]:
         yield from ("", "Left out, because a log does not show what these rules need:")
+        by_reason: dict[str, list[str]] = {}
         for name, reason in report["left_out"].items():
-            yield from _wrapped(f"{name}: {reason}", "  ")
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield from _wrapped(f"{_some(names)}: {reason}", "  ")
     yield ""
     for note in [*[MEANING] * (len(unused) < len(rules)), *report["notes"]]:
         yield from _wrapped(note)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -233,11 +233,12 @@ def test_lines_that_cannot_be_used_are_counted_and_shown() -> None:
 
 def test_rules_that_a_log_cannot_show_are_named(settings: Any) -> None:
     settings.QUOTA["RULES"]["by_user"] = {"rate": "1/m", "key": "user", "match": "/"}
-    settings.QUOTA["RULES"]["unplaced"] = "1/m"
+    settings.QUOTA["RULES"] |= dict.fromkeys(["unplaced", *(f"r{number}" for number in range(30))], "1/m")
     left_out = run_json(log([line(0)]))["left_out"]
     assert left_out["by_user"] == "key='user' needs the user"
     assert "has no match=" in left_out["unplaced"]
     assert "your code" in left_out["by-method-decorator"]
+    assert re.search(r"r0, r1, r10, .* r25, r26 and 11 more: ", " ".join(run("access.log").split()))
     assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
 
 
