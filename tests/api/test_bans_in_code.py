@@ -18,7 +18,7 @@ from django_quota.signals import banned
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.commands import json_of
-from tests.support.inspection import bans_of
+from tests.support.counts import bans_of
 from tests.support.outages import no_answer
 from tests.support.steps import MINUTE, START
 

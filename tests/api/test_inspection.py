@@ -9,7 +9,7 @@ from django.urls import path
 
 from django_quota import check, concurrency, peek, quota, reset_subject, slot
 from django_quota.testing import freeze
-from tests.support.inspection import bans_of, status_of
+from tests.support.counts import bans_of, status_of
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 

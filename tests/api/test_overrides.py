@@ -9,7 +9,7 @@ import pytest
 
 from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reset
 from django_quota.testing import freeze
-from tests.support.inspection import previews
+from tests.support.counts import previews
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START

@@ -14,7 +14,7 @@ from typing import Any
 
 import http_sf
 import pytest
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from django.test import Client, RequestFactory, override_settings
@@ -30,7 +30,6 @@ from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.inputs import inputs
-from tests.support.site_response import in_vain
 
 PROBLEM, HTML, TEXT = "application/problem+json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 NOW = 1_790_000_000_123_457  # 2026-09-21 14:13:20.123457 UTC
@@ -240,12 +239,20 @@ def test_a_banned_client_does_not_see_what_the_limit_has_left() -> None:
 # --- the site's own answer: the setting RESPONSE ----------------------------------------------------------------------
 
 
+def teapot(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return JsonResponse({"rule": decision.rule, "path": request.path}, status=418)
+
+
+async def in_vain(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse("never")
+
+
 def answered_by(function: Any, **more: Any) -> Any:
     return override_settings(QUOTA={"STORE": "memory", "RESPONSE": function, **more})
 
 
 def test_the_sites_answer_is_the_body_of_every_refusal_and_we_add_the_headers(client: Client) -> None:
-    with answered_by("tests.support.site_response.teapot"), freeze(NOW):
+    with answered_by(f"{__name__}.teapot"), freeze(NOW):
         for url, most in (("/limited/", 3), ("/by-hand/", 2)):
             replies = [client.get(url) for _ in range(most + 1)]
             assert [reply.status_code for reply in replies] == [200] * most + [418]

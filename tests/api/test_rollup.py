@@ -30,8 +30,7 @@ from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, managing, wait_until
-from tests.support.days import before_rows_are_saved, count
-from tests.support.dying import Died, dying
+from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
 from tests.support.steps import START

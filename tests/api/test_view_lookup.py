@@ -18,7 +18,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from django_quota import concurrency, quota, reset_subject
-from tests.support.inspection import slots_of_views
+from tests.support.counts import slots_of_views
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 

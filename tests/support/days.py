@@ -1,15 +1,19 @@
-"""Counts checks of a day in Redis, as the decision script does, and meets the roll-up at its steps."""
+"""Counts checks of a day in Redis, as the decision script does, and meets the roll-up at its steps, or lets it die."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
+from django.db import connection
 
 from django_quota.core.keys import field, subject_base
 from django_quota.features import rollup
 from django_quota.features.usage import DAYS_KEPT, day_key
+from django_quota.stores.redis.store import RedisStore
 
 EIGHT_DAYS = DAYS_KEPT * 86_400
 
@@ -36,3 +40,38 @@ def before_rows_are_saved(monkeypatch: pytest.MonkeyPatch, act: Callable[[], obj
         step(*arguments)
 
     monkeypatch.setattr(rollup, "_save", met)
+
+
+class Died(BaseException):
+    """The death of a process, as a test in one process has it: nothing catches it."""
+
+
+def raise_died() -> None:
+    raise Died
+
+
+@contextmanager
+def dying(step: int, die: Callable[[], object] = raise_died) -> Iterator[None]:
+    """Let a roll-up die at a step: before or after a statement of the database, or a trip to Redis."""
+    left = step
+
+    def passes() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            die()
+
+    def around(act: Any) -> Any:
+        def stepped(*arguments: Any) -> Any:
+            passes()
+            reply = act(*arguments)
+            passes()
+            return reply
+
+        return stepped
+
+    def execute(act: Any, *arguments: Any) -> Any:
+        return around(act)(*arguments)
+
+    with patch.object(RedisStore, "try_all", around(RedisStore.try_all)), connection.execute_wrapper(execute):
+        yield
