@@ -63,7 +63,7 @@ def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(ti
         assert asked_elsewhere("line")
         first = asyncio.create_task(lock("line", wait=60).aacquire())
         await until(lambda: waiting("line") == 1)
-        tasks = [asyncio.create_task(lock("line", wait=60).aacquire()) for _ in range(5)]
+        tasks = [asyncio.create_task(lock("line", wait=600).aacquire()) for _ in range(5)]
         await until(lambda: waiting("line") == 6)
         with calls(before=asked.append):
             for task in tasks[:4]:
@@ -73,7 +73,7 @@ def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(ti
         released_elsewhere("line")  # which nobody here knows, until the next one asks
         await cancelled(first, times)
         assert await ended(first)
-        await (await tasks[4]).arelease()
+        await (await asyncio.wait_for(tasks[4], 60)).arelease()
         assert await nobody_has("line")
 
     asyncio.run(leave())
