@@ -31,9 +31,6 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where to save the pictures")
     parser.add_argument("names", nargs="*", help=f"pages to take; default: all of {', '.join(ADDRESSES)}")
     chosen = parser.parse_args()
-    unknown = set(chosen.names) - set(ADDRESSES)
-    if unknown:
-        parser.error(f"unknown page: {', '.join(sorted(unknown))}")
     found = programs()
     if found is None:
         print("There is no Chromium on this machine: apt-get install chromium chromium-driver", file=sys.stderr)

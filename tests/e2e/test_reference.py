@@ -16,7 +16,6 @@ from django_quota import adapters, metrics, quota, testing, types
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.decisions import Decision, Outcome
-from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
 from django_quota.web.refusal_page import LimitShown, page_context
 from tests.benchmarks import algorithms
@@ -113,11 +112,6 @@ def test_every_variable_of_the_page_is_listed() -> None:
     context = page_context(RequestFactory().get("/"), refused, 503)
     assert set("`, `".join(listed).split("`, `")) == {"title", "detail", *context}
     assert all(f"`{name}`" in listed["limits"][0] for name in LimitShown.__annotations__)
-
-
-def test_every_key_in_redis_is_listed() -> None:
-    listed = re.findall(r"`quota:1:\{[^}]*\}:(\w+)\.\.\.`", (DOCS.parent / "CONTRIBUTING.md").read_text())
-    assert listed == [*KINDS, *SYSTEM_KINDS]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -10,24 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 import django_quota
-from django_quota import (
-    Decision,
-    Rule,
-    acheck,
-    areserve,
-    ban,
-    check,
-    concurrency,
-    counter,
-    once,
-    peek,
-    quota,
-    refund,
-    reserve,
-    reset,
-    slot,
-    unban,
-)
+from django_quota import Decision, Rule, acheck, areserve, check, concurrency, counter, quota, reserve, slot
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
@@ -57,10 +40,9 @@ class Call(NamedTuple):
     before: Callable[[], Any] = lambda: None
 
 
-def _twins(name: str, kind: str, function: Callable[..., Any], /, *given: Any, **options: Any) -> Call:
-    """Return a call that needs nothing from before; its async form is the function with an `a` before its name."""
-    owner: Any = getattr(function, "__self__", django_quota)
-    twin = getattr(owner, f"a{function.__name__}")
+def _twins(name: str, kind: str, verb: str, /, *given: Any, of: Any = django_quota, **options: Any) -> Call:
+    """Return a call that needs nothing from before; its async form has an `a` before its name."""
+    function, twin = getattr(of, verb), getattr(of, f"a{verb}")
     return Call(name, kind, lambda _: function(*given, **options), lambda _: twin(*given, **options))
 
 
@@ -105,27 +87,26 @@ COUNTER: dict[str, tuple[Any, ...]] = {
     "transfer": (WHO, "user:8", 0), "unique": (WHO, "a"), "unique_count": (WHO,),
 }  # fmt: skip
 BANNING = Rule.make("9000/m", "9000/m", ban={"after": "900/m", "for": "1m"})
-TALLY = counter("tally")
 VERBS = [
     *(
-        _twins(name, options["on_unavailable"], check, "9000/m", WHO, name=name.split()[1], **options)
+        _twins(name, options["on_unavailable"], "check", "9000/m", WHO, name=name.split()[1], **options)
         for name, options in CHECKS.items()
     ),
-    _twins("check several", "allow", check, "9000/s; 90000/h", WHO, name="several"),
-    _twins("peek", "allow", peek, "9000/m", WHO),
-    _twins("refund", "allow", refund, "9000/m", WHO),
+    _twins("check several", "allow", "check", "9000/s; 90000/h", WHO, name="several"),
+    _twins("peek", "allow", "peek", "9000/m", WHO),
+    _twins("refund", "allow", "refund", "9000/m", WHO),
     Call("reserve", "allow", lambda _: _held().decision, lambda _: _areserved()),
     Call("settle what was held before", "allow", lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
-    _twins("reset", RAISES, reset, "9000/m", WHO),
-    _twins("ban", RAISES, ban, "user:8", BANNING, 1),
-    _twins("unban", RAISES, unban, "user:8"),
-    *(_twins(f"counter.{name}", RAISES, getattr(TALLY, name), *given) for name, given in COUNTER.items()),
+    _twins("reset", RAISES, "reset", "9000/m", WHO),
+    _twins("ban", RAISES, "ban", "user:8", BANNING, 1),
+    _twins("unban", RAISES, "unban", "user:8"),
+    *(_twins(f"counter.{name}", RAISES, name, *given, of=counter("tally")) for name, given in COUNTER.items()),
     _entered(),
     _entered(wait=1),
-    _twins("holders", RAISES, slot("work", 200).holders),
+    _twins("holders", RAISES, "holders", of=slot("work", 200)),
     Call("release what was held before", RAISES, lambda lease: lease.release(), lambda lease: lease.arelease(), _lease),
     Call("renew what was held before", RAISES, lambda lease: lease.renew(), lambda lease: lease.arenew(), _lease),
-    _twins("once", RAISES, once, "event", "1"),
+    _twins("once", RAISES, "once", "event", "1"),
 ]
 
 

@@ -6,7 +6,7 @@ The processes are real.
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,36 +99,33 @@ def test_who_is_blocked_stays_out(fault: str, tmp_path: Path, database: dict[str
     place, breaking = FAULTS[fault]
     folder = tmp_path / "server"
     folder.mkdir()
-    running: list[Deciding] = []
-
-    def start(name: str) -> Deciding:
-        running.append(Deciding(manage, tmp_path / name))
-        return running[-1]
-
     with (
         place(server_programs()[0], folder) as redis,
         managing(tmp_path, redis.caches, {"default": database}) as manage,
+        ExitStack() as ending,
     ):
-        try:
-            old = start("old")
-            wait_until(lambda: old.answers(EARLY) == old.answers(LATE) == ["admitted"])
-            if fault == "old snapshot":
-                redis.target.client.save()
-            block_and_die(manage, EARLY)
-            wait_until(lambda: "refused" in old.answers(EARLY))
-            with breaking(redis.target):
-                block_and_die(manage, LATE)
-                wait_until(lambda: "refused" in old.answers(LATE))
-                new = start("new")
-                wait_until(lambda: new.answers(LATE))
-            wait_until(redis.is_well)
-            after = start("after")
-            wait_until(lambda: after.answers(LATE))
-            assert all(each.process.poll() is None for each in running)
-        finally:
-            for each in running:
-                each.process.kill()
-                each.process.wait()
+
+        def start(name: str) -> Deciding:
+            made = Deciding(manage, tmp_path / name)
+            ending.callback(made.process.wait)
+            ending.callback(made.process.kill)
+            return made
+
+        old = start("old")
+        wait_until(lambda: old.answers(EARLY) == old.answers(LATE) == ["admitted"])
+        if fault == "old snapshot":
+            redis.target.client.save()
+        block_and_die(manage, EARLY)
+        wait_until(lambda: "refused" in old.answers(EARLY))
+        with breaking(redis.target):
+            block_and_die(manage, LATE)
+            wait_until(lambda: "refused" in old.answers(LATE))
+            new = start("new")
+            wait_until(lambda: new.answers(LATE))
+        wait_until(redis.is_well)
+        after = start("after")
+        wait_until(lambda: after.answers(LATE))
+        assert all(each.process.poll() is None for each in (old, new, after))
     assert [old.answers(EARLY), old.answers(LATE)] == [["admitted", "refused"]] * 2
-    for each in running[1:]:
+    for each in (new, after):
         assert [each.answers(EARLY), each.answers(LATE)] == [["refused"]] * 2
