@@ -1,12 +1,8 @@
 """Metrics for Prometheus: running totals of all processes, read when they are asked for."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import urllib.error
 import urllib.request
 from io import StringIO
 from pathlib import Path
@@ -32,7 +28,7 @@ from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze
-from tests.support.commands import PATIENCE, ROOT
+from tests.support.commands import ROOT, managing
 from tests.support.pages import blocks, marked
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
@@ -164,36 +160,24 @@ class TestView:
             metrics(request)
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
-MANAGE = """
-import json, os, sys
-from django.conf import settings
-settings.configure(
-    SECRET_KEY="x", ROOT_URLCONF=__name__, CACHES=json.loads(os.environ["SITE_CACHES"]),
-    INSTALLED_APPS=[
-        "django.contrib.auth", "django.contrib.contenttypes", "django_quota", "django_quota.contrib.prometheus"
-    ],
-)
-urlpatterns = []
-from django.core.management import execute_from_command_line
-execute_from_command_line(sys.argv)
-"""
-
-
 @pytest.mark.thorough("processes")
 def test_the_command_serves_them_until_it_is_stopped(tmp_path: Path, redis_server: RedisServer, raw: Any) -> None:
-    (tmp_path / "manage.py").write_text(MANAGE)
     address = f"127.0.0.1:{free_port()}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SITE_CACHES": json.dumps(caches(redis_server))}
-    command = [sys.executable, str(tmp_path / "manage.py"), "quota_metrics", "--serve", address]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with managing(tmp_path, caches(redis_server)) as manage:
+        with (tmp_path / "settings_of_a_process.py").open("a") as chosen:
+            chosen.write("INSTALLED_APPS.append('django_quota.contrib.prometheus')")
+        process = manage.start("quota_metrics", "--serve", address)
         assert process.stdout is not None
         assert address in process.stdout.readline()
         with urllib.request.urlopen(f"http://{address}/metrics") as reply:
             assert samples(reply.read().decode())["quota_store_up",] == 1
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
+        manage.stop(process, signal.SIGINT)
+
+
+# --- the page, the dashboard and the alerts ---------------------------------------------------------------------------
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana/django_quota.json").read_text())
+ALERTS = [text for language, text in blocks("docs/monitoring.md") if language == "yaml" and "alert:" in text]
 
 
 def test_the_page_and_the_dashboard_have_every_metric_and_the_shown_settings_work(settings: Any) -> None:
@@ -205,12 +189,6 @@ def test_the_page_and_the_dashboard_have_every_metric_and_the_shown_settings_wor
     for name in ("checks_total", "outages_total", "bans", "leases_in_use", "leases_limit", "store_up"):
         assert f"`quota_{name}`" in text
         assert f"quota_{name}" in shown
-
-
-# --- the dashboard and the alerts -------------------------------------------------------------------------------------
-
-DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana/django_quota.json").read_text())
-ALERTS = [text for language, text in blocks("docs/monitoring.md") if language == "yaml" and "alert:" in text]
 
 
 def expressions() -> list[str]:
