@@ -1,9 +1,8 @@
 """The Celery app of the workers in tests: `celery -A tests.contrib.celery_site worker`. It notes in Redis what ran.
 
-The URL of the Redis and CACHES come from the environment.
+The URL of the Redis comes from the environment.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,16 +10,10 @@ from typing import Any
 import django
 import redis
 from celery import Celery, shared_task
-from django.conf import settings
-
-from tests.support import settings as base
-
-if not settings.configured:
-    names = {name: getattr(base, name) for name in dir(base) if name.isupper()}
-    settings.configure(**{**names, "CACHES": json.loads(os.environ["SITE_CACHES"])})
-    django.setup()
 
 from django_quota.contrib.celery import QuotaTask
+
+django.setup()
 
 URL = os.environ["SITE_REDIS"]
 broker = f"redis+socket{URL.removeprefix('unix')}"

@@ -1,29 +1,16 @@
-"""A site of websockets with Channels, for a server in a process of its own: CACHES comes from the environment."""
+"""A site of websockets with Channels, for a server in a process of its own."""
 
-import json
-import os
 from typing import Any
 
-from django.conf import settings
-
-settings.configure(
-    SECRET_KEY="only-for-tests",
-    ALLOWED_HOSTS=["*"],
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "django_quota"],
-    SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
-    CACHES=json.loads(os.environ["SITE_CACHES"]),
-)
-
-from django.core.asgi import get_asgi_application  # noqa: E402
+from channels.auth import AuthMiddlewareStack
+from channels.generic.websocket import AsyncWebsocketConsumer
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+from django.urls import path
 
 http = get_asgi_application()
 
-from channels.auth import AuthMiddlewareStack  # noqa: E402
-from channels.generic.websocket import AsyncWebsocketConsumer  # noqa: E402
-from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from django.urls import path  # noqa: E402
-
-from django_quota.contrib.channels import QuotaSocket  # noqa: E402
+from django_quota.contrib.channels import QuotaSocket  # noqa: E402 — the settings come first
 
 
 class Echo(AsyncWebsocketConsumer):

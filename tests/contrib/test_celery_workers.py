@@ -1,6 +1,5 @@
 """Three real Celery workers on a real Redis: one limit over all of them, also when one is killed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module, reload
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from django_quota.testing import RedisServer
-from tests.support.commands import PATIENCE, ROOT, wait_until
+from tests.support.commands import PATIENCE, ROOT, Manage, wait_until
 from tests.support.stores import caches
 
 pytestmark = pytest.mark.thorough("processes")
@@ -28,8 +28,8 @@ SECOND = 1_000_000
 class Site:
     """Workers, each a process of its own, and the app of this process, to publish."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
+    def __init__(self, client: redis.Redis, environment: dict[str, str]) -> None:
+        self.client, self.environment = client, environment
         module = sys.modules.get(SITE)
         self.app = (reload(module) if module else import_module(SITE)).app
         self.app.set_current()
@@ -41,7 +41,9 @@ class Site:
             words = ["-A", SITE, "worker", "--pool", pool, "--concurrency", "1", "--hostname", f"w{number}@here"]
             command = [sys.executable, "-W", "ignore", "-m", "celery", *words, *QUIET]  # it warns of root
             self.workers.append(
-                subprocess.Popen(command, env=os.environ, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+                subprocess.Popen(
+                    command, env=self.environment, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+                )
             )
 
     def starts(self) -> list[list[int]]:
@@ -58,15 +60,16 @@ class Site:
 
 
 @pytest.fixture
-def site(redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Site]:
     settings.CACHES = caches(redis_server)
-    monkeypatch.setenv("SITE_CACHES", json.dumps(settings.CACHES))
     monkeypatch.setenv("SITE_REDIS", redis_server.url)
     for name in ("default_app", "_tls.current_app"):  # the app of a test is not that of the next one
         monkeypatch.setattr(f"celery._state.{name}", None)
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     monkeypatch.setattr("celery._state._apps", WeakSet[Any]())
-    made = Site(raw)
+    made = Site(raw, Manage(tmp_path, settings.CACHES).environment)
     yield made
     for worker in made.workers:
         with suppress(ProcessLookupError):

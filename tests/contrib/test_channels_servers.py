@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from django_quota.testing import RedisServer
-from tests.support.commands import PATIENCE, ROOT, wait_until
+from tests.support.commands import PATIENCE, ROOT, Manage, wait_until
 from tests.support.ports import free_port
 from tests.support.stores import caches
 
@@ -24,11 +24,13 @@ SERVERS = {"uvicorn": ["--lifespan", "off", "--log-level", "error"], "daphne": [
 
 
 @pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any) -> Iterator[tuple[str, int]]:
+def server(
+    request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any, tmp_path: Path
+) -> Iterator[tuple[str, int]]:
     """The program, and its port."""
     port = free_port()
     words = [request.param, "--port", str(port), *SERVERS[request.param], "tests.contrib.socket_site:application"]
-    environment = {**os.environ, "SITE_CACHES": json.dumps(caches(redis_server))}
+    environment = Manage(tmp_path, caches(redis_server)).environment
     process = subprocess.Popen([sys.executable, "-m", *words], env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def answers() -> bool:
