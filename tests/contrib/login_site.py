@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import django
 from django.conf import settings
 
+from tests.support import settings as base
 from tests.support.pages import marked
 
 OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
 PASSWORD = "right horse"
-
-DJANGO = "django.contrib"
 
 
 class Accounts:
@@ -33,33 +32,23 @@ class Accounts:
 
 def begin(folder: str, *, with_middleware: bool, rules: Any = (), **more: Any) -> None:
     """Set up a site that has the pages of allauth, these rules and a database in a folder, and make Ann."""
-    templates = {"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}
-    context = {"context_processors": ["django.template.context_processors.request"]}
-    middleware = [
-        f"{DJANGO}.sessions.middleware.SessionMiddleware",
-        f"{DJANGO}.auth.middleware.AuthenticationMiddleware",
-        f"{DJANGO}.messages.middleware.MessageMiddleware",
-        "allauth.account.middleware.AccountMiddleware",
-        *(["django_quota.middleware.QuotaMiddleware"] if with_middleware else []),
-    ]
-    apps = [f"{DJANGO}.{name}" for name in ("auth", "contenttypes", "sessions", "messages")]
-    settings.configure(
-        SECRET_KEY="only for tests, and long enough for HS256",
-        ALLOWED_HOSTS=["*"],
-        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}},
-        QUOTA={"STORE": "memory", "RULES": dict(rules)},
-        TEMPLATES=[{**templates, "OPTIONS": context}],
-        PASSWORD_HASHERS=["tests.contrib.hashers.CountingHasher"],
-        INSTALLED_APPS=[*apps, "allauth", "allauth.account", "django_quota"],
-        AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
-        MIDDLEWARE=middleware,
-        ROOT_URLCONF=Accounts,
-        ACCOUNT_ADAPTER="django_quota.contrib.allauth.LoginQuotaAdapter",
-        ACCOUNT_LOGIN_METHODS={"username", "email"},
-        ACCOUNT_EMAIL_VERIFICATION="none",
-        EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
-        **more,
-    )
+    of_tests = {name: getattr(base, name) for name in dir(base) if name.isupper()}
+    middleware = [path for path in base.MIDDLEWARE if with_middleware or "django_quota" not in path]
+    own = {
+        "DATABASES": {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}},
+        "CACHES": {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}},  # of allauth's own limits
+        "QUOTA": {"STORE": "memory", "RULES": dict(rules)},
+        "PASSWORD_HASHERS": ["tests.contrib.hashers.CountingHasher"],
+        "INSTALLED_APPS": [*base.INSTALLED_APPS, "allauth", "allauth.account"],
+        "AUTHENTICATION_BACKENDS": [OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
+        "MIDDLEWARE": [*middleware, "allauth.account.middleware.AccountMiddleware"],
+        "ROOT_URLCONF": Accounts,
+        "ACCOUNT_ADAPTER": "django_quota.contrib.allauth.LoginQuotaAdapter",
+        "ACCOUNT_LOGIN_METHODS": {"username", "email"},
+        "ACCOUNT_EMAIL_VERIFICATION": "none",
+        "EMAIL_BACKEND": "django.core.mail.backends.locmem.EmailBackend",
+    }
+    settings.configure(**{**of_tests, **own, **more})
     django.setup()
     from django.contrib.auth.models import User
     from django.core.management import call_command
