@@ -96,7 +96,7 @@ def test_a_denial_without_the_store_binds_before_earlier_decisions(earlier: Deci
     assert (joined.enforced, joined.rule, joined.retry_after) == (True, "hard", 8)
 
 
-def test_raise_if_refused_raises_or_returns_the_decision_and_one_without_limits_has_no_numbers() -> None:
+def test_a_decision_raises_if_it_refused_and_has_no_numbers_without_limits() -> None:
     allowed, denied = Decision.of((outcome(delay=0.5), outcome(delay=2.0))), Decision.of((refused(),))
     assert allowed.raise_if_refused() is allowed
     assert allowed.delay == 2.0, "the longest of all limits"

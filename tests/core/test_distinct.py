@@ -65,18 +65,16 @@ def test_above_an_overrides_limit_a_value_is_known_until_the_very_end_of_its_win
         assert devices("ab", rate="3/m") == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"value": "a"}, "counts hits, not values"),
-        ({"distinct": True}, "take the value as value="),
-        ({"distinct": True, "value": 1.5}, "a text, bytes or a whole number"),
-        ({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2"),
-    ],
-)
-def test_what_does_not_go_together_is_an_error(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(RuleError, match=says):
-        check("3/d", SUBJECT, **options)
+def test_what_does_not_go_together_is_an_error() -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "counts hits, not values": {"value": "a"},
+        "take the value as value=": {"distinct": True},
+        "a text, bytes or a whole number": {"distinct": True, "value": 1.5},
+        "a hit costs 1, not 2": {"distinct": True, "value": "a", "cost": 2},
+    }
+    for says, options in wrong.items():
+        with pytest.raises(RuleError, match=says):
+            check("3/d", SUBJECT, **options)
 
 
 @pytest.mark.parametrize("key", ["header:", "nothing", 5])

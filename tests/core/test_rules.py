@@ -100,27 +100,20 @@ def test_any_value_of_any_option_makes_a_rule_or_raises_rule_error(option: str, 
     assert option in text
 
 
-@pytest.mark.parametrize(
-    ("given", "methods"),
-    [("post", {"POST"}), (("get", "PUT"), {"GET", "HEAD", "PUT"}), (iter(["get"]), {"GET", "HEAD"})],
-)
-def test_methods_are_one_text_or_several_and_case_does_not_matter(given: Any, methods: set[str]) -> None:
+def test_methods_are_one_text_or_several_and_case_does_not_matter() -> None:
     rates: Any = ("10/m",)
-    rule = Rule.make("r", "10/m", methods=given)
-    assert set(rule.methods or ()) == methods
-    # `Rule` is public: a lower-case method must not make a rule that never applies.
-    assert Rule("r", rates, methods=frozenset(map(str.lower, methods))) == rule
+    several: list[tuple[Any, set[str]]] = [("post", {"POST"}), (iter(["get", "PUT"]), {"GET", "HEAD", "PUT"})]
+    for written, methods in several:
+        rule = Rule.make("r", "10/m", methods=written)
+        assert set(rule.methods or ()) == methods
+        # `Rule` is public: a lower-case method must not make a rule that never applies.
+        assert Rule("r", rates, methods=frozenset(map(str.lower, methods))) == rule
 
 
-@pytest.mark.parametrize(
-    ("value", "rates"),
-    [
-        ("10/s; 500/h", ["10/s", "500/h"]), (("10/s", "500/h"), ["10/s", "500/h"]),
-        ({"rate": ["10/s", "5/m"]}, ["10/s", "5/m"]), ({"rate": None}, []),
-    ],
-)  # fmt: skip
-def test_a_configured_rule_is_a_rate_several_rates_or_a_dict(value: object, rates: list[str]) -> None:
-    assert [str(rate) for rate in Rule.from_setting("r", value).rates] == rates
+def test_a_configured_rule_is_a_rate_several_rates_or_a_dict() -> None:
+    for value in ("10/s; 500/h", ("10/s", "500/h"), {"rate": ["10/s", "500/h"]}):
+        assert [str(rate) for rate in Rule.from_setting("r", value).rates] == ["10/s", "500/h"]
+    assert Rule.from_setting("r", {"rate": None}).rates == ()
 
 
 @pytest.mark.parametrize(
@@ -136,27 +129,6 @@ def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, sa
     with pytest.raises(RuleError, match=says) as caught:
         Rule.from_setting("search", value)
     assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
-
-
-def test_a_function_as_rate_has_no_limits_until_it_is_asked() -> None:
-    dynamic = Rule.make("r", lambda request: None, key="user", block=False)
-    assert (dynamic.dynamic, dynamic.limits) == (True, ())
-    real = dynamic.with_rates("10/m; 5/s", None)
-    assert real.rates == (Rate(10, "minute"), Rate(5, "second"))
-    assert (real.key, real.block, real.dynamic) == ("user", False, False)
-    assert (dynamic.with_rates(None).limits, dynamic.with_rates(None).dynamic) == ((), False)
-    with pytest.raises(RateError):
-        dynamic.with_rates(10)
-
-
-def test_each_tier_is_a_rule_of_the_same_name_with_rates_of_its_own() -> None:
-    rule = Rule.make("api", {**TIERS, "pro": ["5/m", "100/h"], "staff": None}, tier=len, key="user")
-    assert {name: [str(rate) for rate in tier.rates] for name, tier in rule.tiers.items()} == {
-        "anonymous": ["1/m"], "authenticated": ["3/m"], "pro": ["5/m", "100/h"], "staff": [],
-    }  # fmt: skip
-    assert {(tier.name, tier.key, tier.dynamic) for tier in rule.tiers.values()} == {("api", "user", False)}
-    assert (rule.dynamic, rule.limits, rule.with_rates("9/m").tiers) == (True, (), {})
-    assert str(rule.rates[0]) == "1/m for anonymous, 3/m for authenticated, 5/m; 100/h for pro, unlimited for staff"
 
 
 # --- rates and durations: which texts are read, and which errors the others get ---------------------------------------

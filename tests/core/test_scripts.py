@@ -22,7 +22,7 @@ def head(name: str) -> str:
     return re.match(r"(?:--.*\n)*", lua_source(name))[0]  # type: ignore[index]
 
 
-def test_the_head_of_each_file_lists_keys_arguments_and_reply_and_algorithms_are_complete() -> None:
+def test_each_file_has_a_head_and_each_algorithm_gives_back() -> None:
     parts = [(name, part) for name in FILES for part in ("KEYS", "ARGV", "reply")]
     assert [(name, part) for name, part in parts if f"\n-- {part} " not in head(name)] == []
     gives_back = re.findall(r"^  (\w+) = ", lua_source("restore").rpartition("\nreturn {")[2], re.MULTILINE)

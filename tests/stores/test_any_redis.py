@@ -286,19 +286,18 @@ def options_in(url: str) -> Any:
         return None
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://:p@ss#w@redis.example", "redis://:12#w", "redis://:12/w@redis.example/0", "redis://:12?w@redis.example",
-        "redis://u:12?a=b@redis.example/0", "redis://:[w]@redis.example", "redis://a,b", "redis://h:x", "redis://h:99999",
-        "redis://h/cache", "redis://h/0x", "redis://h?db=x", "unix:/x", "unix://x", "redis://h?socket_timeout=w",
-        "http://h", ":w@h:6379", "localhost", "", "redis+sentinel://h:26379", "redis+sentinel://h/m/x",
-        "redis+sentinel://h:0/m", "redis+sentinel://h,/m", "redis+sentinel://:5/4@h/m", "redis+sentinel://h/m?db=x",
-        "redis+cluster://h/1", "redis+cluster://h:70000", "redis+cluster://", "unix+cluster://h",
-    ],
-)  # fmt: skip
-def test_what_redis_py_would_read_otherwise_cannot_be_read(url: str) -> None:
-    assert options_in(url) is None
+UNREADABLE = [
+    "redis://:p@ss#w@redis.example", "redis://:12#w", "redis://:12/w@redis.example/0", "redis://:12?w@redis.example",
+    "redis://u:12?a=b@redis.example/0", "redis://:[w]@redis.example", "redis://a,b", "redis://h:x", "redis://h:99999",
+    "redis://h/cache", "redis://h/0x", "redis://h?db=x", "unix:/x", "unix://x", "redis://h?socket_timeout=w",
+    "http://h", ":w@h:6379", "localhost", "", "redis+sentinel://h:26379", "redis+sentinel://h/m/x",
+    "redis+sentinel://h:0/m", "redis+sentinel://h,/m", "redis+sentinel://:5/4@h/m", "redis+sentinel://h/m?db=x",
+    "redis+cluster://h/1", "redis+cluster://h:70000", "redis+cluster://", "unix+cluster://h",
+]  # fmt: skip
+
+
+def test_what_redis_py_would_read_otherwise_cannot_be_read() -> None:
+    assert [url for url in UNREADABLE if options_in(url) is not None] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 import redis.asyncio as aioredis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -35,25 +34,19 @@ async def until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def connected_pool(server: RedisServer, seconds: float, count: int = 1) -> tuple[AsyncPool, list[Any]]:
-    """Return a pool with connections, so that nothing but a reply takes `seconds`."""
+@pytest.mark.usefixtures("raw")
+def test_every_missing_reply_times_out(redis_server: RedisServer) -> None:
+    """One timer watches all connections: those that began while it ran, and those after it had nothing to watch."""
 
     def pool_of(seconds: float) -> AsyncPool:
-        path = server.url.removeprefix("unix://")
+        path = redis_server.url.removeprefix("unix://")
         options = {"path": path, "socket_timeout": seconds, "socket_connect_timeout": 60}
         return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0, Breaker())
 
-    made, patient = pool_of(seconds), pool_of(60)
-    made._idle = [await patient._connected() for _ in range(count)]
-    return made, list(made._idle)
-
-
-def test_every_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) -> None:
-    """One timer watches all connections: those that began while it ran, and those after it had nothing to watch."""
-    del raw
-
     async def read() -> list[Any]:
-        pool, taken = await connected_pool(redis_server, 0.02, 3)
+        pool, patient = pool_of(0.02), pool_of(60)
+        pool._idle = [await patient._connected() for _ in range(3)]  # so that nothing but a reply takes time
+        taken = list(pool._idle)
 
         def is_under_way(wanted: Any) -> bool:
             return wanted in pool._busy if wanted else not pool._is_watching

@@ -1,14 +1,12 @@
 """The memory store: one lock, and expired keys that are dropped on the way."""
 
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from django_quota import Rule, check, check_all, peek
-from django_quota.core.errors import StoreFull
 from django_quota.stores.memory import LINGERS, MemoryStore
 from tests.support.processes import forks, in_child, threads_ran
 from tests.support.steps import SECOND, START, answers, decided, hits_of
@@ -40,19 +38,6 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit_for_all_subjects_or
     assert [peek(*asked).remaining for asked in one] == [0] * 9
 
 
-def test_what_has_expired_makes_room_and_nothing_else_does() -> None:
-    store = MemoryStore(max_keys=10)
-    for number in range(8):
-        assert hit(store, f"a:{number}", START + (number > 3) * SECOND)
-    with pytest.raises(StoreFull):
-        hit(store, "b", START + OVER - 1)
-    assert [hit(store, f"b:{number}", START + OVER) for number in range(4)] == [True] * 4
-    with pytest.raises(StoreFull):
-        hit(store, "b", START + OVER)
-    stays = {f"{letter}:{n}" for letter, numbers in (("a", range(4, 8)), ("b", range(4))) for n in numbers}
-    assert {name.partition("}")[0][-3:] for name in store.names("*")} == stays
-
-
 def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
     store = MemoryStore()
     for number in range(100):
@@ -61,12 +46,6 @@ def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
     for _ in range(100):
         hit(store, "stays:0", START + 3_600 * SECOND)
     assert len(store) == 100
-
-
-def test_without_a_frozen_time_the_clock_of_the_machine_counts() -> None:
-    before = time.time_ns() // 1_000
-    now = decided(MemoryStore(), hits_of(RULE), "check", None)[0]
-    assert before <= now <= time.time_ns() // 1_000
 
 
 @forks
