@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 import redis
 
-from django_quota import Rule, acheck, check, check_all, peek, refund, reserve
-from django_quota.exceptions import QuotaExceeded, StoreUnavailable
+from django_quota import Rule, acheck, check, check_all, reserve
+from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage import Count, last_tiers, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
@@ -47,17 +47,6 @@ class TestWhatIsCounted:
         asyncio.run(acheck("3/m", SUBJECT, name="b"))
         assert checks_of_today() == {"a": (4, 3, 0), "b": (1, 0, 0)}
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
-
-    def test_a_reservation_is_a_check_and_a_look_a_refund_and_a_settling_are_none(self) -> None:
-        with reserve("10/m", SUBJECT, 5, name="a") as hold:
-            hold.settle(3)
-        with pytest.raises(QuotaExceeded):
-            reserve("10/m", SUBJECT, 9, name="a")
-        peek("10/m", SUBJECT, name="a")
-        refund("10/m", SUBJECT, name="a")
-        check(Rule.make("a", "10/m", cost=lambda request: 0), SUBJECT, 0)
-        assert not check(Rule.make("b", "0/m", cost=lambda request: 0), SUBJECT, 0)
-        assert checks_of_today() == {"a": (1, 1, 0)}
 
     def test_of_a_refused_plan_only_the_refusing_rules_count_and_shadows_apart(self) -> None:
         soft, ghost = Rule.make("soft", "9/m", block=False), Rule.make("ghost", "2/m", shadow=True)

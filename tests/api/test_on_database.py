@@ -199,12 +199,12 @@ def test_a_process_that_decides_deletes_a_batch_now_and_then(
     cleaning.flush()
     assert states(store) == 3
     timer.now += 1.5 * INTERVAL
+    full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
     with monkeypatch.context() as patch:
-        full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
         patch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: full.pop(0))
         for _ in range(2):  # a full batch leaves more behind
             cleaning.flush()
-        assert full == []
+    assert full == []
     timer.now += 1.5 * INTERVAL
     cleaning.flush()
     assert (states(store), get_limiter().cleaning is None) == (0, False)

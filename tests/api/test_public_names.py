@@ -110,8 +110,4 @@ def test_an_error_is_a_quota_error_says_what_is_wrong_and_survives_pickling(erro
     assert text in str(error)
     for back in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(back), vars(back), str(back)) == (type(error), vars(error), str(error))
-
-
-def test_what_errors_carry() -> None:
     assert (WRONG.text, WRONG.position, WRONG.problem, WRONG.hint) == ("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
-    assert (QuotaExceeded(REFUSED).decision, StoreUnavailable("refused").reason) == (REFUSED, "refused")
