@@ -89,7 +89,6 @@ def test_what_waits_to_be_sent_is_bounded_and_no_count_of_a_rule_is_lost(monkeyp
 
 
 def sent(raw: redis.Redis) -> dict[str, int]:
-    """Return the counts of all days in Redis."""
     found: Counter[str] = Counter()
     client: Any = raw  # redis-py leaves its replies open
     for key in client.keys("quota:1:{!}:metrics:20*-*"):
@@ -255,18 +254,16 @@ def test_there_is_a_bound_for_what_waits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [counts(f"user:{n}") for n in (1, 2, 4)] == [(0, 2), (0, 1), (0, 0)]
 
 
-PLANS = Rule.make("plans", {"free": "5/h", "all": None}, tier=lambda request: "free")
-
-
 @pytest.mark.django_db
 @pytest.mark.usefixtures("either_store")
 def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
-    check(PLANS, "user:3", 3, tier="free")
-    assert check(PLANS, "user:3", 900, tier="all")
-    check_all([(PLANS.tiers["all"], "user:3", 50), (Rule.make("none", "0/d"), "user:3")])  # refused
-    with reserve(PLANS, "user:3", 100, tier="all") as hold:
+    plans = Rule.make("plans", {"free": "5/h", "all": None}, tier=lambda request: "free")
+    check(plans, "user:3", 3, tier="free")
+    assert check(plans, "user:3", 900, tier="all")
+    check_all([(plans.tiers["all"], "user:3", 50), (Rule.make("none", "0/d"), "user:3")])  # refused
+    with reserve(plans, "user:3", 100, tier="all") as hold:
         hold.settle(40)
-    reserve(PLANS, "user:3", 100, tier="all").cancel()
+    reserve(plans, "user:3", 100, tier="all").cancel()
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
-    assert last_tiers("user:3", [PLANS]) == {"plans": "all"}
+    assert last_tiers("user:3", [plans]) == {"plans": "all"}

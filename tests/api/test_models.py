@@ -75,8 +75,6 @@ def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(
 
 @pytest.mark.usefixtures("database")
 class TestTheDatabase:
-    """What holds however a row got there."""
-
     def test_saving_keeps_what_cleaning_would(self) -> None:
         override(subject="ip:2001:DB8::7").save()
         assert QuotaOverride.objects.get().subject == "ip:2001:db8::/64"

@@ -35,7 +35,6 @@ BANNING = Rule.make("login", "2/m", ban={"after": "2/m", "for": "1h"})
 
 @pytest.fixture
 def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
-    """The store of the settings on each database, empty."""
     settings.QUOTA = {"STORE": "database", "RULES": {"login": {"rate": "2/m", "ban": {"after": "2/m", "for": "1h"}}}}
     return current_store()  # type: ignore[no-any-return]
 

@@ -35,8 +35,6 @@ pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 class Watch:
-    """Says how old the copy is."""
-
     now = 1_000.0
 
     def __call__(self) -> float:
@@ -76,7 +74,6 @@ def elsewhere() -> Iterator[None]:
 
 
 def let_refreshes_end() -> None:
-    """Wait until no thread refreshes."""
     for thread in threading.enumerate():
         if thread.name == "django-quota-overrides":
             thread.join(60)

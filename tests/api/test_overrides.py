@@ -22,8 +22,6 @@ RULE = Rule.make("site", "2/m", key="ip")
 
 @pytest.mark.usefixtures("either_store")
 class TestOnEveryStore:
-    """A block and an exemption are decided without the store, another rate and a shadow with it."""
-
     @pytest.mark.parametrize("form", FORMS)
     @pytest.mark.parametrize(("value", "allowed", "why"), [("b 0 0 ", False, "blocked"), ("x 0 0 ", True, "exempt")])
     def test_a_blocked_or_exempt_subject_is_decided_without_a_call(

@@ -52,7 +52,6 @@ def request_of_ann() -> HttpRequest:
 
 
 def shown() -> dict[str, str]:
-    """What the tag says of each rule."""
     text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
     row = r'(?s)<strong>(\w+)</strong>.*?aria-label="(\w+)">(.*?)</meter>\s*<span>(.*?)</span>'
     said = re.findall(row, text)

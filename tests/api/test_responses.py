@@ -69,7 +69,6 @@ def refused(accept: str | None = None, rate: str = "0/m", **options: Any) -> Htt
 
 
 def agree(response: HttpResponseBase, decision: Decision) -> None:
-    """Hold the headers of a reply to the decision that it was made for."""
     policy, state = parsed(response, "RateLimit-Policy"), parsed(response, "RateLimit")
     names = [name for name, _ in policy]
     assert names == [name for name, _ in state]

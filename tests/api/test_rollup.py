@@ -47,7 +47,6 @@ def rolled(batch: int = 500) -> dict[str, int]:
 
 
 def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
-    """Return allowed, refused and units by subject, day and rule."""
     found = DailyCounter.objects.values_list("subject", "day", "rule", "allowed", "refused", "units")
     return {(subject, day, rule): (*counts,) for subject, day, rule, *counts in found}  # type: ignore[misc]
 
@@ -117,7 +116,6 @@ class Machine:
         return died
 
     def fail(self, step: int) -> None:
-        """Let a statement of the database fail."""
         left = iter(range(step))
 
         def execute(act: Any, *arguments: Any) -> Any:
@@ -137,15 +135,12 @@ class Machine:
             self.raw.restore(key, 60_000, content)
 
     def lose(self) -> None:
-        """Lose all memory: what was moved stays."""
         self.raw.flushall()
         self.expected = dict(rows())
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-class TestTheSum:
-    """Each count arrives once, whatever dies and whatever Redis loses."""
-
+class TestMoving:
     @inputs(60, [HealthCheck.function_scoped_fixture])
     @given(st.lists(steps, min_size=1, max_size=12))
     def test_each_count_arrives_exactly_once(self, raw: redis.Redis, steps: list[Any]) -> None:
@@ -222,11 +217,6 @@ class TestTheSum:
         raw.hset(f"quota:1:{{user:99}}:day:{TODAY}", mapping=odd)
         rolled(batch=10)
         assert counted(rows()) == expected
-
-
-@pytest.mark.usefixtures("redis_cache", "database")
-class TestMoving:
-    """What Redis has counted is in the rows, and no longer in Redis."""
 
     def test_each_unit_of_a_month_is_billed_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
         machine, calls, units = Machine(raw), 0, 0
@@ -347,7 +337,6 @@ only_one_redis = pytest.mark.parametrize("redis_server", server_programs()[:1], 
 def manage(
     redis_server: RedisServer, raw: redis.Redis, database: dict[str, Any], tmp_path: Path, settings: Any
 ) -> Iterator[Manage]:
-    """Start `manage.py` in processes of their own, on the Redis and the database of the test."""
     settings.CACHES = caches(redis_server)
     with managing(tmp_path, settings.CACHES, {"default": database}) as started:
         yield started

@@ -9,7 +9,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
-from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, check, peek, quota
@@ -35,7 +34,6 @@ ERRORS: dict[str, Any] = {"missing": Http404, "denied": PermissionDenied, "broke
 
 
 def answer(request: HttpRequest) -> HttpResponse:
-    """Answer as the query says."""
     what = request.GET.get("what", "")
     if what in ERRORS:
         raise ERRORS[what]
@@ -50,12 +48,6 @@ FAILED: Any = {"name": "failed", "count_when": lambda response: response.status_
 
 async def aanswer(request: HttpRequest) -> HttpResponse:
     return answer(request)
-
-
-class MethodView(View):
-    @method_decorator([quota("1000/h", **BYTES), quota("5/h", **FAILED)])
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return answer(request)
 
 
 def parts(request: HttpRequest) -> Iterator[bytes]:
@@ -93,7 +85,6 @@ urlpatterns = [
     path("endless/", endless),
     path("sync/", counted[1](counted[0](answer))),
     path("async/", quota("1000/h", name="bytes", settle=asize)(quota("5/h", **FAILED)(aanswer))),
-    path("method/", MethodView.as_view()),
     path("settings/", quota(rule="bytes-of-settings")(answer)),
     path("plain/", answer),
     path("stream/", of_parts(lambda request: StreamingHttpResponse(parts(request)))),
@@ -127,7 +118,7 @@ def left(name: str = "bytes", rate: str = "1000/h") -> int | None:
     return peek(rate, IP, name=name).remaining
 
 
-@pytest.mark.parametrize("where", ["sync", "async", "class", "method"])
+@pytest.mark.parametrize("where", ["sync", "async", "class"])
 def test_the_real_cost_replaces_the_estimate_and_what_does_not_count_is_given_back(where: str) -> None:
     response = ask(where, size=300)
     assert (response.status_code, left()) == (200, 700)

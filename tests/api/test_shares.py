@@ -51,8 +51,7 @@ def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: Quota
     assert refused.content == last.content
     assert (served.status_code, served.content) == (200, b"4")
 
-    of_users = quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})(view)
-    found = []
+    of_users, found = quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})(view), []
     for somebody in [AnonymousUser()] * 3 + [User(pk=7)] * 3:
         request = get()
         request.user = somebody

@@ -211,8 +211,6 @@ opened: list[io.BytesIO] = []
 
 
 def files(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], FileResponse]:
-    """Answers with a file."""
-
     def answer(request: HttpRequest) -> FileResponse:
         opened.append(io.BytesIO(b"file"))
         return FileResponse(opened[-1])

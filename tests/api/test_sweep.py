@@ -45,7 +45,6 @@ def swept(now: int = START, *, stop: Any = None, advance: Callable[[int], object
 
 
 def put(raw: redis.Redis, key: str, entries: dict[str, int], ttl: int | None = HOUR) -> None:
-    """Write a sorted set."""
     raw.zadd(key, cast("Any", entries))
     if ttl is not None:
         raw.expire(key, ttl)
