@@ -2,14 +2,13 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
 from typing import Any
 
 import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import connections
 from django.test import Client
 
@@ -26,6 +25,7 @@ from django_quota.stores.database import sql
 from django_quota.stores.database.log import Expired, count_expired
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
+from tests.support.commands import json_of, said
 from tests.support.specifications import Put
 from tests.support.steps import SECOND, Clock
 from tests.support.stores import current_store
@@ -37,12 +37,6 @@ BANNING = Rule.make("login", "2/m", ban={"after": "2/m", "for": "1h"})
 def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
     settings.QUOTA = {"STORE": "database", "RULES": {"login": {"rate": "2/m", "ban": {"after": "2/m", "for": "1h"}}}}
     return current_store()  # type: ignore[no-any-return]
-
-
-def printed(command: str, *words: str) -> str:
-    out = StringIO()
-    call_command(command, *words, stdout=out, stderr=StringIO())
-    return out.getvalue()
 
 
 def log() -> EventRows:
@@ -68,10 +62,9 @@ def test_events_are_written_with_the_decision_by_the_prefix_of_the_site(store: D
     assert told() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
     (ban,) = [event for event in log().last(9, lambda _: True) if event.kind == "banned"]
     assert (ban.rule, ban.level, ban.until > ban.at > 0) == ("login", 1, True)
-    (line,) = printed("quota_events", "--json", "--kind", "near").splitlines()
-    assert json.loads(line)["subject"] == "user:1"
+    assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
     with pytest.raises(CommandError, match="--group needs Redis"):
-        printed("quota_events", "--follow", "--group", "audit")
+        said("quota_events", "--follow", "--group", "audit")
     columns, values = "log, batch, at, data", "'quota:1:{!}:events', 0, 1, '[1]'"
     store.write(lambda _: f"INSERT INTO {sql.EVENTS} ({columns}) VALUES ({values}) RETURNING 1")
     assert [entry.event for entry in log().newest(9)].count(None) == 1  # a row that is not ours is no event
@@ -144,7 +137,7 @@ def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: Dat
     assert [ban.rule for ban in found.bans] == ["login"]
     assert [event.kind for event in recent_refusals("ip:192.0.2.1")] == ["banned", "refused"]
     for command in ("quota_status", "quota_reset"):
-        assert "login" in printed(command, "ip:192.0.2.1")
+        assert "login" in said(command, "ip:192.0.2.1")
     assert not load_snapshot("ip:192.0.2.1").bans
 
 
@@ -152,11 +145,11 @@ def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
     for _ in range(3):
         check("5/m", "user:1", 2, name="api", daily=True)
     before = recent_usage("user:1")
-    report = json.loads(printed("quota_rollup", "--json"))
+    report = said("quota_rollup", "--json")
     assert (report["days"], report["allowed"], report["refused"], report["units"]) == (1, 2, 1, 4)
     assert list(DailyCounter.objects.values_list("allowed", "refused", "units")) == [(2, 1, 4)]
     assert recent_usage("user:1") == before
-    assert json.loads(printed("quota_rollup", "--json"))["days"] == 0
+    assert said("quota_rollup", "--json")["days"] == 0
 
 
 def fill(store: DatabaseStore, number: int, expiry: int, kind: str = "c") -> None:
@@ -178,7 +171,7 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
             check(BANNING, "ip:192.0.2.1")  # a ban that has ended, and states
     for number in range(3):
         refuse(f"ip:198.51.100.{number}")
-    dry, done = (json.loads(printed("quota_sweep", "--json", *words)) for words in (["--dry-run"], []))
+    dry, done = (said("quota_sweep", "--json", *words) for words in (["--dry-run"], []))
     assert (dry["bans"], dry["events"], dry["states"] >= 6) == (1, 2, True)
     assert done["complete"]
     assert all(done[name] == dry[name] for name in ("states", "bans", "events"))
@@ -186,7 +179,7 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
     assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
     assert list(store.names("quota:1:{user:*}:c:x")) == []
     assert max(count_expired(store, moment, 3)) == 0
-    assert "Deleted 0 expired states" in printed("quota_sweep")
+    assert "Deleted 0 expired states" in said("quota_sweep")
 
 
 def test_a_process_that_decides_deletes_a_batch_now_and_then(

@@ -1,6 +1,5 @@
 """Usage is exact: the roll-up moves each count once, however often it is run, stopped or killed, by however many."""
 
-import json
 import random
 import re
 import signal
@@ -8,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from django_quota.features.usage import recent_days, recent_usage, total, waitin
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
-from tests.support.commands import Manage, managing, wait_until
+from tests.support.commands import Manage, managing, said, wait_until
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
@@ -41,9 +39,8 @@ TODAY = datetime.now(UTC).date()
 
 def rolled(batch: int = 500) -> dict[str, int]:
     """Roll up all there is; return what was done, without what was not."""
-    out = StringIO()
-    call_command("quota_rollup", json=True, batch=batch, stdout=out)
-    return {what: number for what, number in json.loads(out.getvalue()).items() if number}
+    report: dict[str, int] = said("quota_rollup", "--json", "--batch", str(batch))
+    return {what: number for what, number in report.items() if number}
 
 
 def rows() -> dict[tuple[str, date, str], tuple[int, int, int]]:
@@ -265,8 +262,8 @@ class TestMoving:
             ((7, date.min, TODAY), "not a subject"), (("a:1", TODAY, TODAY), "not after"),
             (("a:1", datetime.now(UTC), TODAY), "not a date"), (("a:1", date.min, TODAY, "week"), "'week'"),
         ]  # fmt: skip
-        for arguments, said in wrong:
-            with pytest.raises(RuleError, match=said):
+        for arguments, words in wrong:
+            with pytest.raises(RuleError, match=words):
                 bill_of(*arguments)
 
     def test_a_database_that_takes_two_names_for_one_is_a_clear_error(
