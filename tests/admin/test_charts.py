@@ -59,7 +59,7 @@ def test_more_checks_are_never_a_lighter_shade(values: list[int], other: int) ->
     assert all((shade_of(value, bounds) == 0) == (value == 0) for value in values)
 
 
-def test_an_exceptional_day_has_the_darkest_shade_and_the_legend_names_the_range_of_each() -> None:
+def test_an_exceptional_day_is_the_darkest_and_the_legend_names_each_range() -> None:
     bounds = shade_bounds([1, 2, 3, 4, 5, 6, 7, 100])
     assert [shade_of(value, bounds) for value in (0, 1, 3, 5, 7, 100)] == [0, 1, 2, 3, 4, 4]
     assert [shade_of(value, shade_bounds([5, 5, 5])) for value in (5, 9)] == [1, SHADES]

@@ -49,22 +49,16 @@ def listed(client: Client, query: str = "") -> list[tuple[str, str]]:
     return [(row.subject, row.rule) for row in reply.context["cl"].result_list]
 
 
-def test_a_row_has_its_user_its_counts_with_labels_for_cards_and_a_link_to_the_usage(admin: Client) -> None:
-    user = User.objects.create_user("anna")
-    row(f"user:{user.pk}", allowed=1_200_000, refused=400_000)
-    page = admin.get(LIST).content.decode()
-    assert f'href="{LIST}usage/?subject=user%3A{user.pk}">anna (user:{user.pk})<' in page
-    shown = " ".join(re.sub(r"<[^>]*>", " ", page).split())
-    assert "allowed 1,200,000 refused 400,000 25.0 % units 1,200,000" in shown
-
-
-def test_user_names_need_the_permission_to_view_users(client: Client) -> None:
+def test_a_row_has_its_counts_and_a_link_and_names_need_their_permission(client: Client) -> None:
     user = User.objects.create_user("anna", email="anna@example.org")
-    row(f"user:{user.pk}")
+    row(f"user:{user.pk}", allowed=1_200_000, refused=400_000)
     assert "anna" not in client.get(LIST).content.decode()
     assert listed(client, "?q=anna") == listed(client, "?q=anna@example.org") == []
     client = operator("view_dailycounter", "auth.view_user", name="sees users")
-    assert "anna" in client.get(LIST).content.decode()
+    page = client.get(LIST).content.decode()
+    assert f'href="{LIST}usage/?subject=user%3A{user.pk}">anna (user:{user.pk})<' in page
+    shown = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "allowed 1,200,000 refused 400,000 25.0 % units 1,200,000" in shown, "with labels, for cards"
     assert listed(client, "?q=anna") == listed(client, "?q=anna@example") == [(f"user:{user.pk}", "search")]
 
 

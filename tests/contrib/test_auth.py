@@ -416,7 +416,7 @@ def test_each_way_to_log_in_ends_in_a_429_that_says_until_when(url: str, site: C
 
 
 @memory
-def test_a_refusal_without_the_middleware_is_for_a_decorator_can_be_pickled_and_explained() -> None:
+def test_a_refusal_without_the_middleware_can_be_decorated_explained_and_pickled() -> None:
     def posted() -> HttpRequest:
         return RequestFactory().post("/", {"username": "ann", "password": "guess"})
 

@@ -193,7 +193,7 @@ def test_a_rate_is_read_by_its_first_letter_and_a_wrong_one_says_what_to_write()
             read_rate(wrong)
 
 
-def test_without_the_store_limits_close_unless_the_site_says_otherwise_or_turns_them_off(settings: Any) -> None:
+def test_without_the_store_limits_close_unless_the_site_says_otherwise(settings: Any) -> None:
     limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "5/m"}
     with no_answer():
         assert limited_of(soft(), 1) == [True]
@@ -267,7 +267,7 @@ class TestChecks:
         assert not self.found(settings).keys() & {"W025", "W026"}
 
 
-def test_the_page_for_those_who_come_from_elsewhere_runs_and_names_each_option_of_axes() -> None:
+def test_the_page_about_other_packages_runs_and_names_each_option_of_axes() -> None:
     with freeze(1_800_000_000_000_000):
         names = run_page("docs/coming_from.md")
         assert [names["search"](get()).status_code for _ in range(6)] == [200] * 5 + [429]

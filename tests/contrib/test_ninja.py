@@ -217,7 +217,7 @@ def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(clie
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_router_that_is_mounted_twice_is_limited_at_both_places_above_its_decorators(kind: str) -> None:
+def test_a_router_mounted_twice_is_limited_at_both_places_above_its_decorators(kind: str) -> None:
     replies = [get(f"/{place}/{kind}") for place in ("api/one", "own/two", "api/one")]
     assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [(code, "yes") for code in (200, 200, 429)]
     left = [f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)]
