@@ -217,7 +217,6 @@ WRITES: dict[str, Callable[[int], tuple[Callable[..., Any], Callable[..., Any], 
 
 
 def written(kind: str, what: str, number: int) -> None:
-    """Have a service change something in the store."""
     write, awrite, given = WRITES[what](number)
     asyncio.run(awrite(*given)) if kind == "async" else write(*given)
 

@@ -129,8 +129,6 @@ def test_the_rules_known_beforehand_are_those_that_requests_meet_each_called_by_
 
 
 class SimpleURLs:
-    """A URLconf that is no module."""
-
     def __init__(self, *views: Any) -> None:
         self.urlpatterns = [path(f"{number}/", view) for number, view in enumerate(views)]
 
