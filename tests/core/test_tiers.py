@@ -104,12 +104,13 @@ def test_the_named_tier_decides_and_all_tiers_share_the_count() -> None:
         assert hold.cost == 3
 
 
-@pytest.mark.parametrize("call", [check, peek, reserve, refund, reset])
-def test_an_unknown_tier_is_an_error_with_those_that_there_are(call: Any) -> None:
-    with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
-        call(API, "org:7", tier="Team")
+def test_an_unknown_tier_is_an_error_with_those_that_there_are() -> None:
+    calls: list[Any] = [check, peek, reserve, refund, reset]
+    for call in calls:
+        with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
+            call(API, "org:7", tier="Team")
     with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
-        call("1/m", "org:7", tier="team")
+        check("1/m", "org:7", tier="team")
 
 
 def test_an_override_applies_to_every_tier_in_one_call(settings: Any, monkeypatch: Any) -> None:

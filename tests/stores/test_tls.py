@@ -49,11 +49,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @cache
 def can_encrypt(program: Path) -> bool:
-    """Say whether a server program was built with TLS.
-
-    It is given a certificate that does not exist, so it ends at once. A program with TLS says that it cannot be
-    configured. Without TLS, Redis does not know the option, and Valkey finds no support for TLS.
-    """
+    """Say whether a server program was built with TLS: then it knows what is wrong with a missing certificate."""
     options = ["--port", "0", "--tls-port", "1", "--tls-cert-file", "/missing.pem", "--tls-key-file", "/missing.pem"]
     said = subprocess.run([program, *options], capture_output=True, text=True, check=False, timeout=60)
     return "Failed to configure TLS" in said.stdout + said.stderr
