@@ -439,10 +439,6 @@ class Upkeep(Machine):
     def what_has_expired_is_swept(self, swept: list[bool], most: int) -> None:
         self.done(site.Sweep(SETS, swept, [1] * len(SETS), most, repairs=True))
 
-    def add(self, counts: dict[str, int], refused: dict[str, int]) -> dict[str, Any]:
-        self.done(site.AddMetrics(METRICS, counts, refused, {}))
-        return self.kept()
-
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
@@ -461,17 +457,16 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
 # --- what they seldom come to -----------------------------------------------------------------------------------------
 
 
-def test_metrics_do_not_grow_with_the_names_that_clients_bring(redis_cache: Any, raw: redis.Redis) -> None:
-    Upkeep.raw = raw
-    upkeep = Upkeep()
-    upkeep.add({f"rule{number}:a": 1 for number in range(site.FIELDS + 7)}, {})
-    rules = upkeep.add({"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {})[METRICS.day]
-    assert (rules["rule0:a"], rules[f"{site.OTHER}:a"], rules[f"{site.OTHER}:r"]) == (2, 8, 4)
+def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -> None:
+    for counts in ({f"rule{n}:a": 1 for n in range(site.FIELDS + 7)}, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}):
+        places.run(site.AddMetrics(METRICS, counts, {}, {}), START)
+    rules = places.lying()[METRICS.day]
+    assert (rules["rule0:a"], rules[f"{site.OTHER}:a"], rules[f"{site.OTHER}:r"]) == ("2", "8", "4")
     assert len(rules) <= site.FIELDS + 3
     many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
-    refused = upkeep.add({}, many)[METRICS.refused]
-    assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, 2)
-    upkeep.teardown()
+    places.run(site.AddMetrics(METRICS, {}, many, {}), START)
+    refused = places.lying()[METRICS.refused]
+    assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, "2")
 
 
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
