@@ -18,45 +18,41 @@ def cut(connection: socket.socket) -> None:
     connection.close()
 
 
-class SocketServer:
-    """Takes connections on a port of its own, each in a thread; `serve` has it until it returns."""
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Take connections on a port, which is yielded, each in a thread that `serve`s it; all end with the block."""
+    listener = socket.create_server(ADDRESS)
+    opened: set[socket.socket] = set()
+    threads: list[threading.Thread] = []
 
-    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
-        self._serve = serve
-        self._listener = socket.create_server(ADDRESS)
-        self.port: int = self._listener.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._open.add(connection)
-            thread = threading.Thread(target=self._guarded, args=(connection,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _guarded(self, connection: socket.socket) -> None:
-        with suppress(OSError, ValueError):  # the other side, or `close`, has ended it
-            self._serve(connection)
-        self._open.discard(connection)
+    def guarded(connection: socket.socket) -> None:
+        with suppress(OSError, ValueError):  # the other side, or the end of the block, has ended it
+            serve(connection)
+        opened.discard(connection)
         connection.close()
 
-    def close(self) -> None:
-        """Take no more, and end those that there are."""
+    def accept() -> None:
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._threads[0].join()
-        for connection in list(self._open):
+            while True:
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                opened.add(connection)
+                threads.append(threading.Thread(target=guarded, args=(connection,)))
+                threads[-1].start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        accepting.join()
+        for connection in list(opened):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
+        for thread in threads:
             thread.join()
 
 
@@ -68,11 +64,8 @@ def saying(words: bytes) -> Iterator[int]:
         while connection.recv(65_536):
             connection.sendall(words)
 
-    listener = SocketServer(serve)
-    try:
-        yield listener.port
-    finally:
-        listener.close()
+    with listening(serve) as port:
+        yield port
 
 
 class ConnectionFault(NamedTuple):
@@ -95,10 +88,9 @@ class Proxy:
         self.fault: ConnectionFault | None = None
         self.replied = 0
         """Bytes that came back over the last connection without a fault."""
-        self._listener = SocketServer(self._serve)
-        self.port = self._listener.port
+        self.port = 0
 
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
         fault, self.fault = self.fault, None
         with socket.create_connection(("127.0.0.1", self._behind)) as server:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -128,6 +120,3 @@ class Proxy:
         elif fault.how == "stall":
             while client.recv(65_536):
                 pass
-
-    def close(self) -> None:
-        self._listener.close()

@@ -11,7 +11,7 @@ import pytest
 from django_quota import check
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer
-from tests.faults.sockets import SocketServer
+from tests.faults.sockets import listening
 from tests.support.calls import both
 from tests.support.clusters import Cluster
 from tests.support.outages import FAILURES, Mute, ask, fail, new_breaker, with_clock
@@ -31,10 +31,9 @@ def met(request: pytest.FixtureRequest, settings: Any) -> Iterator[list[int]]:
         if request.param:
             connection.recv(1)
 
-    listener = SocketServer(serve)
-    settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{listener.port}/0", 0, Path()))
-    yield found
-    listener.close()
+    with listening(serve) as port:
+        settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{port}/0", 0, Path()))
+        yield found
 
 
 @both

@@ -15,7 +15,7 @@ from django_quota import acheck, check
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, assert_own_answers, caches_at, call_problem, use_site_rules
-from tests.faults.sockets import SocketServer
+from tests.faults.sockets import listening
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
 from tests.support.outages import due_breaker, new_breaker, new_outages
@@ -75,10 +75,9 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
             else:
                 socket.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*"))
 
-    listener = SocketServer(greets_and_hangs)
-    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 30)
-    breaker = due_breaker()
-    try:
+    with listening(greets_and_hangs) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 30)
+        breaker = due_breaker()
         if mode == "sync":
             with interrupted(asked), pytest.raises(KeyboardInterrupt):
                 check("9/m", "user:1")
@@ -88,8 +87,6 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
         assert breaker.is_open
         assert not breaker.is_refusing()  # the probe is free, and it was no failure
         assert breaker.acquire()
-    finally:
-        listener.close()
 
 
 async def cancelled(when: threading.Event) -> None:

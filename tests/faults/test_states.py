@@ -12,7 +12,7 @@ from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, MODES, caches_at, do, failed_calls, use_site_rules
 from tests.faults.faults import PASSWORD, FaultyServer
-from tests.faults.sockets import SocketServer
+from tests.faults.sockets import listening
 from tests.support.commands import PATIENCE
 from tests.support.outages import FAILURES
 from tests.support.selection import thorough
@@ -88,12 +88,9 @@ def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatc
     async def ask() -> list[Decision]:
         return await asyncio.gather(*(acheck("9/m", f"user:{number}") for number in range(60)))
 
-    listener = SocketServer(mute)
-    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 0.1, max_connections=FAILURES)
-    try:
+    with listening(mute) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.1, max_connections=FAILURES)
         assert all(decision.degraded for decision in asyncio.run(ask()))
-    finally:
-        listener.close()
     assert len(met) < 2 * FAILURES  # each failure but the last one lets the next task try
 
 

@@ -17,7 +17,7 @@ from tests.faults.calls import (
     use_site_rules,
 )
 from tests.faults.faults import PASSWORD, USER, FaultyServer
-from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
+from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, listening, saying
 from tests.support.outages import new_breaker
 from tests.support.steps import Clock
 from tests.support.stores import redis_store
@@ -71,9 +71,9 @@ def test_a_decision_whose_reply_cannot_be_read_is_degraded(words: bytes, setting
 @pytest.fixture
 def proxy(one_server: FaultyServer, settings: Any) -> Iterator[Proxy]:
     made = Proxy(one_server.port)
-    settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{made.port}/0")
-    yield made
-    made.close()
+    with listening(made.serve) as made.port:
+        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{made.port}/0")
+        yield made
 
 
 def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
