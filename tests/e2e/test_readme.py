@@ -150,19 +150,17 @@ def test_a_shadow_rule_logs_the_line_that_is_shown(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize(
-    ("row", "peer", "headers"),
-    [
-        (0, "10.1.2.9", {"X-Forwarded-For": "192.0.2.1, 203.0.113.9, 10.1.2.8"}),
-        (1, "198.51.100.1", {"X-Forwarded-For": "192.0.2.1, 203.0.113.9, 198.51.100.7"}),
-        (2, "10.1.2.9", {"CF-Connecting-IP": "203.0.113.9", "X-Forwarded-For": "192.0.2.1"}),
-    ],
-)
-def test_the_shown_proxies_name_the_client(settings: Any, row: int, peer: str, headers: dict[str, str]) -> None:
-    shown = rows("docs/going_live.md", "## Proxies")[row][0]
-    settings.QUOTA = {**settings.QUOTA, **literal_eval(f"{{{shown.replace('`', '')}}}")}
-    request = RequestFactory(headers=headers).get("/", REMOTE_ADDR=peer)
-    assert check("10/m", request).outcomes[0].subject == "ip:203.0.113.9"
+def test_the_shown_proxies_name_the_client(settings: Any) -> None:
+    before, hops = settings.QUOTA, "192.0.2.1, 203.0.113.9, 10.1.2.8"
+    for (shown, *_), peer, headers in zip(
+        rows("docs/going_live.md", "## Proxies")[:3],
+        ("10.1.2.9", "198.51.100.1", "10.1.2.9"),
+        ({"X-Forwarded-For": hops}, {"X-Forwarded-For": hops}, {"CF-Connecting-IP": "203.0.113.9"}),
+        strict=True,
+    ):
+        settings.QUOTA = {**before, **literal_eval(f"{{{shown.replace('`', '')}}}")}
+        request = RequestFactory(headers=headers).get("/", REMOTE_ADDR=peer)
+        assert check("10/m", request).outcomes[0].subject == "ip:203.0.113.9", shown
 
 
 def test_the_shown_rules_for_a_whole_site_apply(memory_store: None, settings: Any) -> None:
