@@ -86,9 +86,7 @@ def test_a_rule_that_only_reports_lets_the_body_be_read_and_gives_nothing_back()
     st.lists(st.tuples(st.sampled_from("12"), st.sampled_from("12"), st.integers(0, 25)), max_size=25),
     st.sampled_from(ALGORITHMS),
 )
-def test_what_the_form_refuses_costs_no_other_rule_anything_so_it_decides_as_one_call_would(
-    kind: str, hits: list[tuple[str, str, int]], algorithm: Any
-) -> None:
+def test_what_the_form_refuses_costs_no_other_rule_anything(kind: str, hits: Any, algorithm: Any) -> None:
     def rules(name: str) -> list[Rule]:
         return [
             Rule.make(f"{name}-phone", "2/m", key="post:phone", algorithm=algorithm),
@@ -153,7 +151,7 @@ OURS = "django_quota.middleware.QuotaMiddleware"
 
 
 @both
-def test_above_the_csrf_middleware_the_body_is_read_in_a_thread_and_not_of_who_is_refused(
+def test_above_the_csrf_middleware_a_thread_reads_the_body_and_none_of_who_is_refused(
     kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.ROOT_URLCONF = __name__
@@ -264,7 +262,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("body", BROKEN)
-def test_a_body_that_is_not_json_is_a_bad_request_and_one_that_other_code_has_read_an_error(body: bytes) -> None:
+def test_a_body_that_is_no_json_is_a_bad_request_and_one_read_as_a_stream_an_error(body: bytes) -> None:
     with pytest.raises(BadRequest, match="The body is not JSON"):
         subject(sent(body))
     request = sent(body)

@@ -84,7 +84,7 @@ class TestARefusalIsRepeated:
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_store_is_asked_for_each_refusal_that_must_be_counted_there_and_each_value(asked: list[int]) -> None:
+def test_the_store_is_asked_for_each_refusal_that_counts_there_and_for_each_value(asked: list[int]) -> None:
     ban: dict[str, Any] = {"after": "90/m", "for": "1h"}
     needs_it: list[dict[str, Any]] = [{"ban": ban}, {"count_refused": True}, {"shadow": True}, {"block": False}]
     with freeze(NOON):
@@ -138,7 +138,7 @@ def test_a_reset_while_a_refusal_is_under_way_takes_effect_too(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_refusals_from_memory_are_in_the_metrics_and_counted_for_their_day_and_by_all_threads() -> None:
+def test_refusals_from_memory_are_counted_for_their_day_and_by_all_threads() -> None:
     def refuse() -> bool:
         return check("1/m", "user:1", name="a", cache_refusals=10).allowed
 

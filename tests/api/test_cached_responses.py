@@ -94,7 +94,7 @@ def test_under_cache_page_nobody_sees_the_headers_of_another(middleware: list[st
 
 
 @pytest.mark.parametrize("middleware", [[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"])
-def test_under_the_cache_of_the_site_a_limited_view_shows_no_headers_unless_it_is_private(
+def test_under_the_cache_of_the_site_a_limited_view_has_no_headers_unless_private(
     middleware: list[str], settings: Any
 ) -> None:
     settings.MIDDLEWARE = middleware

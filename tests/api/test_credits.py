@@ -118,7 +118,7 @@ def test_settling_gives_back_or_takes_the_difference(actual: int) -> None:
 
 
 @in_memory
-def test_without_an_amount_it_is_one_all_can_be_taken_and_what_is_owed_is_paid_by_the_next_top_up() -> None:
+def test_without_an_amount_it_is_one_and_a_top_up_pays_what_is_owed_first() -> None:
     async def owe() -> None:
         await (await areserve_all([(CREDITS, ORG, 900)])).asettle(914)
 
@@ -226,7 +226,7 @@ class TestData:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_each_change_lets_it_live_for_its_ttl_and_a_key_that_holds_no_counter_sells_nothing(raw: Any) -> None:
+def test_each_change_prolongs_its_ttl_and_a_key_that_holds_no_counter_sells_nothing(raw: Any) -> None:
     credit = counter("credits", ttl=1_000)
     credit.set(ORG, 10)
     (key,) = raw.scan_iter()

@@ -152,7 +152,7 @@ def test_the_last_are_printed_as_lines(raw: redis.Redis, settings: Any) -> None:
     assert len(shown("--rule", "login")) == 4  # a rule that your code has, or that is gone
 
 
-def test_json_has_one_object_a_line_and_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
+def test_json_is_an_object_a_line_and_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
     subject = "ip:1\n2025 refused\r\x1b[2J\u2028\udc80"
     entry_id = tell(raw, subject, START, rule="a\nb", until=START + SECOND)
     assert [json.loads(line) for line in shown("--json")] == [{
@@ -180,7 +180,7 @@ def test_following_prints_what_comes_and_ends_on_a_signal(raw: redis.Redis) -> N
     assert [json.loads(line)["subject"] for line in out.getvalue().splitlines()] == ["ip:1", "ip:4"]
 
 
-def test_a_new_group_begins_now_goes_on_where_it_was_and_acknowledges_what_it_does_not_print(raw: redis.Redis) -> None:
+def test_a_new_group_begins_now_goes_on_where_it_was_and_keeps_nothing_unwanted(raw: redis.Redis) -> None:
     tell(raw, "ip:1", kind="banned")
     events, said = read()
     assert (events, "The group 'g' is new" in said) == ([], True)
@@ -218,7 +218,7 @@ def test_an_event_is_acknowledged_only_when_its_line_is_written_and_flushed(raw:
     assert (out.left_at_flush, pending(raw)) == (3, 0)
 
 
-def test_events_left_too_long_come_first_over_many_pages_and_those_in_work_do_not_come(
+def test_events_left_too_long_come_first_over_many_pages_and_those_in_work_do_not(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 3)

@@ -65,7 +65,7 @@ def tokens(line: Slot) -> list[str]:
 
 
 @both_stores
-def test_as_many_as_the_limit_hold_a_slot_at_once_and_a_second_release_changes_nothing() -> None:
+def test_as_many_as_the_limit_hold_a_slot_and_a_second_release_changes_nothing() -> None:
     export = slot("export", 2)
     first, second = export.acquire(), export.acquire()
     with pytest.raises(QuotaExceeded):
@@ -495,7 +495,7 @@ def test_a_wrong_argument_is_named() -> None:
 
 @both_ways
 @in_memory
-def test_a_hit_waits_for_room_or_for_its_place_and_refuses_at_once_where_that_takes_too_long(
+def test_a_hit_waits_for_room_or_its_place_and_refuses_at_once_if_that_takes_too_long(
     is_async: bool, the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sleep(seconds: float) -> None:

@@ -70,7 +70,7 @@ def test_a_request_has_the_rules_that_match_and_those_of_its_view(is_async: bool
         assert len(calls) == 2
 
 
-def test_only_rules_that_apply_to_the_request_are_in_it_and_no_cost_function_is_called(settings: Any) -> None:
+def test_only_rules_that_apply_to_the_request_are_in_it_and_no_function_is_called(settings: Any) -> None:
     assert [rule for rule, *_ in shown(limits_of(search("post")))] == ["api", "writes", "devices", "two", "two"]
     assert shown(limits_of(get())) == [("reads", "5/m", "ip:192.0.2.1", 0)], "no view, no user"
     assert peek("api", search()).remaining == peek("api", ANN).remaining == 10
