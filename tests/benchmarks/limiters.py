@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -104,16 +105,6 @@ def filled_by(work_of: WorkOf) -> Callable[[str], None]:
     return fill
 
 
-class StoppedTime:
-    """Stands in for the `time` module inside a limiter's own module."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def time(self) -> float:
-        return self._seconds
-
-
 # --- the baseline, and ours -------------------------------------------------------------------------------------------
 
 THREE_LINES = """
@@ -148,6 +139,10 @@ def blocked() -> Iterator[None]:
     overrides.table.drop(1)
 
 
+def our_clock(now: float) -> Clock:
+    return freeze(int(now * SECOND))
+
+
 def spread(ip: str) -> None:
     """Fill 1000/m over a whole window, so that a subject takes the most: a hit in each of 100 slices, and one more."""
     start = time.time()
@@ -155,10 +150,6 @@ def spread(ip: str) -> None:
         with our_clock(start + step * 0.6):
             if not check("1000/m", f"ip:{ip}", cost=9).allowed:
                 raise RuntimeError(f"hit {step + 1} under 1000/m was refused")
-
-
-def our_clock(seconds: float) -> Clock:
-    return freeze(int(seconds * SECOND))
 
 
 # --- limits, throttled-py, pyrate-limiter -----------------------------------------------------------------------------
@@ -180,10 +171,6 @@ def limits_async_work(url: str, rate: str) -> Work:
     storage = limits.aio.storage.RedisStorage(f"async+{url}", implementation="redispy")
     limiter, item = limits.aio.strategies.MovingWindowRateLimiter(storage), limits.parse(rate)
     return Work(str, partial(limiter.hit, item), bool, is_async=True, tasks=TASKS)
-
-
-def limits_clock(seconds: float) -> Clock:
-    return mock.patch.object(limits.storage.redis, "time", StoppedTime(seconds))
 
 
 @cache
@@ -219,20 +206,12 @@ def pyrate_work(url: str, hits: int) -> Work:
     return Work(str, partial(limiter.try_acquire, blocking=False), bool)
 
 
-def pyrate_clock(seconds: float) -> Clock:
-    return mock.patch.object(time, "time_ns", return_value=int(seconds * 1e9))
-
-
 # --- those for Django -------------------------------------------------------------------------------------------------
 
 
 def ratelimit_work(hits: int) -> Work:
     limited = partial(ratelimit_core.is_ratelimited, group="bench", key="ip", rate=f"{hits}/m", increment=True)
     return Work(request_from, limited, lambda limited: not limited)
-
-
-def ratelimit_clock(seconds: float) -> Clock:
-    return mock.patch.object(ratelimit_core, "time", StoppedTime(seconds))
 
 
 def drf_throttle(rate: str, scope: str) -> Any:
@@ -256,10 +235,6 @@ def drf_view(_: Any, *rates: str) -> Any:
     return view.as_view()
 
 
-def drf_clock(seconds: float) -> Clock:
-    return mock.patch.object(AnonRateThrottle, "timer", staticmethod(lambda: seconds))
-
-
 def smart_work(hits: int) -> Work:
     backend = get_backend()
     return Work(str, lambda ip: backend.check_rate_limit(f"{hits}:ip:{ip}", hits, 60)[0], bool)
@@ -267,10 +242,6 @@ def smart_work(hits: int) -> Work:
 
 def smart_key(rate: str, request: HttpRequest, *_: object, **__: object) -> str:
     return f"{rate}:{get_ip_key(request)}"
-
-
-def smart_clock(seconds: float) -> Clock:
-    return mock.patch.object(redis_backend, "get_current_timestamp", return_value=seconds)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -284,10 +255,13 @@ VIEWS = {
 
 CLOCKS: dict[str, Callable[[float], Clock]] = {
     "django-quota": our_clock,
-    "django-ratelimit": ratelimit_clock,
-    "django-smart-ratelimit": smart_clock,
-    "djangorestframework": drf_clock,
+    "limits": lambda now: mock.patch.object(limits.storage.redis, "time", SimpleNamespace(time=lambda: now)),
+    "pyrate-limiter": lambda now: mock.patch.object(time, "time_ns", return_value=int(now * 1e9)),
+    "django-ratelimit": lambda now: mock.patch.object(ratelimit_core, "time", SimpleNamespace(time=lambda: now)),
+    "django-smart-ratelimit": lambda now: mock.patch.object(redis_backend, "get_current_timestamp", return_value=now),
+    "djangorestframework": lambda now: mock.patch.object(AnonRateThrottle, "timer", staticmethod(lambda: now)),
 }
+"""Each sets the clock of a package; that of throttled-py is Redis' own."""
 
 
 def rows(url: str, *, others: bool) -> list[Row]:
@@ -333,10 +307,10 @@ def rows(url: str, *, others: bool) -> list[Row]:
 def contenders(url: str) -> list[Contender]:
     return [
         Contender(OURS, lambda hits: check_work(f"{hits}/m"), our_clock),
-        Contender(LIMITS, lambda hits: limits_work(url, f"{hits} per minute"), limits_clock),
+        Contender(LIMITS, lambda hits: limits_work(url, f"{hits} per minute"), CLOCKS["limits"]),
         Contender(THROTTLED, partial(throttled_work, url), None),
-        Contender(PYRATE, partial(pyrate_work, url), pyrate_clock),
-        Contender(SMART, smart_work, smart_clock),
-        Contender(DRF, drf_work, drf_clock),
-        Contender(RATELIMIT, ratelimit_work, ratelimit_clock, clock_windows=True),
+        Contender(PYRATE, partial(pyrate_work, url), CLOCKS["pyrate-limiter"]),
+        Contender(SMART, smart_work, CLOCKS["django-smart-ratelimit"]),
+        Contender(DRF, drf_work, CLOCKS["djangorestframework"]),
+        Contender(RATELIMIT, ratelimit_work, CLOCKS["django-ratelimit"], clock_windows=True),
     ]

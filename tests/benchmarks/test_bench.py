@@ -2,18 +2,17 @@
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_quota.testing import server_programs
-from tests.benchmarks import processes
+from tests.benchmarks import processes, report
 
-for package in ("limits", "throttled", "pyrate_limiter", "django_ratelimit", "django_smart_ratelimit", "hiredis"):
-    pytest.importorskip(package)
-
-from tests.benchmarks import report  # noqa: E402 — it needs nothing of them, but what it shows comes from them
+NEEDED = ("limits", "throttled", "pyrate_limiter", "django_ratelimit", "django_smart_ratelimit", "hiredis")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"it needs {', '.join(NEEDED)}")
 
 
 @pytest.fixture(scope="module")
