@@ -354,9 +354,9 @@ def test_its_end_aclose_or_django_which_closes_it_in_a_thread_settle_it(of_djang
     model = Model()
 
     async def work() -> None:
-        held = await areserve("1000/h", USER, 600)
         stream: Any = model.aparts()
-        response = held.stream(StreamingHttpResponse(stream) if of_django else stream, used=model.cost)
+        async with areserve("1000/h", USER, 600) as held:
+            response = held.stream(StreamingHttpResponse(stream) if of_django else stream, used=model.cost)
         async with aclosing(aiter(response)) as found:
             for _ in range(parts):
                 assert await anext(found) == b"part"

@@ -184,7 +184,6 @@ def test_fakeredis_is_a_clear_error_that_names_the_plugin(settings: Any) -> None
 # --- the clock --------------------------------------------------------------------------------------------------------
 
 NOON = datetime(2031, 5, 6, 12, 0, 0, 5, tzinfo=UTC)
-"""A time that is not now."""
 
 
 def test_freeze_takes_microseconds_and_datetimes_with_a_time_zone_and_says_so() -> None:
