@@ -54,9 +54,6 @@ def emitted(memory_store: None) -> Iterator[list[tuple[str, str, str]]]:
         ("10/30d", {}, [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 2, check, 2)], [1]),
         ("10/30d", {}, [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 1, check, 2)], [1, 2]),
         ("10/30d", {}, [(0, check, 8), (0, reset, None), (0, check, 8)], [0, 2]),
-        # A limit too small to be near, and a shadow.
-        ("4/m", {}, [(0, check, 1)] * 4, []),
-        ("5/m", {"shadow": True}, [(0, check, 4)] * 5, []),
     ],
 )
 def test_near_is_emitted_by_the_hits_that_cross_the_share(

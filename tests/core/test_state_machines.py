@@ -454,9 +454,6 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
     run_machine(Plans, raw, examples=60)
 
 
-# --- what they seldom come to -----------------------------------------------------------------------------------------
-
-
 def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -> None:
     for counts in ({f"rule{n}:a": 1 for n in range(site.FIELDS + 7)}, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}):
         places.run(site.AddMetrics(METRICS, counts, {}, {}), START)
