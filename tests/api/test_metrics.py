@@ -60,7 +60,7 @@ class TestWhatIsCounted:
             "a": (1, 0, 2), "strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0),
         }  # fmt: skip
 
-    def test_a_minute_and_a_day_by_the_clock_that_decided_and_the_rate_of_the_last_60_seconds(self) -> None:
+    def test_a_minute_a_day_and_the_rate_go_by_the_clock_that_decided(self) -> None:
         begins = START // (60 * SECOND) * 60 * SECOND
         for at, times in ((0, 1), (60, 8), (135, 2)):
             with freeze(begins + at * SECOND):

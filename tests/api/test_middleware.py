@@ -81,7 +81,7 @@ class TestOptions:
             with pytest.raises(RuleError, match=r"uploads.* is not a whole number"):
                 run(quota("1/m", name="uploads", cost=of("PATH_INFO", lambda _, cost=cost: cost))(made(kind)))
 
-    def test_block_false_lets_the_view_decide_and_a_shadow_never_refuses_and_stop_no_other_rule(
+    def test_block_false_and_shadows_refuse_nothing_and_stop_no_other_rule(
         self, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         seen: list[Decision] = []
@@ -97,7 +97,7 @@ class TestOptions:
         assert [reply.headers["RateLimit-Policy"] for reply in replies] == ['"other";q=2;w=60'] * 3
         assert "Shadow rule 'shade' would have refused 'ip:192.0.2.1'." in caplog.messages
 
-    def test_what_the_settings_say_is_read_at_each_request_and_no_address_is_no_free_pass(self, kind: str) -> None:
+    def test_the_settings_are_read_at_each_request_and_no_address_is_no_free_pass(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
         for rate, status in (("1/m", 200), ("0/s", 429), (None, 200), ({"rate": "0/m", "shadow": True}, 200)):
             with override_settings(QUOTA={**MEMORY, "RULES": {"search": rate}}):

@@ -86,7 +86,7 @@ class TestTheDatabase:
         with pytest.raises(RuleError):
             override(subject="").save()
 
-    def test_one_override_a_subject_and_rule_and_one_counter_a_day_that_is_never_negative(self) -> None:
+    def test_one_override_a_subject_and_rule_and_one_counter_a_day_never_negative(self) -> None:
         for values in ({}, {"rule": "*"}, {"subject": "user:2"}):
             override(**values).save()
         with pytest.raises(ValidationError):

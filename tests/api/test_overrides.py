@@ -149,7 +149,7 @@ def test_the_preview_of_an_exemption_or_a_block_has_the_longer_wait(rules: None)
             override("b 0 0 ", "search", SUBJECT)  # which the next one replaces
 
 
-def test_in_the_preview_a_ban_precedes_a_new_rate_and_a_rules_own_override_one_of_all(rules: None) -> None:
+def test_in_the_preview_a_ban_precedes_a_rate_and_an_own_override_one_of_all(rules: None) -> None:
     with freeze(START):
         check("1/d", SUBJECT, name="banning")
         check("banning", SUBJECT)

@@ -97,7 +97,7 @@ def statuses(kind: str, route: str, *tokens: str) -> list[int]:
 @both
 @pytest.mark.usefixtures("with_and_without_middleware")
 @pytest.mark.parametrize("route", ["class", "async-method", "function"])
-def test_a_limit_by_user_knows_who_has_the_token_and_wrong_ones_count_for_the_address(kind: str, route: str) -> None:
+def test_a_limit_knows_who_has_the_token_and_wrong_ones_count_for_the_address(kind: str, route: str) -> None:
     assert statuses(kind, route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
     assert statuses(kind, route, "x", "x", "x", "3") == [401, 401, 429, 200]
 

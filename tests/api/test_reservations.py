@@ -286,7 +286,7 @@ def estimate() -> Hold:
 
 
 @streaming
-def test_the_end_of_a_stream_or_its_error_settles_it_and_a_client_that_leaves_pays_what_was_made() -> None:
+def test_the_end_of_a_stream_its_error_and_a_client_that_leaves_settle_it() -> None:
     model = Model()
     stream = estimate().stream(model.parts(ZeroDivisionError), used=model.cost)
     assert left() == 400

@@ -159,9 +159,7 @@ class TestMoving:
         assert 5 < step < 99
         machine.roll_up()
 
-    def test_a_clock_that_steps_back_and_units_taken_back_after_a_loss_bill_no_wrong_number(
-        self, raw: redis.Redis
-    ) -> None:
+    def test_a_clock_that_steps_back_and_a_refund_after_a_loss_bill_no_wrong_number(self, raw: redis.Redis) -> None:
         for back in (0, 0, 1, 2):
             with freeze(START - back):
                 check("9/h", "user:1")

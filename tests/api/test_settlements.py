@@ -132,7 +132,7 @@ def test_the_real_cost_replaces_the_estimate_and_what_does_not_count_is_given_ba
         assert (ask(where, **query).status_code, left("failed", "5/h")) == (status, remaining)
 
 
-def test_a_stream_is_settled_when_it_ends_or_is_closed_and_a_client_that_left_pays_the_estimate() -> None:
+def test_a_stream_is_settled_at_its_end_and_a_client_that_left_pays_the_estimate() -> None:
     response = ask("stream")
     assert left() == 999
     assert b"".join(response.streaming_content) == b"x" * 300
@@ -189,7 +189,7 @@ def test_a_wrong_cost_is_an_error_stays_spent_and_leaves_no_other_unsettled(capl
     assert left("stream") == 999
 
 
-def test_a_body_that_is_read_late_gives_all_back_in_both_steps_and_a_refused_one_nothing() -> None:
+def test_a_body_read_late_gives_all_back_in_both_steps_and_a_refused_one_nothing() -> None:
     free = {"count_when": lambda response: False}
     rules: Any = [Rule.make("ip", "10/h", **free), Rule.make("phone", "10/h", key="post:phone", **free)]
     request = RequestFactory().post("/", {"phone": "123"})

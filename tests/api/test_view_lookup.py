@@ -113,7 +113,7 @@ def met(route: str) -> list[str]:
     return sorted(outcome.rule for outcome in decision.outcomes)
 
 
-def test_the_rules_known_beforehand_are_those_that_requests_meet_each_called_by_its_path(settings: Any) -> None:
+def test_the_rules_known_beforehand_are_those_that_requests_meet_called_by_path(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     names = [name for route in (*VIEWS, "things", "things/recent", "byname") for name in met(route)]
     hidden = {f"{__name__}.stacked"}  # below a decorator without functools.wraps
