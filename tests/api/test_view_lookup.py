@@ -18,7 +18,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from django_quota import concurrency, quota, reset_subject
-from tests.support.counts import slots_of_views
+from django_quota.limiting.known_rules import known_slots
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -155,4 +155,4 @@ def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
     gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
     settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
-    assert slots_of_views() == [f"{__name__}.Gated", f"{__name__}.Other"]
+    assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]

@@ -7,7 +7,6 @@ from typing import Any
 from django_quota.core.overrides import Mode, Override
 from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
-from django_quota.limiting.known_rules import known_slots
 from django_quota.limiting.overrides import overrides
 from django_quota.management.commands.quota_status import as_json
 from django_quota.operating.activity import RuleActivity, activity
@@ -66,10 +65,6 @@ def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, A
 def bans_of(subject: str) -> list[tuple[str, float, int]]:
     """Return the rule of each ban, for how long it lasts, and which in a row it is."""
     return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]
-
-
-def slots_of_views() -> list[str]:
-    return known_slots()
 
 
 def previews(subject: str, rule: str, mode: Mode, rates: str = "", ends: int = 0) -> dict[str, RuleChange]:
