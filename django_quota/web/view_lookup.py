@@ -148,13 +148,13 @@ def limited_views(patterns: Iterable[Any]) -> Iterator[Found]:
 
 def rules_of_endpoint(view: Any, method: str) -> list[Rule]:
     """Return the rules of the `@quota` that a request of this method meets at a view, the outermost first."""
-    actions = getattr(view, "actions", None) or {}
-    names = {"dispatch", method.lower(), actions.get(method.lower())} | ({"get"} if method == "HEAD" else set())
-    met = [found for found in _marks_of_view(view, set()) if isinstance(found.mark.kept, Limited)]
+    name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
+    if name == "head" and not hasattr(class_of(view), "head"):
+        name = "get"  # which Django calls then
+    met = [found for found in _marks_of_view(view, set(), (name,)) if isinstance(found.mark.kept, Limited)]
     met.reverse()  # the marks of a function have the innermost first
     met.sort(key=lambda found: (found.called_by is not None, found.owner is not None))
-    fits = [found for found in met if found.called_by is None or found.path.rpartition(".")[2] in names]
-    return [rule for found in fits for rule in found.rules()]
+    return [rule for found in met for rule in found.rules()]
 
 
 @finds_rules
@@ -198,8 +198,8 @@ def marked_views(patterns: Iterable[Any], kind: type[K]) -> Iterator[tuple[K, Fo
                 yield found.mark.kept, found
 
 
-def _marks_of_view(view: Any, seen: set[object]) -> Iterator[Found]:
-    """Return the marks of a view and of the methods of its class."""
+def _marks_of_view(view: Any, seen: set[object], methods: Iterable[str] | None = None) -> Iterator[Found]:
+    """Return the marks of a view and of the methods of its class, or of `dispatch` and `methods` alone."""
     view_class = class_of(view)
     of_dispatch = marks_of(getattr(view_class, "dispatch", None))  # `as_view()` copies them
     of_function = [] if view_class is None else marks_of_function(view_class)
@@ -209,10 +209,12 @@ def _marks_of_view(view: Any, seen: set[object]) -> Iterator[Found]:
             yield Found(each, None, view_class if each in of_function else None)
     if view_class is None:
         return
-    # A ViewSet names the methods that answer. In a Django view they have the names of HTTP methods.
-    actions = getattr(view, "actions", None)
-    methods = [name for name in actions.values() if isinstance(name, str)] if isinstance(actions, dict) else []
-    for name in dict.fromkeys(["dispatch", *methods, *getattr(view_class, "http_method_names", ())]):
+    if methods is None:
+        # A ViewSet names the methods that answer. In a Django view they have the names of HTTP methods.
+        actions = getattr(view, "actions", None)
+        named = [name for name in actions.values() if isinstance(name, str)] if isinstance(actions, dict) else []
+        methods = [*named, *getattr(view_class, "http_method_names", ())]
+    for name in dict.fromkeys(["dispatch", *methods]):
         if (view_class, name) not in seen:
             seen.add((view_class, name))
             for each in _marks_of_method(getattr(view_class, name, None), view_class):

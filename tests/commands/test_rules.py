@@ -32,6 +32,8 @@ class Orders(View):
     def post(self, request: Any) -> HttpResponse:
         return HttpResponse()
 
+    put = post
+
 
 @quota("3/m", name="outer", key="user")
 @quota("2/m", name="inner", methods=["POST"])
@@ -71,7 +73,8 @@ def test_the_rules_of_a_request_are_shown_in_their_order_with_what_is_left() -> 
             ("flood", "ip:203.0.113.9", 100), ("outer", whose, 3), ("inner", "ip:203.0.113.9", 2),
         ]  # fmt: skip
     assert [rule for rule, _, _ in met("/orders/")] == ["flood", "orders", "reads"]
-    assert [rule for rule, _, _ in met("/orders/", "--method", "POST")] == ["flood", "orders", "writes"]
+    for method in ("POST", "PUT"):
+        assert [rule for rule, _, _ in met("/orders/", "--method", method)] == ["flood", "orders", "writes"]
     with freeze(START):
         ban("ip:127.0.0.1", "flood", 600)
         assert "flood (settings) for ip:127.0.0.1\n  100/m: 60 of 100 left (refused for 10 minutes, banned)" in said(
