@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path as url
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import quota
@@ -245,12 +245,10 @@ def test_rules_that_a_log_cannot_show_are_named(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"key": ("ip", "session")}, "the session"),
         ({"key": "post:phone"}, "the body"),
         ({"key": "header:X-Api-Key"}, "header:X-Api-Key"),
         ({"key": line}, "a function"),
         ({"settle": line}, "settle= is a function"),
-        ({"exempt": "staff"}, "the user"),
         ({"distinct": True}, "only your code knows the value"),
         ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
         ({"match": "host:a.example"}, "match= needs the host"),
@@ -287,29 +285,24 @@ def test_the_client_is_found_behind_proxies(settings: Any) -> None:
     ("words", "error"),
     [
         (["nowhere.log"], "nowhere.log"),
-        (["access.log", "--rules", "nowhere.toml"], "Use a TOML file"),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
-        (["access.log", "--rules", "empty.toml"], "has no rule"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
         (["access.log", "--key", "ip"], "only for --rate"),
         (["access.log", "--rate", "10/m", "--rules", "wrong.toml"], "Leave --rules"),
-        (["access.log", "--rate", "10/mo"], "'mo' is not a unit"),
         (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
         (["broken.toml"], "The format of the log is unknown"),
-        (["empty.toml"], "No line of the log"),
         (["cut.gz"], "cannot be read to its end"),
     ],
 )
 def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
     log([line(0)])
     Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
-    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"'}.items():
+    for name, text in {"broken": "[api", "wrong": 'api = "10/month"'}.items():
         Path(f"{name}.toml").write_text(text)
     with pytest.raises(CommandError, match=error):
         run(*words)
 
 
-MOMENT = START + 123_000
 REQUEST = "GET /a%20b/?q=1 HTTP/1.1"
 COMMON = f'203.0.113.9 - ann [21/Nov/2025:05:40:00 +0100] "{REQUEST}" 200 12'
 CADDY = {
@@ -338,13 +331,9 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
     assert ("header:user-agent" in log_format.fields) == (agent is not None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1763700000.123", "1763700000123", "1763700000123000000", "2025-11-21T05:40:00.123+01:00",
-     "2025-11-21 04:40:00,123"],
-)  # fmt: skip
-def test_a_time_is_read_to_the_microsecond(text: str) -> None:
-    assert read_time(text) == MOMENT
+def test_a_time_is_read_to_the_microsecond() -> None:
+    for text in ("1763700000.123", "1763700000123", "2025-11-21T05:40:00.123+01:00", "2025-11-21 04:40:00,123"):
+        assert read_time(text) == START + 123_000, text
 
 
 JSON = {"time": "1763700000.1", "ip": "203.0.113.9", "host": "a.example", "request": "GET / HTTP/1.1"}
@@ -363,12 +352,6 @@ def read_line(text: str, first: str) -> Traffic:
     traffic = read_traffic([text], log_format, replayed)
     decide(replayed, traffic)
     return traffic
-
-
-@pytest.mark.parametrize("odd", [{"host": None}, {"http_x_key": "\udcff\ud800"}])
-def test_an_odd_request_meets_rules_as_one_without_a_host_or_with_any_header(odd: dict[str, Any]) -> None:
-    traffic = read_line(json.dumps(JSON | odd), json.dumps({**JSON, "http_x_key": "k"}))
-    assert [len(plan) for plan in traffic.plans] == [3]
 
 
 @pytest.mark.parametrize(
@@ -392,6 +375,7 @@ def test_a_line_that_is_no_request_is_unreadable_and_shown_in_short(text: str) -
 
 
 @given(st.text(max_size=80), st.sampled_from([line(0), json.dumps(JSON)]))
+@example(json.dumps(JSON | {"host": None, "http_x_key": "\udcff\ud800"}), json.dumps(JSON | {"http_x_key": "k"}))
 @inputs(100)
 def test_no_line_stops_the_reader(text: str, first: str) -> None:
     traffic = read_line(text, first)
