@@ -1,18 +1,15 @@
 """Failed logins: the backend in front of Django's own, with the admin, forms, Django REST framework and JWT."""
 
 import json
-import pickle
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from html import unescape
-from itertools import pairwise
 from typing import Any
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -37,8 +34,6 @@ from django.utils.http import urlsafe_base64_encode
 from django.views.debug import ExceptionReporter
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rest_framework.authtoken.views import ObtainAuthToken
-from rest_framework.response import Response
 from rest_framework_simplejwt.views import TokenObtainPairView
 
 from django_quota import quota
@@ -47,7 +42,7 @@ from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.requests.subjects import login_subject, normalized
 from django_quota.testing import freeze
-from tests.admin.operators import operator, superuser
+from tests.admin.operators import superuser
 from tests.contrib.hashers import CountingHasher
 from tests.support.commands import PATIENCE
 from tests.support.outages import no_answer
@@ -225,18 +220,8 @@ def test_unlock_forgets_the_failed_logins_from_an_address_or_from_all() -> None:
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
-def test_redis_gets_no_names_and_no_passwords_and_few_questions(raw: Any) -> None:
-    def asked() -> int:
-        stats = raw.info("commandstats")
-        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
-
-    assert [attempt(PASSWORD), attempt()] == ["in", "wrong"]
-    counts = [asked()]
-    for password in ("hunter2", PASSWORD, "hunter2", PASSWORD):
-        attempt(password)
-        counts.append(asked())
-    assert [after - before for before, after in pairwise(counts)] == [1, 2, 1, 2], "a success asks twice"
-    attempt("hunter2", name="ann@example.org")
+def test_redis_gets_no_names_and_no_passwords(raw: Any) -> None:
+    assert [attempt(PASSWORD), attempt("hunter2"), attempt("hunter2", name="ann@example.org")] == ["in"] + ["wrong"] * 2
     keys = list(raw.scan_iter())
     stored = b" ".join([*keys, *(raw.dump(key) for key in keys)])
     assert keys
@@ -301,18 +286,16 @@ class TestSeveralBackends:
             users: list[Any] = [authenticate(visit(), remote_user="ann") for _ in range(40)]
         assert {user.backend for user in users} == {remote}
 
-    @pytest.mark.parametrize(("others", "session"), [([MODEL], MODEL), ([f"{HERE}.ByPhone", MODEL], None)])
-    def test_login_without_a_backend_does_not_count_ours(
-        self, others: list[str], session: str | None, settings: Any, monkeypatch: Any
-    ) -> None:
+    def test_login_without_a_backend_does_not_count_ours(self, settings: Any, monkeypatch: Any) -> None:
         monkeypatch.delattr(User, "backend", raising=False)  # as in a process that has just started
-        settings.AUTHENTICATION_BACKENDS = [OURS, *others]
         apps.get_app_config("django_quota").ready()
-        request = visit()
+        request, user = visit(), User.objects.create_user("new", password=PASSWORD)
         request.session = Client().session
-        with nullcontext() if session else pytest.raises(ValueError, match="multiple authentication backends"):
-            login(request, User.objects.create_user("new", password=PASSWORD))
-        assert request.session.get("_auth_user_backend") == session
+        login(request, user)
+        assert request.session["_auth_user_backend"] == MODEL
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+        with pytest.raises(ValueError, match="multiple authentication backends"):
+            login(request, User.objects.create_user("other", password=PASSWORD))
 
     def test_a_wrong_password_is_signalled_once_and_a_refusal_is_not(self) -> None:
         failed: list[Any] = []
@@ -363,20 +346,11 @@ async def async_log_in_page(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in" if user else "wrong", status=200 if user else 401)
 
 
-class TokenView(ObtainAuthToken):
-    """Django REST framework's own, which needs a table for the token that it returns."""
-
-    def post(self, request: Any, *args: Any, **kwargs: Any) -> Response:
-        self.get_serializer(data=request.data).is_valid(raise_exception=True)
-        return Response()
-
-
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("accounts/login/", LoginView.as_view(template_name="admin/login.html")),
     path("plain/", log_in_page),
     path("async/", async_log_in_page),
-    path("token/", TokenView.as_view()),
     path("jwt/", TokenObtainPairView.as_view()),
 ]
 
@@ -386,7 +360,6 @@ WAYS = {
     "/accounts/login/": (302, 200, 200),
     "/plain/": (200, 401, None),
     "/async/": (200, 401, None),
-    "/token/": (200, 400, 400),
     "/jwt/": (200, 401, 400),
 }
 
@@ -416,15 +389,14 @@ def test_each_way_to_log_in_ends_in_a_429_that_says_until_when(url: str, site: C
 
 
 @memory
-def test_a_refusal_without_the_middleware_can_be_decorated_explained_and_pickled() -> None:
+def test_a_refusal_without_the_middleware_can_be_decorated_and_says_why() -> None:
     def posted() -> HttpRequest:
         return RequestFactory().post("/", {"username": "ann", "password": "guess"})
 
     with freeze(START):
         assert [quota(None)(log_in_page)(posted()).status_code for _ in range(6)] == [401] * 5 + [429]
-        with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes") as caught:
+        with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes"):
             log_in_page(posted())
-    assert pickle.loads(pickle.dumps(caught.value)).decision == caught.value.decision
 
 
 class Captcha(LoginQuotaBackend):
@@ -493,9 +465,7 @@ def test_limits_with_the_same_key_are_one_rule() -> None:
     ("given", "says"),
     [
         ("5/10m", r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \['),
-        ({}, r'QUOTA\["LOGIN"\] has no limit. Use, for example'),
         ({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use"),
-        ({10: "ip"}, r'QUOTA\["LOGIN"\] has 10, which is not a rate. Use, for example'),
         ({"5/10m": "ip", "on_unavailble": "deny"}, r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?"),
         ({"5/h": "ip", "exempt": "staff"}, r"has exempt='staff', but nobody is logged in yet. Name networks"),
         ({"50/h": "username", "ban": BAN}, r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"'),
@@ -537,7 +507,6 @@ def test_on_unavailable_decides_while_redis_is_away(
         ([OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"]),
         ([MODEL], {"5/10m": "ip"}, ["W022"]),
         ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
-        ([OURS, MODEL], {"20/10m": ["username", "ip"], "20/h": "username"}, ["W019"]),
         ([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, []),
     ],
 )
@@ -566,20 +535,15 @@ def test_the_commands_show_and_reset_the_failed_logins_of_a_name_at_every_addres
         for address in (HOME, other):
             for _ in range(6):
                 attempt(address=address)
-        limits = json.loads(run("quota_status", "login:username=ann", "--json"))["limits"]
-        assert {limit["rule"]: limit["used"] for limit in limits if limit["used"]} == {"login-username": 10}
         assert f"{subject}+ip:{HOME} is refused by login-username-ip" in run("quota_status", HOME)
         places = (subject, f"{subject}+ip:{other}", f"{subject}+ip:{HOME}")
         lines = [f"login-username{'-ip' * ('+' in place)} for {place}" for place in places]
-        shown = run("quota_reset", "login:username= Ann", "--dry-run")
-        assert shown.splitlines() == [f"Would reset {line}" for line in lines]
-        assert attempt(PASSWORD) == "refused"
         assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
         assert attempt(PASSWORD) == attempt(PASSWORD, address=other) == "in"
 
 
 @memory
-def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: User) -> None:
+def test_the_admin_finds_a_lock_out_by_the_name_and_the_address_and_ends_it() -> None:
     subject = f"{login_subject('ann')}+ip:{HOME}"
     client, url = superuser(), "/admin/django_quota/subject/"
 
@@ -594,10 +558,6 @@ def test_the_admin_finds_a_lock_out_by_the_user_the_name_and_the_address(ann: Us
             shown = found(text)
             assert f"?subject={quote(subject, safe='')}" in shown
             assert f"Failed logins of ann at {HOME}</a>: <strong>refused by login-username-ip until" in shown
-        hidden = operator("view_subject").get(url, {"subject": subject}).content.decode()
-        assert f"Failed logins of a user name at {HOME}</h2>" in hidden
-        (by_name,) = re.findall(r'href="([^"]+)">Failed logins<', found(f"user:{ann.pk}"))
-        assert "login-username" in client.get(urljoin(url, by_name)).content.decode()
         client.post(f"{url}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
         assert "refused by login-username-ip until" not in found(HOME)
         assert attempt(PASSWORD) == "in"
