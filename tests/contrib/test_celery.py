@@ -104,13 +104,11 @@ def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
     assert site.clock.naps == ([0.00404] if options["quota"] == "250/s" else [])
 
 
-def test_tasks_that_come_at_once_start_one_after_the_other(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "django_quota")
+def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
     starts = site.run(site.task(quota="100/m"), *range(12))
     assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 11
     assert site.calls == list(range(12))
     assert len(site.worker.runs) == 12 + 11, "each is published at most once more"
-    assert caplog.messages[0].endswith(" waits 1 second for its turn.")
 
 
 def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(site: Site) -> None:
@@ -221,11 +219,6 @@ def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> 
     site.worker.execute(message)
     assert site.calls == [1, 2, 2]  # as Celery does; a second run counts as one
     assert peek(Rule.make("export", "10/m"), "global").remaining == 7
-    before = len(site.worker.runs)
-    task.delay(3)
-    site.worker.run_all()
-    assert site.starts[-1] == 12.12
-    assert len(site.worker.runs) == before + 2
 
 
 @inputs(60)
@@ -300,8 +293,8 @@ def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site,
     assert (starts[0], starts[1] >= DAY) == (0.0, True)
 
 
-def rule(*rates: str | None, **options: Any) -> Rule:
-    return Rule.make("export", *rates, **options)
+def rule(rate: str, **options: Any) -> Rule:
+    return Rule.make("export", rate, **options)
 
 
 MEMORY = {"STORE": "memory"}
@@ -312,9 +305,7 @@ MEMORY = {"STORE": "memory"}
     [
         # Waiting is no refusal that leads to a ban.
         (rule("10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"}), MEMORY, [0.0, 6.0, 12.06]),
-        (rule("10/m", algorithm="leaky_bucket", burst=2), MEMORY, [0.0, 6.06, 12.12]),
         (rule("1/m", shadow=True), MEMORY, [0.0, 0.0, 0.0]),
-        (rule("1/m"), {"ENABLED": False}, [0.0, 0.0, 0.0]),
         (rule("1/m"), {}, [0.0, 0.0, 0.0]),  # they lead to no server
         (rule("1/m", on_unavailable="local"), {}, [0.0, 60.6, 121.2]),
     ],
@@ -341,26 +332,13 @@ def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> N
         task.quota_apply_async(expires=5)  # its publisher is told
 
 
-@pytest.mark.parametrize(("quota", "cost"), [("0/m", 1), ("10/d", 11)])
-def test_a_task_that_no_time_helps_fails(site: Site, quota: str, cost: int) -> None:
-    task = site.task(quota=quota, cost=cost)
-    result = task.delay(1)
+def test_a_task_that_no_time_helps_fails(site: Site) -> None:
+    never, too_much = site.task(quota="0/m"), site.task(name="huge", quota="10/d", cost=11)
+    results = [never.delay(1), too_much.delay(1)]
     site.worker.run_all()
-    assert isinstance(site.error(result), TaskRefused)
-    if quota == "0/m":
-        with pytest.raises(TaskRefused, match=r"never starts\. .*admits nothing \(0 per minute\)"):
-            task.quota_apply_async()
-
-
-@pytest.mark.usefixtures("database")
-def test_overrides_apply_to_tasks(site: Site) -> None:
-    from django_quota.models import QuotaOverride
-
-    for subject, mode in (("org:1", "blocked"), ("org:2", "exempt"), ("org:3", "rate")):
-        QuotaOverride.objects.create(subject=subject, rule="export", mode=mode, rate="60/m" if mode == "rate" else "")
-    task = site.task(quota="10/m", key=lambda task, args, kwargs: f"org:{args[0]}")
-    site.run(task, 1, 1, 2, 2, 3, 3)
-    assert list(zip(site.calls, site.starts, strict=True)) == [(2, 0.0), (2, 0.0), (3, 0.0), (3, 1.0)]
+    assert [type(site.error(result)) for result in results] == [TaskRefused] * 2
+    with pytest.raises(TaskRefused, match=r"never starts\. .*admits nothing \(0 per minute\)"):
+        never.quota_apply_async()
 
 
 # --- published with a place -------------------------------------------------------------------------------------------
@@ -388,8 +366,7 @@ def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
     assert [task.apply((number,)).get() for number in (1, 2)] == [1, 2]
     assert task(3) == 3
     site.app.conf.task_always_eager = True
-    assert task.delay(4).get() == 4
-    assert task.quota_apply_async((5,)).get() == 5
+    assert [task.delay(4).get(), task.quota_apply_async((5,)).get()] == [4, 5]
     assert peek(Rule.make("export", "1/m"), "global").remaining == 1
 
 
@@ -416,9 +393,7 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     ("options", "problem"),
     [
         ({}, "needs either quota= or quota_rule="),
-        ({"quota": "10/minutely"}, "'minutely' is not a unit"),
         ({"quota": Rule.make("devices", "3/d", distinct=True)}, "needs a request"),
-        ({"quota": Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"})}, "needs a request"),
     ],
 )
 def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: dict[str, Any], problem: str) -> None:
@@ -429,14 +404,12 @@ def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: d
 def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(
     site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_tier = {"rate": {"anonymous": "1/m", "authenticated": "2/m"}}
-    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m", "by-tier": by_tier}}
-    for name in ("exports", "exprots", "by-tier"):
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m"}}
+    for name in ("exports", "exprots"):
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
     found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
-    hints = {each.msg.split("'")[1]: each.hint for each in found}
-    assert hints == {"exprots": "Did you mean 'exports'?", "by-tier": "Use a rule with a rate."}
+    assert [(each.msg.split("'")[1], each.hint) for each in found] == [("exprots", "Did you mean 'exports'?")]
     result = site.app.tasks["exprots"].delay(1)
     site.worker.run_all()
     assert "There is no rule 'exprots'" in str(site.error(result))

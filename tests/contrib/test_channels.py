@@ -190,12 +190,8 @@ async def test_without_close_a_refused_message_is_dropped_and_the_socket_stays(o
     assert (one["text"], ECHO_ENDED[-1]) == ("one", 1001)
     assert (refused["bytes"] if own else json.loads(refused["text"])["type"]) == (b"\x00" if own else "quota.refused")
     assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
-
-
-@in_a_loop
-async def test_without_a_notice_the_socket_is_closed() -> None:
-    client = await opened(QuotaSocket(echo, receive="0/m", notice=None))
-    assert (await client.says())["type"] == "websocket.close"
+    silent = await opened(QuotaSocket(echo, receive="0/m", notice=None))
+    assert (await silent.says())["type"] == "websocket.close"
 
 
 # --- open sockets -----------------------------------------------------------------------------------------------------
@@ -237,8 +233,6 @@ async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) ->
     [
         ({}, "limits nothing"),
         ({"receive": "10/m", "key": "usr"}, "Did you mean 'user'"),
-        ({"at_once": 5, "lease": 0}, "lease=0"),
-        ({"connect": "1/m", "on_unavailable": "maybe"}, "'maybe'"),
         ({"receive": Rule.make("r", "1/m", count_when=lambda response: True)}, "no response to ask"),
     ],
 )

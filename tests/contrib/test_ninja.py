@@ -116,19 +116,11 @@ def unwrapped(run: Any) -> Any:
     return lambda request, **values: seen(run(request, **values))
 
 
-def unwrapped_async(run: Any) -> Any:
-    async def inner(request: HttpRequest, **values: Any) -> Any:
-        return seen(await run(request, **values))
-
-    return inner
-
-
 router = Router()
 
 
 decorated: Any = decorate_view(unwrapped)(named("sync"))
-router.get("/sync")(limits("2/m", key="ip", name="unwrapped-sync")(decorated))
-limits("2/m", key="ip", name="unwrapped-async")(decorate_view(unwrapped_async)(router.get("/async")(named("async"))))
+router.get("/sync")(limits("2/m", key="ip", name="unwrapped")(decorated))
 api.add_router("/one", router)
 own.add_router("/two", router)
 urlpatterns = [path("api/", api.urls), path("own/", own.urls), path("throttled/", throttled.urls)]
@@ -216,18 +208,15 @@ def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(clie
         contrib.auth(request)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_router_mounted_twice_is_limited_at_both_places_above_its_decorators(kind: str) -> None:
-    replies = [get(f"/{place}/{kind}") for place in ("api/one", "own/two", "api/one")]
+def test_a_router_mounted_twice_is_limited_at_both_places_above_its_decorators() -> None:
+    replies = [get(f"/{place}/sync") for place in ("api/one", "own/two", "api/one")]
     assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [(code, "yes") for code in (200, 200, 429)]
-    left = [f'"unwrapped-{kind}";r={left}' for left in (1, 0, 0)]
-    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == left
 
 
 # --- the API's own answers --------------------------------------------------------------------------------------------
 
 
-def test_install_answers_in_the_form_of_the_api() -> None:
+def test_install_or_an_exception_handler_answers_in_the_form_of_the_api() -> None:
     get("/own/refused")
     for url, status in (("/own/refused", 429), ("/own/inside", 429), ("/own/inside?away=1", 503)):
         reply = get(url)
@@ -235,11 +224,8 @@ def test_install_answers_in_the_form_of_the_api() -> None:
         assert reply.json().keys() == ({"detail"} if url == "/own/inside" else {"detail", "retry_after"})
         if status == 429:
             assert (reply["Cache-Control"], "RateLimit" in reply) == ("no-store", True)
-
-
-def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
-    reply = get("/throttled/handled")
-    assert (reply.status_code, reply.content) == (429, b"handled")
+    handled = get("/throttled/handled")
+    assert (handled.status_code, handled.content) == (429, b"handled")
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
@@ -251,12 +237,11 @@ def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
         # A proxy adds what is right; a client writes what is left of it. A client of IPv6 has a whole network.
         (1, [], ["203.0.113.1", "203.0.113.2", "198.51.100.1, 203.0.113.1"], [200, 200, 429]),
         (1, [], ["2001:db8::1", "2001:db8::2", "a", "a"], [200, 429, 200, 429]),
-        (None, [], ["198.51.100.1", "198.51.100.2"], [200, 429]),
         (0, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 429]),
     ],
 )
 def test_a_throttle_finds_clients_behind_as_many_proxies_as_ninja_is_told(
-    number: int | None, trusted: list[str], came: list[str], answered: list[int], settings: Any
+    number: int, trusted: list[str], came: list[str], answered: list[int], settings: Any
 ) -> None:
     settings.NINJA_NUM_PROXIES = number
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
@@ -302,30 +287,19 @@ def test_w027_an_api_that_answers_no_refusal(is_installed: bool, with_middleware
 
 
 @pytest.mark.parametrize(
-    ("throttle", "number", "proxies", "warns"),
-    [
-        (contrib.AnonRateThrottle, None, [], True),
-        (contrib.UserRateThrottle, 0, [], False),
-        (contrib.UserRateThrottle, None, ["10.0.0.1"], False),
-        (ByTenant, None, [], False),
-    ],
+    ("throttle", "number", "warns"),
+    [(contrib.AnonRateThrottle, None, True), (contrib.UserRateThrottle, 0, False), (ByTenant, None, False)],
 )
-def test_w028_a_throttle_that_is_told_of_no_proxies(
-    throttle: Any, number: int | None, proxies: list[str], warns: bool, settings: Any
-) -> None:
-    proxied = NinjaAPI(urls_namespace=f"quota-tests-{throttle}-{number}-{proxies}")
+def test_w028_a_throttle_that_is_told_of_no_proxies(throttle: Any, number: Any, warns: bool, settings: Any) -> None:
+    proxied = NinjaAPI(urls_namespace=f"quota-tests-{throttle}-{number}")
     proxied.get("/search", throttle=throttle("1/m"))(named("search"))
     settings.NINJA_NUM_PROXIES = number
-    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
     assert ["NINJA_NUM_PROXIES" in each.hint for each in findings(settings, "W028", proxied)] == [True] * warns
 
 
 def test_the_rules_of_operations_are_known_and_e024_is_a_name_of_no_rule(settings: Any) -> None:
-    assert {"above", "below", "unwrapped-sync"} <= set(known_rules())
+    assert {"above", "below", "unwrapped"} <= set(known_rules())
     misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
     misspelt.get("/search")(limits(rule="serch")(limits(rule="search")(named("search"))))
     (found,) = findings(settings, "E024", misspelt)
-    assert found.msg.startswith("@limits(rule='serch') on ")
-    assert "Did you mean 'search'?" in found.hint
-    with pytest.raises(RuleError, match="accepts no other arguments"):
-        limits("1/m", rule="search")
+    assert (found.msg.startswith("@limits(rule='serch') on "), "'search'?" in found.hint) == (True, True)
