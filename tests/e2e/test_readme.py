@@ -6,6 +6,8 @@ import logging
 import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 from ast import literal_eval
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -28,8 +30,9 @@ from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, peek, quota, signals
 from django_quota.metrics import unobserve
-from django_quota.testing import freeze, quota_kit
+from django_quota.testing import RedisServer, freeze, quota_kit
 from tests.support.pages import ROOT, blocks, marked, read, run_page
+from tests.support.stores import caches
 
 PAGES = [
     *(Path(f"{name}.md") for name in ("README", "SECURITY", "CONTRIBUTING")),
@@ -108,8 +111,12 @@ def test_the_shown_settings_pass_the_checks_and_limit_a_site(settings: Any) -> N
     rules = marked("README.md", "site")["QUOTA"]
     assert "django_quota" in installed["INSTALLED_APPS"]
     assert "django_quota.middleware.QuotaMiddleware" in shown["MIDDLEWARE"]
-    for quotas, caches in ((installed["QUOTA"], {}), (rules, shown["CACHES"])):
-        with override_settings(QUOTA=quotas, CACHES=caches):
+    live = marked("docs/going_live.md", "settings")
+    for given in (
+        {"QUOTA": installed["QUOTA"], "CACHES": {}}, {"QUOTA": rules, "CACHES": shown["CACHES"]},
+        {name: live[name] for name in ("QUOTA", "AUTHENTICATION_BACKENDS")},
+    ):  # fmt: skip
+        with override_settings(**given):
             assert run_checks(tags=["django_quota"]) == []
     settings.QUOTA = {**settings.QUOTA, **rules}
     settings.ROOT_URLCONF = (urls.path("api/", ok),)
@@ -314,6 +321,71 @@ def test_quota_status_prints_what_is_shown() -> None:
         call_command("quota_status", "user:42", "--rule", "search", stdout=out)
     printed = out.getvalue().splitlines()
     assert shown.splitlines()[1:] == printed[: len(shown.splitlines()) - 1]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_shown_views_answer_503_without_redis(raw: Any, settings: Any) -> None:
+    views = run("docs/going_live.md") | run("docs/reliability.md")
+
+    def answer(name: str) -> int:
+        return int(views[name](visitor()).status_code)
+
+    assert answer("limits_hold") == 200
+    raw.replicaof("127.0.0.1", 1)
+    try:
+        assert not peek("1000/m", "global", name="limits-hold").degraded
+        assert answer("limits_hold") == 503
+    finally:
+        raw.replicaof("NO", "ONE")
+    settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
+    assert (answer("limits_hold"), answer("buy")) == (503, 503)
+
+
+MAILING = """
+import json, sys, django
+from django.conf import settings
+from django.core import mail
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from django_quota import quota
+from django_quota.exceptions import StoreUnavailable
+
+settings.configure(
+    SECRET_KEY="secret", ALLOWED_HOSTS=["testserver"], ROOT_URLCONF="__main__", ADMINS=[("Ann", "ann@example.org")],
+    EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend", LOGGING=json.loads(sys.argv[1]),
+    MIDDLEWARE=["django_quota.middleware.QuotaMiddleware"],
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}},
+)
+django.setup()
+mail.outbox = []
+
+@quota("5/d", on_unavailable="deny")
+def sms(request):
+    return HttpResponse("sent")
+
+def stock(request):
+    raise StoreUnavailable("gone")
+
+def broken(request):
+    raise ValueError("a defect")
+
+urlpatterns = [path("sms", sms), path("stock", stock), path("broken", broken)]
+client = Client(raise_request_exception=False)
+print([client.get(f"/{name}").status_code for name in ("sms", "sms", "stock", "sms", "stock", "broken")])
+print(*(message.subject for message in mail.outbox), sep="\\n")
+"""
+
+
+def test_with_the_shown_logging_an_outage_is_mailed_once() -> None:
+    shown = json.dumps(marked("docs/going_live.md", "logging")["LOGGING"])
+    done = subprocess.run([sys.executable, "-c", MAILING, shown], capture_output=True, text=True, check=True)
+    answers, outage, defect = done.stdout.splitlines()
+    assert answers == "[503, 503, 503, 503, 503, 500]"
+    assert "The quota store is unavailable" in outage
+    assert defect.endswith("Internal Server Error: /broken")
+    assert "Service Unavailable" not in done.stderr
+    assert done.stderr.count("The quota store is unavailable") == 1
 
 
 FOLDERS = "core|engine|stores|requests|limiting|features|operating|web|admin|management|testing"

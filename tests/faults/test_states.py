@@ -1,6 +1,7 @@
-"""Failures that the matrix cannot make: of one key, of the pool, of a name, of a Cluster that is asked plainly."""
+"""Failures that the matrix cannot make: of one key, of the pool, of a name, of what is between us and Redis."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -9,14 +10,19 @@ import redis
 
 from django_quota import Decision, acheck, check, counter
 from django_quota.exceptions import QuotaError, StoreUnavailable
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, MODES, caches_at, do, failed_calls, use_site_rules
 from tests.faults.faults import PASSWORD, FaultyServer
 from tests.faults.sockets import listening
+from tests.support.calls import both
 from tests.support.commands import PATIENCE
-from tests.support.outages import FAILURES
+from tests.support.outages import FAILURES, Mute, ask, fail, new_breaker, with_clock
+from tests.support.processes import forks, in_child
 from tests.support.selection import thorough
-from tests.support.stores import caches, redis_store
+from tests.support.sentinels import behind
+from tests.support.steps import Clock
+from tests.support.stores import PATIENT, caches, current_store, redis_store
 
 
 @pytest.mark.parametrize("mode", [MODES[0], thorough("variants", MODES[1])])
@@ -103,3 +109,51 @@ def test_a_place_without_a_redis_counts_as_unavailable(one_server: FaultyServer,
                 answer = do(call, mode, None)
                 assert isinstance(answer, StoreUnavailable) or answer.degraded
                 assert PASSWORD not in repr(answer)
+
+
+@both
+@pytest.mark.parametrize("read", [0, 1], ids=["at once", "after the first words"])
+def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, read: int, clock: Clock, settings: Any) -> None:
+    met: list[int] = []
+
+    def close(connection: Any) -> None:
+        met.append(1)
+        if read:
+            connection.recv(read)
+
+    with listening(close) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0")
+        store = with_clock(clock)
+        assert all(decision.degraded for decision in ask(kind, 30))
+        assert store.server.breaker.is_open
+        before = len(met)
+        clock.now += 1
+        assert all(decision.degraded for decision in ask(kind, 10))
+        assert store.server.breaker.is_open  # the one that asked has not closed it
+        assert len(met) <= before + 2
+
+
+def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:
+    settings.CACHES = caches_at(mute.url, ANSWER_TIMEOUT, max_connections=1)
+    fail(new_breaker(Clock()), FAILURES - 1)
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda _: check("9/m", "user:1").degraded, range(8)))
+    assert mute.met == 1
+
+
+@forks
+def test_a_forked_worker_behind_sentinel_has_its_own_connections(sentinel_port: int, settings: Any) -> None:
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
+    assert check("99/m", "user:1").remaining == 98
+    assert in_child(lambda: [check("99/m", "user:1").remaining for _ in range(3)] == [97, 96, 95]) == 1
+    assert check("99/m", "user:1").remaining == 94
+
+
+@forks
+@pytest.mark.usefixtures("cluster")
+def test_a_forked_worker_of_a_cluster_has_its_own_connections() -> None:
+    assert check("99/m", "user:1").remaining == 98
+    store: Any = current_store()
+    client = store._sync.client
+    assert in_child(lambda: check("99/m", "user:1").remaining == 97 and store._sync.client is not client) == 1
+    assert check("99/m", "user:1").remaining == 96
