@@ -121,6 +121,22 @@ def test_one_slot_object_serves_threads_and_nested_blocks() -> None:
 
 
 @in_memory
+def test_a_block_may_end_in_another_thread_or_task_and_no_more_often_than_it_began() -> None:
+    async def hold() -> None:
+        shared = slot("export", 2)
+        mine = await shared.__aenter__()
+        await asyncio.create_task(shared.__aenter__())
+        await asyncio.create_task(shared.__aexit__(None, None, None))
+        assert tokens(shared) == [mine.token]
+        await asyncio.to_thread(shared.__exit__, None, None, None)
+        assert tokens(shared) == []
+        with pytest.raises(RuntimeError, match="'export' was exited more often than it was entered"):
+            shared.__exit__(None, None, None)
+
+    asyncio.run(hold())
+
+
+@in_memory
 def test_a_decision_shows_what_is_left_and_a_refusal_says_when_the_next_lease_ends() -> None:
     export = slot("export", 2, subject="user:7")
     for seconds, remaining in ((0, 1), (5, 0)):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.http import HttpRequest
 
@@ -125,6 +126,13 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
         assert left() == 1_620
         transaction.set_rollback(True)
     assert (row().rate, left()) == ("+120", 1_120)
+
+
+def test_users_and_requests_are_subjects(rf: Any) -> None:
+    ann = User.objects.create_user("ann")
+    for who, subject in ((ann, f"user:{ann.pk}"), (rf.get("/"), "ip:127.0.0.1")):
+        raise_limit(who, "jobs", 5)
+        assert row(subject, "jobs").rate == "+5"
 
 
 @pytest.mark.parametrize(
