@@ -189,23 +189,6 @@ def test_a_wait_beyond_the_visibility_timeout_is_split(site: Site) -> None:
 # --- killed workers and repeated deliveries ---------------------------------------------------------------------------
 
 
-def test_a_late_task_does_not_stand_behind_all_that_came_after_it(site: Site) -> None:
-    task = site.task(quota="4/m")
-    for number in range(8):
-        task.delay(number)
-    for _ in range(8):
-        site.worker.step()
-    site.clock.move_to(site.clock.now + 300 * SECOND)
-    for number in range(8, 16):
-        task.delay(number)
-    site.worker.run_all()
-    late = [start for number, start in zip(site.calls, site.starts, strict=True) if number < 8]
-    assert len(late) == 8
-    assert max(late) < site.starts[-4]
-    assert site.most_in(60) == 4
-    assert len(site.worker.runs) <= 3 * 16
-
-
 def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> None:
     task = site.task(quota="10/m")
     task.delay(1)
