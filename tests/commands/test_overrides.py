@@ -70,6 +70,7 @@ def test_it_sets_changes_lists_and_clears() -> None:
         (("set", SUBJECT, "bloked"), r"Did you mean 'blocked'\?"),
         (("set", SUBJECT, "blocked", "--for", "soon"), "'10m'"),
         (("set", SUBJECT, "blocked", "--until", "2030-02-31"), "2030-01-31T12:00"),
+        (("set", SUBJECT, "blocked", "--until", "2020-01-31T12:00"), "is in the past"),
         (("set", "", "blocked"), "'user:42'"),
         (("set", SUBJECT, "9/month", "--rule", "search"), "calendar"),
         (("clear",), "--label NAME"),
