@@ -563,7 +563,7 @@ def test_the_admin_finds_a_lock_out_by_the_name_and_the_address_and_ends_it() ->
 
 @pytest.mark.thorough("processes")
 @pytest.mark.parametrize("middleware", ["with", "without"])
-def test_allauth_answers_with_a_429_has_no_limit_by_name_of_its_own_and_the_shown_rules(middleware: str) -> None:
+def test_allauth_answers_with_a_429_and_obeys_the_shown_rules_alone(middleware: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.contrib.login_site", middleware]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
