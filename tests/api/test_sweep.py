@@ -1,7 +1,10 @@
 """The sweep drops what has expired, keeps everything else, and no call takes long."""
 
+import io
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +14,15 @@ from unittest.mock import Mock, patch
 import pytest
 import redis
 from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota.core.keys import KINDS, key_of, subject_base, system_key
+from django_quota.management.console import progress
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
 from django_quota.testing import freeze
-from tests.support.commands import Manage, managing, said, wait_until
+from tests.support.commands import ROOT, Manage, managing, said, wait_until
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, redis_store
@@ -216,3 +221,35 @@ def test_the_command_says_what_it_did_and_names_wrong_options(raw: redis.Redis) 
     for words in ("--budget-ms 0", "--budget-ms 1001", "--every 0", "--every nan"):
         with pytest.raises(CommandError, match=words.split()[0]):
             call_command("quota_sweep", *words.split())
+
+
+def test_progress_is_drawn_on_a_terminal_without_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal, total, last in (
+        (True, 2000, f"\rSweeping {'█' * 20} 2,000 of 2,000\n"),
+        (True, None, "\rSweeping 2,000\n"),
+        (False, 2000, ""),
+    ):
+        written = io.StringIO()
+        monkeypatch.setattr(written, "isatty", lambda found=is_terminal: found)
+        wrapper = OutputWrapper(written)  # as commands have it
+        wrapper.style_func = lambda text: f"<red>{text}</red>"
+        with progress(wrapper, "Sweeping", total) as advance:
+            advance(2000)
+        assert written.getvalue().endswith(last)
+        assert (bool(written.getvalue()), "red" in written.getvalue()) == (bool(last), False)
+
+
+IN_A_WAIT = """
+import django, signal
+django.setup()
+from django_quota.management.console import stopping
+with stopping() as stop:
+    with stop._cond:
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.wait(60)
+"""
+
+
+def test_a_signal_that_comes_within_a_wait_stops_a_command(manage: Manage) -> None:
+    """The handler runs in the thread that waits, and that may hold the lock of what it waits for."""
+    subprocess.run([sys.executable, "-c", IN_A_WAIT], check=True, timeout=60, env=manage.environment, cwd=ROOT)

@@ -48,11 +48,9 @@ def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: 
         (hits("deny", DENY.limit, 90), 0, 0),
         (hits("deny", DENY.limit + 1, 90), 0, 1),
         (hits("deny", 1, 101, degraded=True), 0, 1),
-        (hits("local", LOCAL.limit // 2, 101, degraded=True), 0, 0),
         (hits("local", LOCAL.limit // 2 + 1, 101, degraded=True), 0, 1),
         (hits("allow", 1, 101, error="ValueError: x"), 0, 1),
         (hits("allow", 1, 160, degraded=True), 0, 1),
-        (hits(PAIR.name, 5, 90), 5, 0),
         (hits(PAIR.name, 5, 90), 4, 1),
     ],
 )

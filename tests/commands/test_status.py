@@ -16,11 +16,10 @@ from django_quota.adapters import digest
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
-from django_quota.operating.inspection import load_snapshot
 from django_quota.testing import freeze
 from tests.support.commands import said
 from tests.support.overridden import override
-from tests.support.steps import SECOND, START
+from tests.support.steps import START
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -102,19 +101,6 @@ def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
     with freeze(START):
         check("quiet", SUBJECT)
     assert "the next hit is admitted in 1 minute (a shadow rule: it only reports)" in run("quota_status", SUBJECT)
-
-
-def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
-    with freeze(START - 1_800 * SECOND):
-        check("banning", SUBJECT)
-        check("1/d", SUBJECT, name="banning")
-    with freeze(START - 1):
-        check("banning", SUBJECT)
-    with freeze(START):
-        override("r 0 0 1/d", "banning")
-        found = load_snapshot(SUBJECT, ["banning"], scan=True)
-    assert [ban.ends_in for ban in found.bans] == [3_600.0 - 1e-6]
-    assert [limit.retry_after for limit in found.limits] == [84_600.0]
 
 
 def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first(

@@ -119,10 +119,6 @@ class Browser:
         element.click()
         self.until(lambda: self.run("return !window.isLeft && document.readyState === 'complete'"), "another page")
 
-    @property
-    def text(self) -> str:
-        return self.find("body").text
-
     def find(self, selector: str) -> WebElement:
         return self.chrome.find_element(By.CSS_SELECTOR, selector)
 

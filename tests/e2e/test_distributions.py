@@ -63,13 +63,10 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def test_both_pass_twine(dist: Path, tmp_path: Path) -> None:
+def test_both_pass_twine_and_the_wheel_has_every_file_of_the_package(dist: Path, wheel: Path, tmp_path: Path) -> None:
     archives = sorted(dist.glob("django_quota-*"))
     assert [path.suffix for path in archives] == [".whl", ".gz"]
     assert "PASSED" in ran(sys.executable, "-m", "twine", "check", "--strict", *archives, cwd=tmp_path)
-
-
-def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     files = (path for path in (ROOT / "django_quota").rglob("*") if path.is_file() and path.suffix != ".pyc")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

@@ -1,20 +1,52 @@
 """Every page in a browser: accessible, readable in light and dark, as wide as a desktop or a phone, and live.
 
-The fixture `browser` fails a test when the console has an error or a violation of `default-src 'self'`.
+Actions on the subject page apply to the next request of a real client.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from example_project.client import Visitor
 from tests.e2e.accessibility import accessibility_errors, low_contrast, overflow
-from tests.e2e.browser import DESK, PHONE, Browser
-from tests.e2e.sites import PAGES
+from tests.e2e.browser import DESK, PHONE, Browser, chromium, programs
+from tests.e2e.sites import PAGES, Site, run_site, subject
 
 pytestmark = pytest.mark.thorough("browser")
 
+SEARCH = "/api/search/?limit=100"
+"""It takes five of the thirty units a minute of the rule `api-search`."""
 STATUS = "return performance.getEntriesByType('navigation')[0].responseStatus"
+
+
+@pytest.fixture(scope="module")
+def shared_browser() -> Iterator[Browser]:
+    """The browser on the example site under ASGI, which is started only where there is a browser."""
+    found = programs()
+    if found is None:
+        pytest.skip("There is no Chromium on this machine: apt-get install chromium chromium-driver")
+    with chromium(*found) as chrome, run_site() as site:
+        yield Browser(chrome, site)
+
+
+@pytest.fixture
+def browser(shared_browser: Browser) -> Iterator[Browser]:
+    """The browser, signed out. An error in the console fails the test, also one of `default-src 'self'`."""
+    shared_browser.sign_out()
+    shared_browser.set_screen(DESK)
+    shared_browser.console_errors()  # drops the errors of earlier tests
+    yield shared_browser
+    assert shared_browser.console_errors(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.FORBIDDEN) == []
+
+
+def assert_fits_a_phone(browser: Browser) -> None:
+    assert accessibility_errors(browser) == []
+    browser.set_screen(PHONE)
+    assert overflow(browser, PHONE) == []
+    browser.set_screen(DESK)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -33,10 +65,7 @@ def test_lists_and_headings_fit_a_phone(browser: Browser) -> None:
     """Nothing of a row is beside the screen, where one would have to scroll to it."""
     browser.sign_in("admin")
     browser.set_screen(PHONE)
-    for name, columns in (
-        ("overrides", "[class*=field-state], .field-created_by"),
-        ("counters", ".field-refused"),
-    ):
+    for name, columns in (("overrides", "[class*=field-state], .field-created_by"), ("counters", ".field-refused")):
         browser.open_page(name)
         cells = browser.find_all(f"#result_list tbody :is({columns})")
         assert cells
@@ -71,12 +100,10 @@ def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str
 
 def test_a_scenario_counts_allowed_and_refused_requests(browser: Browser) -> None:
     browser.open("/")
-    assert accessibility_errors(browser) == []
     browser.find("#download button.send").click()
     browser.until(lambda: browser.visible("#download .totals", "5 admitted, 2 refused"), "seven answers")
     browser.until(lambda: browser.visible("#download .wait", "Room again in"), "until when")
-    browser.set_screen(PHONE)
-    assert overflow(browser, PHONE) == []
+    assert_fits_a_phone(browser)
 
 
 def test_every_scenario_shows_who_is_signed_in(browser: Browser) -> None:
@@ -93,11 +120,9 @@ def test_every_scenario_shows_who_is_signed_in(browser: Browser) -> None:
 def test_the_refusal_page_says_until_when(browser: Browser) -> None:
     browser.open("/refused/")
     assert browser.run(STATUS) == 429
-    assert "per minute" in browser.text
-    assert "second" in browser.text
-    assert accessibility_errors(browser) == []
-    browser.set_screen(PHONE)
-    assert overflow(browser, PHONE) == []
+    assert browser.visible("body", "per minute")
+    assert browser.visible("body", "second")
+    assert_fits_a_phone(browser)
 
 
 def refuse(browser: Browser, address: str) -> None:
@@ -121,3 +146,77 @@ def test_an_open_overview_shows_refusals_of_other_processes_and_catches_up_after
     browser.run("document.activeElement.blur()")
     browser.until(lambda: browser.visible("#quota-events li", "ip:203.0.113.151"), "what it has missed")
     assert browser.run("return window.isTheSame")
+
+
+@contextmanager
+def signed_in(site: Site, who: str) -> Iterator[Visitor]:
+    """One of the people, with a client of their own."""
+    with Visitor(site.port, headers={"X-Forwarded-For": "203.0.113.99"}) as visitor:
+        visitor.get("/")
+        assert visitor.post("/sign-in/", {"who": who}).status == 302
+        yield visitor
+
+
+def open_subject(browser: Browser, asked: str) -> None:
+    browser.open_page("subject search")
+    browser.find("#quota-find").send_keys(asked)
+    browser.press(browser.visible("button", "Find")[0])
+
+
+def test_a_raise_applies_with_the_next_request(browser: Browser) -> None:
+    with signed_in(browser.site, "emeka") as emeka:
+        assert any(emeka.get(SEARCH).status == 429 for _ in range(12))
+        browser.sign_in("admin")
+        open_subject(browser, "emeka")
+        for summary in browser.find_all("details:not([open]) > summary"):
+            summary.click()
+        browser.press(browser.visible('section[aria-label="api-search"] button', "Raise")[0])
+        for name, value in {"factor": "10", "span": "1d", "reason": "He asked for it."}.items():
+            field = browser.find(f"[name={name}]")
+            if field.tag_name == "select":
+                browser.run("arguments[0].value = arguments[1]", field, value)
+            else:
+                field.clear()
+                field.send_keys(value)
+        browser.press(browser.visible("button", "Yes")[0])
+        assert browser.visible("td", "He asked for it.")
+        reply = emeka.get(SEARCH)
+        assert (reply.status, reply.quotas["api-search"]) == (200, 300)
+
+
+def test_actions_work_by_keyboard_alone(browser: Browser) -> None:
+    browser.sign_in("admin")
+    browser.open(f"/admin/django_quota/subject/?subject={subject('kamala')}")
+    for _ in range(60):
+        browser.chrome.switch_to.active_element.send_keys(Keys.TAB)
+        focused = browser.chrome.switch_to.active_element
+        if focused.text.startswith("Block"):
+            break
+    else:
+        pytest.fail("No button that blocks within 60 tabs.")
+    assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") != "none"
+    focused.send_keys(Keys.ENTER)
+    browser.until(lambda: browser.visible("button", "Yes"), "the question whether to block")
+
+
+def test_confirmations_are_accessible_and_fit_a_phone(browser: Browser) -> None:
+    browser.sign_in("admin")
+    for label in ("Raise", "Exempt", "Block", "Reset"):
+        open_subject(browser, "kamala")
+        browser.press(browser.visible("button", label)[0])
+        assert subject("kamala") in browser.find(".quota-warning").text
+        assert_fits_a_phone(browser)
+
+
+def test_the_preview_follows_the_typing(browser: Browser) -> None:
+    with signed_in(browser.site, "chiara") as chiara:
+        assert [chiara.get(SEARCH).status for _ in range(2)] == [200, 200]
+        browser.sign_in("admin")
+        browser.open_page("new override")
+        browser.find("[name=rule]").clear()
+        for name, text in {"subject": subject("chiara"), "rule": "api-search", "rate": "77/m"}.items():
+            browser.find(f"[name={name}]").send_keys(text)
+        browser.until(lambda: browser.visible("#quota-preview", "10 of 77"), "the preview")
+        assert browser.visible("#quota-preview", "10 of 30")
+        assert_fits_a_phone(browser)
+        assert chiara.get(SEARCH).quotas["api-search"] == 30  # nothing is saved

@@ -77,10 +77,10 @@ def test_a_site_without_other_apps_limits_renders_templates_and_the_429_page() -
     assert "Too many requests" in found["body"]
 
 
-COMMANDS = [
-    *("quota_status user:1", "quota_reset user:1", "quota_rollup", "quota_sweep"),
-    *("quota_override list", "quota_bans lift user:1", "quota_rules /"),
-]
+COMMANDS = (
+    "quota_status user:1", "quota_reset user:1", "quota_rollup", "quota_sweep", "quota_override list",
+    "quota_bans lift user:1", "quota_rules /",
+)  # fmt: skip
 SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 
@@ -95,6 +95,6 @@ def test_commands_name_the_missing_tables_and_limits_still_work(
     found = run_site(WITHOUT_ADMIN, store="redis", caches=caches(redis_server), databases=databases, commands=COMMANDS)
     assert found["findings"] == []
     assert found["replies"] == [["200", HTML], ["429", HTML]]
-    failed = {command: error for command, error in found["commands"].items() if error}
-    assert sorted(failed) == ["quota_override list"]
-    assert all(words in error for error in failed.values())
+    ((command, error),) = [item for item in found["commands"].items() if item[1]]
+    assert command == "quota_override list"
+    assert words in error

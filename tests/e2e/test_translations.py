@@ -22,10 +22,6 @@ def placeholders(text: str) -> list[str]:
     return sorted(match[0] for match in _NAMED.finditer(text.replace("%%", "")))
 
 
-def test_german_french_spanish_and_chinese_are_there() -> None:
-    assert {"de", "fr", "es", "zh-hans", "zh-hant"} <= set(LANGUAGES)
-
-
 @pytest.mark.parametrize("path", CATALOGS, ids=LANGUAGES)
 def test_every_text_is_translated_and_compiled_and_nothing_else(path: Path, tmp_path: Path) -> None:
     there = tmp_path / path.parts[-3] / "LC_MESSAGES" / path.name
@@ -55,18 +51,14 @@ def test_a_translation_has_the_placeholders_tags_ends_and_plurals_of_its_source(
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize(
-    ("accepted", "title"),
-    [
-        ("zh-hans", "请求过多"), ("zh-CN,zh;q=0.9,en;q=0.8", "请求过多"), ("zh-sg", "请求过多"), ("zh-tw", "請求過多"),
-        ("zh-Hant-TW,en;q=0.5", "請求過多"),
-    ],
-)  # fmt: skip
-def test_browsers_ask_for_chinese_in_several_ways(accepted: str, title: str) -> None:
-    request = RequestFactory().get("/", headers={"Accept-Language": accepted, "Accept": "application/json"})
-    with translation.override(translation.get_language_from_request(request)):
-        reply: Any = quota("0/m")(lambda _: None)(request)
-    assert json.loads(reply.content)["title"] == title
+def test_browsers_ask_for_chinese_in_several_ways() -> None:
+    for accepted, title in (
+        ("zh-hans", "请求过多"), ("zh-CN,zh;q=0.9,en;q=0.8", "请求过多"), ("zh-Hant-TW,en;q=0.5", "請求過多"),
+    ):  # fmt: skip
+        request = RequestFactory().get("/", headers={"Accept-Language": accepted, "Accept": "application/json"})
+        with translation.override(translation.get_language_from_request(request)):
+            reply: Any = quota("0/m")(lambda _: None)(request)
+        assert json.loads(reply.content)["title"] == title
 
 
 def test_no_page_of_the_package_has_words_that_are_not_marked() -> None:

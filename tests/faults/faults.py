@@ -41,17 +41,6 @@ class FaultyServer:
             self.client.client_kill_filter(_type="normal", skipme=True)
 
 
-@contextmanager
-def faulty_server(program: Path, folder: Path) -> Iterator[FaultyServer]:
-    """Start a server for as long as the block lasts."""
-    made = FaultyServer(program, folder)
-    made.server.start()
-    try:
-        yield made
-    finally:
-        made.server.end()
-
-
 Step = Callable[[FaultyServer], object]
 Inject = Callable[[FaultyServer], AbstractContextManager[object]]
 

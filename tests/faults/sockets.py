@@ -11,13 +11,6 @@ from typing import NamedTuple
 ADDRESS = ("127.0.0.1", 0)
 
 
-def cut(connection: socket.socket) -> None:
-    """Break a connection with a reset, and not with an end."""
-    with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-
-
 @contextmanager
 def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     """Take connections on a port, which is yielded, each in a thread that `serve`s it; all end with the block."""
@@ -114,7 +107,8 @@ class Proxy:
 
     def _do(self, fault: ConnectionFault, client: socket.socket) -> None:
         if fault.how == "reset":
-            cut(client)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
         elif fault.how == "garbage":
             client.sendall(GARBAGE)  # and then the end: what waits for more would wait for its time-out
         elif fault.how == "stall":

@@ -82,18 +82,18 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
             with interrupted(asked), pytest.raises(KeyboardInterrupt):
                 check("9/m", "user:1")
         else:
+
+            async def cancelled() -> None:
+                task = asyncio.ensure_future(acheck("9/m", "user:1"))
+                assert await asyncio.to_thread(asked.wait, PATIENCE)
+                task.cancel()
+                await task
+
             with pytest.raises(asyncio.CancelledError):
-                asyncio.run(cancelled(asked))
+                asyncio.run(cancelled())
         assert breaker.is_open
         assert not breaker.is_refusing()  # the probe is free, and it was no failure
         assert breaker.acquire()
-
-
-async def cancelled(when: threading.Event) -> None:
-    task = asyncio.ensure_future(acheck("9/m", "user:1"))
-    assert await asyncio.to_thread(when.wait, PATIENCE)
-    task.cancel()
-    await task
 
 
 @contextmanager

@@ -21,13 +21,7 @@ from tests.support.stores import UnsweptMemory, caches, current_store, named, pr
 
 STEPS = 40
 KINDS: list[PlanMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
-ALGORITHMS = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
-
-
-def rule_of(name: str, chance: Random) -> Rule:
-    rates = chance.choice([("6/m",), ("6/m", "20/h"), ("300/m",)])
-    options: Any = {"shadow": chance.random() < 0.15, "block": chance.random() < 0.8}
-    return Rule.make(name, *rates, algorithm=chance.choice(ALGORITHMS), **options)
+ALGORITHMS: list[Any] = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
 
 
 @pytest.fixture(scope="module", params=programs(), ids=named)
@@ -47,7 +41,13 @@ def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
 @inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
     settings.CACHES = caches(its_own)
-    rules = [rule_of(f"r{number}", chance) for number in range(chance.randint(1, 3))]
+    rules = [
+        Rule.make(
+            f"r{number}", *chance.choice([("6/m",), ("6/m", "20/h"), ("300/m",)]),
+            algorithm=chance.choice(ALGORITHMS), shadow=chance.random() < 0.15, block=chance.random() < 0.8,
+        )
+        for number in range(chance.randint(1, 3))
+    ]  # fmt: skip
     store, model, now = current_store(), UnsweptMemory(), START
     taken: list[Plan] = []
     with redis.Redis.from_url(its_own.url) as client:

@@ -53,12 +53,6 @@ with transaction.atomic():
 
 
 @contextmanager
-def _flushed(server: Server) -> Iterator[None]:
-    server.client.flushall()
-    yield
-
-
-@contextmanager
 def _restored(server: Server) -> Iterator[None]:
     """Go back to the state before the first block: its folder has an old snapshot."""
     server.process.kill()
@@ -68,7 +62,6 @@ def _restored(server: Server) -> Iterator[None]:
 
 Opening = Callable[[Path, Path], AbstractContextManager[Place[Any]]]
 FAULTS: dict[str, tuple[Opening, Callable[[Any], AbstractContextManager[object]]]] = {
-    "flushed": (one_server, _flushed),
     "old snapshot": (one_server, _restored),
     **{name: (scene_named(name).place, scene_named(name).fault) for name in ("killed", "emptied", "full", "failover")},
 }
