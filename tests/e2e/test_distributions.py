@@ -96,13 +96,8 @@ def test_the_tour_of_the_readme_runs_from_the_wheel(python: Path, redis_server: 
 SETTINGS = """
 INSTALLED_APPS += ["django_quota"]
 MIDDLEWARE += ["django_quota.middleware.QuotaMiddleware"]
-CACHES = {{
-    "default": {{
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": "{url}",
-        "OPTIONS": {{"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}},
-    }}
-}}
+OPTIONS = {{"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}}
+CACHES = {{"default": {{"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "{url}", "OPTIONS": OPTIONS}}}}
 QUOTA = {{"RULES": {{"api": {{"rate": "10/m", "key": "ip", "match": "/"}}}}}}
 """
 
