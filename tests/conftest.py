@@ -23,6 +23,7 @@ from django_quota.core.clock import moment_of, use_clock
 from django_quota.features.lease_renewal import Renewer
 from django_quota.limiting.flusher import Flusher, flusher
 from django_quota.limiting.overrides import overrides
+from django_quota.operating import lookup
 from django_quota.testing import QuotaKit, RedisServer, running_redis
 from django_quota.types import Lease
 from tests.support import inputs, selection
@@ -141,6 +142,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
     memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
     """
     forget_overrides()
+    lookup._newest_login_names.cache_clear()
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr(overrides, "rows", None)
         monkeypatch.setattr("django_quota.features.usage._readable", lambda rows: [])

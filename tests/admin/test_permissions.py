@@ -1,7 +1,4 @@
-"""Every admin page refuses staff who have all permissions of the app but the one that it needs.
-
-`tests/security/test_admin_urls.py` has visitors without any, and requests without a token.
-"""
+"""Every admin page refuses staff who have all permissions of the app but the one that it needs."""
 
 import pytest
 from django.contrib.auth.models import Permission

@@ -1,7 +1,4 @@
-"""Daily counters in the admin on a million rows: each page takes a few queries, and reads its rows and not the table.
-
-The tests count the instructions of SQLite's virtual machine instead of time.
-"""
+"""Daily counters in the admin on a million rows: each page takes a few queries, and reads its rows, not the table."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The usage page: it counts each check once, and works for any subject."""
+"""The usage page: it counts each check once, and works for any subject; the page of a user links to it."""
 
 import csv
 import io
@@ -9,12 +9,16 @@ from xml.etree import ElementTree
 
 import pytest
 import redis
+from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import site as default_site
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 
 from django_quota import check
+from django_quota.admin.users import UsageLinks
 from django_quota.core.keys import field
 from django_quota.features.usage import row_name, row_part
 from django_quota.models import DailyCounter
@@ -195,3 +199,49 @@ class TestPage:
         assert header == ["subject", "rule", "day", "allowed", "refused", "units"]
         assert row_of_may == ["user:1", "*", "2025-05-01", "8", "2", "8"]
         assert admin.get(f"{USAGE}csv/")["Location"] == USAGE
+
+
+LIMITS_OF_USER = "/admin/django_quota/subject/?subject=user%3A"
+USAGE_OF_USER = f"{USAGE}?subject=user%3A"
+
+
+class Member(User):
+    """A user model that the templates for Django's own do not reach."""
+
+    class Meta:
+        proxy = True
+        app_label = "auth"
+
+
+class Members(UsageLinks, ModelAdmin):  # type: ignore[type-arg]  # Django's own takes none
+    """Its admin, as a project would write it."""
+
+
+site = AdminSite()
+site._registry.update(default_site._registry)
+site.register(Member, Members)
+urlpatterns = [path("admin/", site.urls)]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_page_of_a_user_links_to_limits_and_usage_for_those_who_may_see_them() -> None:
+    ann = User.objects.create_user("ann")
+
+    def links(asker: Any) -> list[bool]:
+        answer = asker.get(f"/admin/auth/user/{ann.pk}/change/")
+        assert answer.status_code == 200
+        return [f'href="{url}{ann.pk}"' in answer.content.decode() for url in (LIMITS_OF_USER, USAGE_OF_USER)]
+
+    assert links(superuser()) == [True, True]
+    assert links(operator("auth.view_user", "view_subject")) == [True, False]
+    assert links(operator("auth.view_user", name="other")) == [False, False]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_mixin_adds_the_links_to_a_custom_user_model(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    client, ann = superuser(), User.objects.create_user("ann")
+    shown = client.get(f"/admin/auth/member/{ann.pk}/change/").content.decode()
+    assert f'href="{LIMITS_OF_USER}{ann.pk}"' in shown
+    assert f'href="{USAGE_OF_USER}{ann.pk}"' in shown
+    assert client.get("/admin/auth/member/add/").status_code == 200

@@ -1,7 +1,4 @@
-"""System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them.
-
-The checks of an alias and its LOCATION are also in test_store_checks.py and tests/stores/test_any_redis.py.
-"""
+"""System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them."""
 
 from datetime import timedelta
 from pathlib import Path

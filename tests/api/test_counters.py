@@ -1,7 +1,4 @@
-"""Counters as users call them, and `once`: every verb, sync and async; their bounds, keys and errors.
-
-That every store does the same, and that racing takers take what there is, is in tests/core.
-"""
+"""Counters as users call them, and `once`: every verb, sync and async; their bounds, keys and errors."""
 
 import asyncio
 from collections.abc import Callable

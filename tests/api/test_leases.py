@@ -1,8 +1,4 @@
-"""Slots and locks: who gets in, who waits, and what becomes of a lost lease; and `acquire`, a hit that waits.
-
-What the store does with a lease is a property in tests/core/test_state_machines.py; cancelled tasks are in
-test_cancelled_callers.py.
-"""
+"""Slots and locks: who gets in, who waits, and what becomes of a lost lease; and `acquire`, a hit that waits."""
 
 import asyncio
 import math

@@ -1,7 +1,4 @@
-"""The verbs: rules, subjects and stores put together; and forced hits, which count whether or not there is room.
-
-What each algorithm admits, and when, is in tests/core; what happens while Redis does not answer, in test_outages.py.
-"""
+"""The verbs: rules, subjects and stores put together; and forced hits, which count whether or not there is room."""
 
 import asyncio
 import logging

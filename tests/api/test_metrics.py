@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -15,11 +17,11 @@ import redis
 from django_quota import Rule, acheck, check, check_all, reserve
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage import Count, last_tiers, recent_usage
-from django_quota.limiting.flusher import flusher
+from django_quota.limiting.flusher import Flusher, flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import refused
 from django_quota.testing import RedisServer, freeze
-from tests.support.commands import json_of, managing, wait_until
+from tests.support.commands import PATIENCE, json_of, managing, wait_until
 from tests.support.counts import (
     checks_a_minute,
     checks_by_minute,
@@ -267,3 +269,62 @@ def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
     assert last_tiers("user:3", [plans]) == {"plans": "all"}
+
+
+def job(*, at_exit: bool = False) -> Any:
+    return Mock(purpose="count", at_exit=at_exit)
+
+
+def rounds_of(made: Any) -> int:
+    return int(made.flush.call_count)
+
+
+@pytest.fixture
+def own_flusher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flusher]:
+    monkeypatch.setattr("django_quota.limiting.flusher.INTERVAL", 0.001)
+    made = Flusher()
+    yield made
+    made.stop(PATIENCE)
+
+
+def test_a_job_that_fails_is_tried_again_logged_once_and_stops_no_other(
+    own_flusher: Flusher, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, other = job(), job()
+    failing.flush.side_effect = RuntimeError("no event loop")
+    own_flusher.add(failing)
+    own_flusher.add(other)
+    own_flusher.wake()
+    wait_until(lambda: rounds_of(failing) > 3)
+    assert rounds_of(other) > 2
+    assert caplog.messages == ["Cannot count, and will try again: no event loop"]
+
+
+def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for_it(own_flusher: Flusher) -> None:
+    last, other, threads = job(at_exit=True), job(), set[str]()
+    other.flush.side_effect = lambda: threads.add(threading.current_thread().name)
+    own_flusher.add(last)
+    own_flusher.add(other)
+    for rounds in (1, 2, 3):
+        own_flusher.wake()
+        wait_until(lambda rounds=rounds: rounds_of(other) == rounds_of(last) == rounds)  # type: ignore[misc]
+    assert threads == {"django-quota-flusher"}
+    for _ in range(2):
+        own_flusher.stop(PATIENCE)
+        assert (rounds_of(last), rounds_of(other)) == (4, 3)
+        own_flusher.wake()
+
+
+@forks
+@threads_ran
+def test_a_forked_process_has_a_thread_of_its_own(own_flusher: Flusher) -> None:
+    def work() -> None:
+        before = rounds_of(mine)
+        own_flusher.wake()
+        wait_until(lambda: rounds_of(mine) > before)
+
+    own_flusher.add(mine := job())
+    work()
+    with processes() as children:
+        children += [started(work) for _ in range(2)]
+        assert ended(children) == [0] * 2

@@ -1,7 +1,4 @@
-"""Reserving and settling, here or from a text in another process.
-
-What each algorithm gives back, and that settling never mints, is in tests/core/test_algorithms.py.
-"""
+"""Reserving and settling, here or from a text in another process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,4 @@
-"""What a Decision looks like over HTTP: headers that agree with it and are true, bodies by Accept, and no leaks.
-
-The headers are read by an independent parser of RFC 9651.
-"""
+"""What a Decision looks like over HTTP: headers that agree with it and are true, bodies by Accept, and no leaks."""
 
 import json
 import math

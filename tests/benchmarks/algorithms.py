@@ -1,8 +1,4 @@
-"""What each algorithm admits of the same hits, as pictures: `python -m tests.benchmarks.algorithms` writes them.
-
-The hits are decided by the executable specification, which the memory store runs too, so a picture shows what the code
-does. docs/rules.md shows them, and a test compares both with the code.
-"""
+"""What each algorithm admits of the same hits, as pictures: `python -m tests.benchmarks.algorithms` writes them."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""The driver: starts a place and its workers, breaks it while traffic flows, and collects the accounts.
-
-Whatever it starts it ends.
-"""
+"""The driver: starts a place and its workers, breaks it while traffic flows, and collects the accounts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every scene, briefly: nobody meets an exception, no limit is passed, and in the end all is as before.
-
-No times are asserted: the machine may be busy.
-"""
+"""Every scene, briefly: nobody meets an exception, no limit is passed, and in the end all is as before."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,4 @@
-"""The Celery app of the workers in tests: `celery -A tests.contrib.celery_site worker`. It notes in Redis what ran.
-
-The URL of the Redis comes from the environment.
-"""
+"""The Celery app of the workers in tests: `celery -A tests.contrib.celery_site worker`. It notes in Redis what ran."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""The published bound of each algorithm: a search for the worst arrivals must not beat it; and its times are true.
-
-What a pattern gets is measured from outside, by adding up what was admitted in every window that starts at an admitted
-hit; nothing of the algorithm's own counting is trusted. A client that waits `retry_after` is admitted, and not a moment
-earlier, under bans too.
-"""
+"""The published bound of each algorithm: a search for the worst arrivals must not beat it; and its times are true."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""A plan over several slots, such as those of a Cluster: the same replies as over one, and the same bounds.
-
-A search runs the round trips of several plans in any order, with any pauses. So one plan consumes, is undone and
-fails while others are under way. Each slot has its own clock.
-"""
+"""A plan over several slots, such as those of a Cluster: the same replies as over one, and the same bounds."""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext

@@ -1,7 +1,4 @@
-"""Redis, memory, rows and the specification do the same: random operations at random times, and they never differ.
-
-After every step every key has a TTL, and what was refused, peeked or read has changed nothing.
-"""
+"""Redis, memory, rows and the specification do the same: random operations at random times, and they never differ."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

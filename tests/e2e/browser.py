@@ -1,7 +1,4 @@
-"""Headless Chromium with chromedriver, both from the packages of the machine, on a site. Nothing is downloaded.
-
-The console of each page is kept, with script errors, missing files and violations of the Content-Security-Policy.
-"""
+"""Headless Chromium with chromedriver, both from the packages of the machine, on a site. Nothing is downloaded."""
 
 import shutil
 import tempfile

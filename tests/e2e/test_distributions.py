@@ -1,7 +1,4 @@
-"""The wheel and the sdist: what is in them, and that the wheel works where nothing else is installed.
-
-`make dist` builds into dist/ and runs these tests on that. Otherwise they build for themselves.
-"""
+"""The wheel and the sdist: what is in them, and that the wheel works where nothing else is installed."""
 
 import json
 import os

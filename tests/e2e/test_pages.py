@@ -1,7 +1,4 @@
-"""Every page in a browser: accessible, readable in light and dark, as wide as a desktop or a phone, and live.
-
-Actions on the subject page apply to the next request of a real client.
-"""
+"""Every page in a browser: accessible, readable in light and dark, as wide as a desktop or a phone, and live."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,4 @@
-"""Each fault of a real Redis with each public call: only our errors, and everything works afterwards.
-
-A Redis that refuses writes still reads: refused, blocked and exempt subjects stay so.
-"""
+"""Each fault of a real Redis with each public call: only our errors, and everything works afterwards."""
 
 import re
 from collections.abc import Callable

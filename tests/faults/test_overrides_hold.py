@@ -1,7 +1,4 @@
-"""A block holds whatever happens to Redis, and reaches every process though the one that saved it is killed.
-
-The processes are real.
-"""
+"""A block holds whatever happens to Redis, and reaches every process though the one that saved it is killed."""
 
 import subprocess
 import sys

@@ -1,7 +1,4 @@
-"""Small sites under each limiter, written as its documentation says, and what their visitors meet.
-
-All count in one Redis, with the defaults of each package. `visitors` and `outage` are called in processes of their own.
-"""
+"""Small sites under each limiter, written as its documentation says, and what their visitors meet."""
 
 import asyncio
 import logging

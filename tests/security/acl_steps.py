@@ -1,7 +1,4 @@
-"""Everything that web processes, the admin and the commands do in Redis, in steps.
-
-No step needs what another one has left.
-"""
+"""Everything that web processes, the admin and the commands do in Redis, in steps."""
 
 import asyncio
 import io

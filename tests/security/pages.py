@@ -1,7 +1,4 @@
-"""Every URL of the admin, found by the URL resolver, so that a new one is found too.
-
-The walk fails at an argument that is not listed here: if you add a URL, add values for its arguments.
-"""
+"""Every URL of the admin, found by the URL resolver, so that a new one is found too."""
 
 import json
 import re

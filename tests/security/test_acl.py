@@ -1,7 +1,4 @@
-"""What docs/going_live.md permits suffices for everything, and each permission is needed.
-
-On one server, in another database than 0, and on a Redis Cluster.
-"""
+"""What docs/going_live.md permits suffices for everything, and each permission is needed."""
 
 import re
 import shlex

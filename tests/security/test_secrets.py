@@ -1,8 +1,4 @@
-"""Secrets are put everywhere, and then searched for everywhere: Redis, logs, signals, errors, pages, commands.
-
-What a client sends in a header, a cookie or a field, what is told apart by value, the keys of the digests, and the
-password of Redis.
-"""
+"""Secrets are put everywhere, and then searched for everywhere: Redis, logs, signals, errors, pages, commands."""
 
 import asyncio
 import io

@@ -1,7 +1,4 @@
-"""Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache.
-
-What a sign in a password does to a URL is found before somebody connects elsewhere.
-"""
+"""Every way to name a Redis: `QUOTA["REDIS"]` as a URL, as options and as a function, and Django's own cache."""
 
 import os
 import subprocess

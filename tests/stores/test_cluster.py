@@ -1,8 +1,4 @@
-"""The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile.
-
-Slots move, servers die, hang, or are new. While some do not answer, one log line says so, few calls wait, and it works
-again by itself.
-"""
+"""The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
 
 import asyncio
 import json

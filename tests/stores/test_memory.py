@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from django_quota import Rule, check, check_all, peek
+from django_quota.core.errors import StoreFull
 from django_quota.stores.memory import LINGERS, MemoryStore
 from tests.support.processes import forks, in_child, threads_ran
 from tests.support.steps import SECOND, START, answers, decided, hits_of
@@ -36,6 +37,18 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit_for_all_subjects_or
     finally:
         sys.setswitchinterval(before)
     assert [peek(*asked).remaining for asked in one] == [0] * 9
+
+
+def test_a_plan_that_finds_no_room_changes_nothing() -> None:
+    store = MemoryStore(max_keys=10)
+    for number in range(7):
+        hit(store, f"a:{number}")
+    before = dict(store._keys)
+    with pytest.raises(StoreFull):
+        decided(
+            store, [each for subject in ("a:0", "b", "c") for each in hits_of(RULE, subject=subject)], "check", START
+        )
+    assert store._keys == before
 
 
 def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:

@@ -1,7 +1,4 @@
-"""What an error of redis-py, or of the server, means: which failure it is, and whether the server is there.
-
-Plain commands use the settings of the alias, but never wait for ever, and do not ask a dead server.
-"""
+"""What an error of redis-py, or of the server, means: which failure it is, and whether the server is there."""
 
 import asyncio
 from collections.abc import Callable

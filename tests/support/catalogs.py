@@ -1,8 +1,6 @@
 """The catalogs of translations: find the messages of the package, carry them into the .po files, compile them.
 
-`make messages` does so for every language and says what is left to translate. It needs no gettext programs. A new
-language: make its folder `django_quota/locale/<locale>/LC_MESSAGES` with an empty `django.po` that has a
-`Plural-Forms` header, and run it.
+`make messages` does so. A new language: add `locale/<locale>/LC_MESSAGES/django.po` with a `Plural-Forms` header.
 """
 
 import ast

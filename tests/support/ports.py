@@ -1,7 +1,4 @@
-"""Ports for the servers of the tests, which no other program takes before they listen or while they start again.
-
-They are below the ports that systems give to outgoing connections: from 32,768 on by default.
-"""
+"""Ports for the servers of the tests, which no other program takes before they listen or while they start again."""
 
 import random
 import socket

@@ -10,8 +10,6 @@
 Below `<!-- names of django_quota, ... -->` each heading `### check` names a function or class of these modules: the
 paragraph and the list right below it are made from the code. Both forms have the first paragraph of the docstring:
 `help()` shows the rest.
-
-tests/e2e/test_reference.py compares the pages with the code, and finds what no page lists.
 """
 
 import argparse

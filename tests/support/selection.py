@@ -1,9 +1,8 @@
 """Which tests `make test` leaves to `make test-all` (`pytest --all`), and why.
 
 Mark a test, a class, a file (`pytestmark`) or a parameter with `pytest.mark.thorough(reason)` where `make test` covers
-the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too, as those
-of the stores need decoded replies, is marked `pytest.mark.always(reason)`. What was left out is counted in the last
-lines of each run.
+the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too is marked
+`pytest.mark.always(reason)`. The last lines of each run count what was left out.
 
 With `--all` everything runs on the first server of the machine, which is the Redis on PATH where there is one, and
 `ON_EACH_SERVER` on the others too.

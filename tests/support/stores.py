@@ -1,7 +1,4 @@
-"""The stores of the tests: programs to run, the settings that lead to them, and what a process remembers of them.
-
-Tests reach into the package's own modules by this module, so that a rename is one change.
-"""
+"""The stores of the tests: programs to run, the settings that lead to them, and what a process remembers of them."""
 
 import subprocess
 from collections.abc import Callable, Iterator
