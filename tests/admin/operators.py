@@ -30,7 +30,6 @@ def operator(*permissions: str, name: str = "operator", **client: Any) -> Client
 
 
 def superuser(name: str = "root", **client: Any) -> Client:
-    """Return the client of a superuser."""
     _create_permissions()
     return _logged_in(User.objects.create_superuser(name, f"{name}@example.org"), client)
 

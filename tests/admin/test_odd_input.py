@@ -59,7 +59,6 @@ VALUES = st.one_of(st.sampled_from(ODD), st.text(st.characters(codec="utf-8"), m
 
 
 def sent(pages: dict[str, str]) -> Any:
-    """Return a strategy of a page and of what is sent to it."""
     return st.sampled_from(sorted(pages)).flatmap(
         lambda page: st.tuples(
             st.just(page), st.fixed_dictionaries({}, optional=dict.fromkeys(pages[page].split(), VALUES))

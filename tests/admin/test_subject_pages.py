@@ -72,7 +72,6 @@ def act(client: Client, name: str, rule: str = "*", subject: str = SUBJECT, **gi
 
 
 def found(client: Client, text: str) -> str:
-    """Return the subject that a text leads to."""
     answer = client.post(PAGE, {"find": text})
     assert answer.status_code == 302, answer.content.decode()
     (subject,) = parse_qs(urlsplit(answer.url).query)["subject"]  # type: ignore[attr-defined]
@@ -183,6 +182,18 @@ class TestPage:
         check("search", subject)
         shown = page(client, subject)
         assert ("formaction" in shown, hint in shown) == (True, False)
+
+    def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
+        rule = {"rate": {"free": "0/h", "pro": "9/h"}, "tier": tier, "key": "user"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
+        client = superuser()
+        first = verdict(page(client))
+        assert "api (if its tier is free), 0/h: 0 of 0 used" in first
+        assert "Refused by" not in first
+        check_as_user("api")
+        first = verdict(page(client))
+        assert "api (tier free), 0/h: 0 of 0 used" in first
+        assert "Refused by api for good." in first
 
     def test_names_links_and_buttons_need_their_permissions(self) -> None:
         User.objects.create_user("ann<b>", pk=42)

@@ -46,7 +46,6 @@ def log() -> EventRows:
 
 
 def told() -> list[tuple[str, str | None]]:
-    """Return all events, the oldest first."""
     return [(event.kind, event.subject) for event in log().last(1_000, lambda _: True)]
 
 

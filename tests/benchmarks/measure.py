@@ -32,7 +32,6 @@ _addresses = itertools.count(int(ipaddress.ip_address("10.100.100.100")))
 
 
 def fresh_ip() -> str:
-    """Return an address that has not been used yet."""
     return str(ipaddress.ip_address(next(_addresses)))
 
 

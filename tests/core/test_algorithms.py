@@ -172,7 +172,6 @@ def test_periods_hold_the_moment_around_every_jump_of_the_clock(zone: str) -> No
 
 
 def moment(text: str) -> int:
-    """Return a moment as microseconds since 1970."""
     return int(datetime.fromisoformat(text).timestamp()) * SECOND
 
 

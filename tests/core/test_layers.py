@@ -150,7 +150,6 @@ CODE = re.sub(r"--.*", "", "".join(map(lua_source, FILES)))
 
 
 def head(name: str) -> str:
-    """Return the comment that a Lua file opens with."""
     return re.match(r"(?:--.*\n)*", lua_source(name))[0]  # type: ignore[index]
 
 

@@ -21,7 +21,7 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Place, Plan, Taken
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
-from tests.support.bounds import CASES, GAPS, most_in_a_window
+from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
 from tests.support.random_plans import STEPS, Asked, home, in_order, plan_of
 from tests.support.specifications import specify

@@ -19,7 +19,6 @@ OVER = 60 * SECOND + LINGERS
 
 
 def hit(store: Any, subject: str = "a", now: int = START) -> bool:
-    """Ask a store that is not that of the settings."""
     return answers(decided(store, hits_of(RULE, subject=subject), "check", now))[0].allowed
 
 

@@ -26,6 +26,5 @@ def override(value: str, rule: str = "10/m", subject: str = "ip:203.0.113.9") ->
 
 
 def forget_overrides() -> None:
-    """Let this process know no override, as when it begins."""
     overrides.after_fork()
     overrides.clear()
