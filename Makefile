@@ -30,7 +30,7 @@ serve: $(VENV)/.installed-demo ## Run the example site at http://127.0.0.1:8000/
 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 
-test: $(VENV)/.installed-dev ## Run the tests, in less than three minutes; its last lines say what it leaves out
+test: $(VENV)/.installed-dev ## Run the tests, in about two minutes; its last lines say what it leaves out
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(VENV)/.installed-release ## Run every test: the stores on each server, PostgreSQL, failures, browser, scale
