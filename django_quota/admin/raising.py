@@ -33,6 +33,11 @@ class Raising(NamedTuple):
         tiers = [f"{tier} {_rates(rule, factor) or _('unlimited')}" for tier, rule in self.rule.tiers.items()]
         return ", ".join(tiers) or _rates(self.rule, factor)
 
+    def named(self, factor: int) -> str:
+        """Return its name with these rates: `api (free 200/d, pro 2000/d)`."""
+        rates = self.raised(factor)
+        return f"{self.name} ({rates})" if rates else self.name
+
 
 def _rates(rule: Rule, factor: int) -> str:
     return "; ".join(str(limit.rate) for limit in rule.under(f"x{factor}").limits)

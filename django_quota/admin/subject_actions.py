@@ -184,7 +184,7 @@ class Raise(OverrideAction):
     def form_for(self, data: Any = None) -> forms.Form:
         form = super().form_for(data)
         factor: Any = form.fields["factor"]
-        factor.choices = [(number, f"x{number} {self._raised(number)}".strip()) for number in FACTORS]
+        factor.choices = [(number, f"x{number}: {self._raised(number)}".rstrip(": ")) for number in FACTORS]
         return form
 
     @cached_property
@@ -205,7 +205,7 @@ class Raise(OverrideAction):
     def _raised(self, factor: int) -> str:
         """Return the new rates of the first rules, each with its name unless it is the only one."""
         able = [each for each in self.found if not each.problem]
-        words = [each.raised(factor) if len(self.found) == 1 else f"{each.name} {each.raised(factor)}" for each in able]
+        words = [each.raised(factor) if len(self.found) == 1 else each.named(factor) for each in able]
         return ", ".join(words[:MAX_NAMED] + ["…"] * (len(words) > MAX_NAMED)) or _("not possible")
 
     @property

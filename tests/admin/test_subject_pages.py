@@ -257,7 +257,7 @@ class TestActions:
         client = superuser()
         check("search", SUBJECT, 10)
         shown = ask(client, "raise", "search").content.decode()
-        assert re.findall(r">(x\d+ [^<]*)<", shown) == ["x2 20/m; 1000/h", "x5 50/m; 2500/h", "x10 100/m; 5000/h"]
+        assert re.findall(r">(x\d+: [^<]*)<", shown) == ["x2: 20/m; 1000/h", "x5: 50/m; 2500/h", "x10: 100/m; 5000/h"]
         assert not QuotaOverride.objects.exists()
         assert act(client, "raise", "search", reason="an import").status_code == 302
         assert check("search", SUBJECT).limit == 20
@@ -328,7 +328,7 @@ class TestRaising:
         assert "free (it is unlimited)" in shown
         assert "signup" not in LogEntry.objects.get().change_message  # which never limits a user
         shown = ask(client, "raise", "plans").content.decode()
-        assert ">x2 free 10/m, pro 180/m, own unlimited<" in shown
+        assert ">x2: free 10/m, pro 180/m, own unlimited<" in shown
         act(client, "raise", "plans", factor="2")
         assert self.rates() == {**dict.fromkeys(("search", "tiered", "odd"), "x5"), "plans": "x2"}
 
