@@ -78,6 +78,7 @@ def test_rows_are_newest_first_and_filtered_by_rule_kind_and_day(client: Client,
     assert subjects("?rule=login") == ["1"]
     assert subjects("?kind=key.") == subjects("?rule=of-a-call") == ["key.app:x"]
     assert subjects("?kind=user:&rule=search") == ["2", "3"]
+    assert client.get(LIST, {"rule": "a\0b"}).status_code == 302
     page = client.get(LIST).content.decode()
     assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
 

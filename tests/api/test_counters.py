@@ -284,7 +284,7 @@ def test_two_values_of_once_are_one_only_where_their_bytes_are() -> None:
         data = value if isinstance(value, bytes) else str(value).encode()
         assert once("event", value) == (data not in seen)
         seen.add(data)
-    for given in (("", "e1"), (7, "e1"), ("event", None), ("event", 1.5)):
+    for given in (("", "e1"), (7, "e1"), ("event", None), ("event", 1.5), ("event", True)):
         with pytest.raises(RuleError, match=r"is not a name|value="):
             once(*given)
 

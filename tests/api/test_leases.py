@@ -138,7 +138,7 @@ def test_a_decision_shows_what_is_left_and_a_refusal_says_when_the_next_lease_en
     for seconds, remaining in ((0, 1), (5, 0)):
         with freeze(START + seconds * SECOND):
             decision = export.acquire().decision
-            assert (decision.limit, decision.remaining, decision.retry_after) == (2, remaining, 0.0)
+            assert (decision.limit, decision.remaining, decision.outcomes[0].retry_after) == (2, remaining, 0.0)
             assert decision.reset_after == 30.0
     assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
     with freeze(START + 7 * SECOND):

@@ -102,8 +102,7 @@ class TestTheDatabase:
         assert DailyCounter.objects.get().allowed == 2**63 - 1
 
     @pytest.mark.parametrize(
-        "values",
-        [{"mode": "rate"}, {"rate": "9/m"}, {"mode": "perhaps"}, {"starts": NOW, "expires": NOW}],
+        "values", [{"mode": "rate"}, {"rate": "9/m"}, {"mode": "perhaps"}, {"starts": NOW, "expires": NOW}]
     )
     def test_it_refuses_what_contradicts_itself(self, values: dict[str, Any]) -> None:
         with pytest.raises(IntegrityError), transaction.atomic():

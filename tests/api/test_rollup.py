@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -24,6 +25,7 @@ from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.rollup import move, roll_up
 from django_quota.features.usage import recent_days, recent_usage, total, waiting
+from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
@@ -317,7 +319,10 @@ class TestMoving:
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-def test_wrong_options_and_a_store_in_memory_are_errors() -> None:
+def test_wrong_options_a_store_in_memory_and_an_outage_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))
+    with pytest.raises(CommandError, match="gone"):
+        call_command("quota_rollup")
     for options in ({"batch": 0}, {"every": float("nan")}):
         with pytest.raises(CommandError, match="for example"):
             call_command("quota_rollup", **options)

@@ -126,3 +126,9 @@ class TestReserveAll:
             two.settle({"tpm": 5})
         two.settle([5, 6, 7])
         assert left(("tpm", ORG)) == [994]
+
+
+def test_a_refused_plan_takes_nothing_of_a_rule_that_decides_for_itself() -> None:
+    shadow, closed = Rule.make("watched", "5/m", shadow=True), Rule.make("closed", "0/m")
+    assert not check_all([(shadow, USER), (closed, USER)])
+    assert peek(shadow, USER).remaining == 5

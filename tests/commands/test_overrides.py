@@ -92,10 +92,7 @@ def test_wrong_words_are_named_with_what_to_write_instead(
 
 
 def test_networks_kinds_and_everybody_are_subjects() -> None:
-    for typed, saved, concerned in (
-        ("198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77"),
-        ("*", "*", "org:7"),
-    ):
+    for typed, saved, concerned in (("198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77"), ("*", "*", "org:7")):
         said("set", typed, "blocked")
         assert rows() == {(saved, "*"): "blocked"}
         assert not check("search", concerned)

@@ -46,9 +46,7 @@ def server(
         process.wait(PATIENCE)
 
 
-def test_a_handshake_is_refused_with_a_429_and_a_message_with_the_code_4429(
-    server: tuple[str, int],
-) -> None:
+def test_a_handshake_is_refused_with_a_429_and_a_message_with_the_code_4429(server: tuple[str, int]) -> None:
     program, port = server
 
     def opened(query: str) -> connect:

@@ -87,6 +87,7 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota("10/m", **BY_ORG), [1, 2, 1, 2], [0.0, 0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("exports", "10/m", "1440/d")), [7, 7, 7], [0.0, 60.0, 120.0]),
         (TaskQuota("exports", key="org:7"), [7, 7, 7], [0.0, 6.0, 12.0]),
+        (TaskQuota(Rule.make("watched", "10/m", shadow=True)), [7, 7], [0.0, 0.0]),
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -116,6 +116,12 @@ def test_what_holds_is_the_nearest_override_in_force(steps: Any, kept: set[int],
     agree()
 
 
+def test_the_smallest_network_takes_precedence() -> None:
+    table = OverrideTable([Override(bits, f"ip:192.0.0.0/{bits}", "*", "blocked") for bits in (16, 24, 8)])
+    found = [table.find(f"ip:{address}", "api", 0) for address in ("192.0.0.7", "192.0.7.7", "192.7.7.7")]
+    assert [override and override.pk for override in found] == [24, 16, 8]
+
+
 def test_who_looks_up_during_a_change_finds_a_block() -> None:
     """One thread changes rows back and forth, while this one looks."""
     table, ended = OverrideTable([Override(1, "ip:192.0.2.0/24", "*", "blocked")]), threading.Event()

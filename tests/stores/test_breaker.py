@@ -1,16 +1,34 @@
-"""The breaker: opens after failures in a row, lets one ask at a time, closes with the first answer."""
+"""The breaker opens after failures in a row and closes with the first answer; and what an error of redis-py means."""
 
+import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django_redis import get_redis_connection
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from redis import exceptions as theirs
 
+from django_quota import acheck, check, once
+from django_quota.adapters import digest
+from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreRefusesWrites
+from django_quota.engine.decide import Decide
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker
+from django_quota.stores.redis.errors import AllInUseError, answered, translate_error
+from django_quota.testing import RedisServer
+from tests.support.clusters import Cluster
 from tests.support.inputs import inputs
+from tests.support.outages import FAILURES, due_breaker, fail, new_breaker
 from tests.support.processes import forks, in_child, threads_ran
 from tests.support.steps import Clock
+from tests.support.stores import caches, redis_store
 
 
 @pytest.fixture
@@ -96,3 +114,144 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = inputs(250, stateful_step_count=50)
+
+
+ERRORS: Any = {
+    False: [
+        theirs.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), OSError(),
+        theirs.TimeoutError("Timeout"), theirs.InvalidResponse("x"), theirs.AuthenticationError("NOAUTH"),
+        theirs.BusyLoadingError("LOADING Redis is loading the dataset in memory"), theirs.ClusterDownError("down"),
+    ],
+    None: [
+        theirs.ConnectionError("Connection closed by server."), ConnectionResetError(), AllInUseError("all in use"),
+        theirs.ConnectionError("Error while reading from /tmp/s : (104, 'Connection reset by peer')"),
+        theirs.ConnectionError("Error UNKNOWN while writing to socket. Connection lost."),
+    ],
+    True: [
+        theirs.ReadOnlyError("READONLY"), theirs.NoPermissionError("NOPERM"), theirs.ClusterError("TTL exhausted."),
+        theirs.TryAgainError("TRYAGAIN"), theirs.ResponseError("BUSY"), theirs.ResponseError("max number of clients"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_answer", ERRORS)
+def test_only_silence_counts_as_a_failure_of_the_server(is_answer: bool | None) -> None:
+    for error in ERRORS[is_answer]:
+        assert isinstance(translate_error(error), StoreUnavailable)
+        assert answered(error) is is_answer, error
+
+
+def test_an_error_reply_has_its_kind() -> None:
+    kinds: dict[str, type[Exception]] = {
+        "MOVED 3999 127.0.0.1:6381": ConfigurationError,
+        "CROSSSLOT Keys in request don't hash to the same slot": ConfigurationError,
+        "MOVED nonsense": StoreUnavailable,
+        "MISCONF Redis is configured to save RDB snapshots": StoreRefusesWrites,
+        "WRONGTYPE Operation against a key holding the wrong kind of value": StoreDataError,
+        "ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key": StoreDataError,
+        "ERR user_script:12: attempt to index a nil value": StoreDataError,
+        "The user executing the script can't run this command or subcommand script: f_1.": StoreCommandDenied,
+        "ACL failure in script: User quota has no permissions to run the 'pfadd' command": StoreCommandDenied,
+    }
+    assert {words: type(translate_error(theirs.ResponseError(words))) for words in kinds} == kinds
+    foreign: Any = theirs.InvalidResponse("b'AUTH secret'")  # the words of a server that is no Redis are not repeated
+    assert str(translate_error(foreign)).endswith("speak the protocol of Redis")
+
+
+OLD_REDIS = """
+local real = redis
+local redis = { error_reply = real.error_reply, pcall = function() return %s end }
+"""
+"""Hides from a script what its server tells. Redis names its version to scripts since 7.0."""
+
+
+@pytest.mark.parametrize(
+    ("info", "named"),
+    [("'redis_version:6.2.14\\r\\n'", "Redis 6.2.14"), ("{ err = 'NOPERM' }", "Redis older than 7.0")],
+)
+def test_a_server_that_is_too_old_is_a_configuration_error_with_its_version(
+    info: str, named: str, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = OLD_REDIS % info + Decide.script.text
+    monkeypatch.setattr(Decide, "script", replace(Decide.script, text=text, sha=sha1(text.encode()).hexdigest()))
+    asks: list[Callable[[], object]] = [lambda: check("1/m", "a:1"), lambda: asyncio.run(acheck("1/m", "a:1"))]
+    for ask in asks:
+        with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
+            ask()
+        assert raised.value.hint
+
+
+# --- plain commands: those of the admin and the management commands ---------------------------------------------------
+
+PLAIN_TIMEOUT = 2.0
+"""Seconds that the admin and the commands wait where the alias sets none: docs/redis.md."""
+
+
+def timeouts_of(client: Any) -> tuple[Any, Any]:
+    options = client.connection_pool.connection_kwargs
+    return options.get("socket_timeout"), options.get("socket_connect_timeout")
+
+
+def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}}
+    with redis_store().commands() as client:
+        assert client.ping()
+        assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
+    assert timeouts_of(get_redis_connection("default")) == (None, None)
+    alias = settings.CACHES["default"]
+    settings.CACHES = {"default": {**alias, "OPTIONS": {"SOCKET_TIMEOUT": 9}}}
+    with redis_store().commands() as client:
+        assert timeouts_of(client) == (9, PLAIN_TIMEOUT)
+
+
+def test_an_error_of_the_caller_or_a_reply_is_no_failure_of_the_server(redis_cache: RedisServer, raw: Any) -> None:
+    for _ in range(FAILURES):
+        with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:
+            int(f"abc{client.time()}")
+    assert not redis_store().is_refusing()
+    breaker = new_breaker()
+    fail(breaker, 1)
+    raw.set("a", "b")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"), redis_store().commands() as client:
+        client.hgetall("a")
+    fail(breaker, FAILURES - 1)
+    assert not breaker.is_open
+
+
+def asks_within(kind: str, value: str = "1") -> None:
+    """Make a call within a block of plain commands."""
+    with redis_store().commands() as client:
+        if kind == "run":
+            assert once("event", value)
+        else:
+            with redis_store().commands() as inner:
+                assert inner.time()
+        assert client.time()
+
+
+@pytest.mark.parametrize("kind", ["run", "commands"])
+def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServer) -> None:
+    breaker = due_breaker()
+    asks_within(kind)
+    assert not breaker.is_open
+
+
+def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(cluster: Cluster, settings: Any) -> None:
+    alias = settings.CACHES["default"]
+    settings.CACHES = {"default": {**alias, "OPTIONS": {"CLIENT_CLASS": alias["OPTIONS"]["CLIENT_CLASS"]}}}
+    found: Any = redis_store()
+    server = found.server_of("{!}")  # of plain commands
+    value = next(each for each in "abcdefghijklmnop" if found.server_of(f"{{once:{digest(each)}}}") == server)
+    breaker = found._breakers[server] = due_breaker(of=Breaker())
+    asks_within("run", value)
+    assert not breaker.is_open
+    with found.commands(server) as client:
+        assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
+
+
+def test_plain_commands_probe_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:
+    settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
+    due_breaker()
+    for words in ("refused", "several times in a row"):
+        with pytest.raises(StoreUnavailable, match=words), redis_store().commands():
+            pytest.fail("the block began")
