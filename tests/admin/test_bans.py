@@ -49,7 +49,6 @@ def shown(client: Client, title: str = "Bans in force", **query: Any) -> list[li
 
 
 def found(client: Client, text: str, rule: str = "") -> list[str]:
-    """Return the first cells of the bans that a search finds."""
     answer = client.post(PAGE, {"find": text, "rule": rule})
     assert answer.status_code == 302, answer.content.decode()
     page = client.get(answer.url).content.decode()  # type: ignore[attr-defined]

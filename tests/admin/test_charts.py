@@ -32,7 +32,6 @@ check_counts = st.builds(Count, numbers, numbers, numbers)
 
 
 def drawn(name: str, chart: Any) -> ElementTree.Element:
-    """Return what a template draws, parsed."""
     html = render_to_string(f"admin/django_quota/charts/{name}.html", {"chart": chart})
     return ElementTree.fromstring(f"<div>{html}</div>")
 

@@ -32,7 +32,6 @@ Do = Callable[..., Any]
 
 
 def ado(of: Counter, verb: str) -> Callable[..., Any]:
-    """Return the async twin of a verb, as a function that waits."""
     return lambda *arguments: asyncio.run(getattr(of, f"a{verb}")(*arguments))
 
 

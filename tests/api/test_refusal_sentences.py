@@ -29,7 +29,6 @@ IP = "ip:203.0.113.9"
 
 
 def limited(rate: str, *costs: int, name: str = "search", subject: str = IP, **options: Any) -> Decision:
-    """Return the decision on the last hit of these costs."""
     rule = Rule.make(name, rate, **options)
     return [check(rule, subject, cost) for cost in costs][-1]
 

@@ -26,7 +26,6 @@ def urls(settings: Any) -> None:
 
 
 def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
-    """Return which of these rules a request meets."""
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}):
         decision = getattr(Client().get(path, **meta).wsgi_request, "quota", None)
     return [outcome.rule for outcome in decision.outcomes if outcome.rule in rules] if decision else []

@@ -74,7 +74,6 @@ def at_noon(memory_store: None, settings: Any) -> Iterator[None]:
 
 
 def waits(*results: Any) -> list[float]:
-    """Return after how many seconds each task will run."""
     return [((result.task.run_after or NOON) - NOON).total_seconds() for result in results]
 
 

@@ -350,6 +350,16 @@ def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path:
 
 
 @topology
+def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(own: Cluster) -> None:
+    slot, server = slot_of(f"{{{SUBJECT}}}"), own.owner(f"{{{SUBJECT}}}")
+    for each in own.servers:
+        each.client.execute_command("CLUSTER DELSLOTS", slot)
+    assert check("900/m", SUBJECT).degraded
+    server.client.execute_command("CLUSTER ADDSLOTS", slot)
+    assert [check("900/m", SUBJECT).degraded for _ in range(2)] == [True, False]  # the first reads the table again
+
+
+@topology
 def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(settings: Any) -> None:
     with running_cluster(cluster_program(), replicas=1) as cluster:
         settings.CACHES = cluster_caches(cluster)

@@ -58,7 +58,7 @@ def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
     for _ in range(100):
         hit(store, "stays:0", START + 3_600 * SECOND)
     assert len(store) == 100
-    assert not any([hit(store, "stays:0", START + 3_659 * SECOND) for _ in range(100)])
+    assert not any(hit(store, "stays:0", START + 3_659 * SECOND) for _ in range(100))
 
 
 @forks
