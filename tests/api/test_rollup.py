@@ -218,18 +218,18 @@ class TestMoving:
     def test_each_unit_of_a_month_is_billed_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
         machine, calls, units = Machine(raw), 0, 0
         first, tomorrow = TODAY.replace(day=1), TODAY + timedelta(days=1)
-        for step in range(40):
+        for step in range(100):
             cost, day = step % 7, max(first, TODAY - timedelta(days=step % 3))
             machine.count(("org:1", "api"), 100, 3, cost, day)
             calls, units = calls + 100, units + 100 + cost
-            machine.die(step)
+            machine.die(step % 40)
             bills = [bill_of("org:1", first, tomorrow, by) for by in ("day", "month")]
             for found in (recent_usage("org:1"), *bills):
                 assert total(rules["api"] for rules in found.values()) == (calls, calls * 3 // 100, units)
             assert list(bills[1]) == [first]
         machine.roll_up()
         raw.flushall()
-        assert bill_of("org:1", first, tomorrow, "month") == {first: {"api": (4_000, 120, units)}}
+        assert bill_of("org:1", first, tomorrow, "month") == {first: {"api": (10_000, 300, units)}}
 
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])
     def test_a_roll_up_between_two_reads_of_a_bill_changes_nothing(
