@@ -115,8 +115,8 @@ class TestDecisions:
             both(get())
 
     def test_a_look_says_what_a_hit_would_find_and_after_a_count_what_that_found(self) -> None:
-        assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None
         """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
+        assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None
         limit: dict[str, Any] = {"group": "login", "key": "ip", "rate": "5/m"}
         failures = 0
         while not is_ratelimited(get(), **limit):
