@@ -19,7 +19,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.testing import freeze
 from tests.support.commands import said
 from tests.support.overridden import override
-from tests.support.steps import START
+from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -88,6 +88,8 @@ def test_it_shows_bans_slots_days_and_what_refused() -> None:
     assert {limit["rule"] for limit in shown["limits"]} == {"search", "banning", "viewed"}
     assert {(event["rule"], event["subject"]) for event in shown["refused"]} == {("banning", user), ("transfer", user)}
     assert next(iter(shown["days"].values()))["banning"] == {"allowed": 1, "refused": 1, "units": 1}
+    with freeze(START + 3_600 * SECOND):
+        assert said("quota_status", user, "--json")["bans"] == {}
 
 
 def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
