@@ -233,12 +233,12 @@ def test_the_cache_answers_as_on_one_server(cluster: Cluster) -> None:
         assert not site.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
         lock.extend(5)
     assert site.lock("mutex", timeout=5).acquire(blocking=False)
-    site.sadd("{s}1", 1)
-    site.sadd("{s}2", 2)
-    assert site.sunion("{s}1", "{s}2") == {1, 2}
-    site.sadd("s3", 3)
-    with pytest.raises(Exception, match="slot"):
-        site.sunion("{s}1", "s3")
+    if hasattr(site, "sadd"):  # django-redis 5.4 has no sets
+        for number, name in enumerate(("{s}1", "{s}2", "s3"), 1):
+            site.sadd(name, number)
+        assert site.sunion("{s}1", "{s}2") == {1, 2}
+        with pytest.raises(Exception, match="slot"):
+            site.sunion("{s}1", "s3")
 
 
 @topology
