@@ -83,7 +83,6 @@ def client(database: dict[str, Any], memory_store: None, settings: Any) -> Clien
 
 
 def named(page: str) -> str:
-    """Return a page's URL, with the key of the row that there is."""
     return ROOT + page.replace("/1/", f"/{QuotaOverride.objects.values_list('pk', flat=True)[0]}/")
 
 

@@ -58,6 +58,11 @@ class TestARefusalIsRepeated:
         assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
         assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
 
+    def test_for_the_same_cost_alone(self) -> None:
+        check("9/m", SUBJECT, 8, cache_refusals=10)
+        assert not check("9/m", SUBJECT, 5, cache_refusals=10)
+        assert check("9/m", SUBJECT, cache_refusals=10)
+
     def test_for_as_long_as_the_option_says_and_never_beyond_its_retry_after(self, asked: list[int]) -> None:
         with freeze(NOON):
             fill(cache_refusals=2)

@@ -40,7 +40,6 @@ async def plain_async(request: Any) -> HttpResponse:
 
 
 def says_async(request: Any) -> Any:
-    """Return what must be awaited, and do not say so."""
     return plain_async(request)
 
 

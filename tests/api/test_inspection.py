@@ -7,7 +7,8 @@ import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import check, concurrency, peek, quota, reset_subject, slot
+from django_quota import Rule, check, concurrency, peek, quota, reset_subject, slot
+from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
 from tests.support.overridden import override
@@ -120,3 +121,9 @@ class TestOnRedis:
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
             reset_subject(name)
             assert not any(limit["used"] for limit in status_of(name)["limits"])
+
+
+def test_tiers_that_a_subject_cannot_have_are_left_out() -> None:
+    rule = Rule.make("r", {"anonymous": "1/m", "authenticated": "2/m"}, key="user")
+    found = [list(possible_tiers(rule, subject, {})) for subject in ("user:1", SUBJECT)]
+    assert found == [["authenticated"], ["anonymous"]]

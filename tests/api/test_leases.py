@@ -17,6 +17,7 @@ from django.contrib.auth.models import User
 
 from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.features.slot_queues import pause_before
 from django_quota.testing import QuotaKit, RedisServer, freeze
 from django_quota.types import Lease, Slot
 from tests.support.commands import wait_until
@@ -488,7 +489,8 @@ class TestOnRedis:
 
 
 @in_memory
-def test_a_wrong_argument_is_named() -> None:
+def test_a_wrong_argument_is_named_and_who_waits_pauses_for_5_to_50_ms() -> None:
+    assert all(0.005 <= pause_before(estimate) <= 0.05 for estimate in (0, 10_000, 10**12) for _ in range(99))
     wrong: list[tuple[str, list[Any], Callable[[Any], object]]] = [
         ("name of a slot", ["", "  ", None], lambda name: slot(name, 1)),
         ("limit=", [0, 1.5, True, "10", 1_000_001], lambda limit: slot("export", limit)),

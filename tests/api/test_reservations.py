@@ -50,7 +50,6 @@ def left(rate: str = "1000/h", **options: Any) -> int | None:
 
 
 def later(hold: Hold) -> Hold:
-    """Return the reservation as another process reads it."""
     return Hold.loads(hold.dumps())
 
 

@@ -104,7 +104,6 @@ def site(request: pytest.FixtureRequest, memory_store: None, settings: Any) -> I
 
 
 def ask(where: str, **query: Any) -> Any:
-    """Ask a view; an error that leaves it is a 500."""
     if where.startswith("a"):
 
         async def wait() -> Any:

@@ -40,7 +40,6 @@ def request(**meta: Any) -> HttpRequest:
 
 
 def subject(key: object, of: HttpRequest | None = None) -> str:
-    """Return the subject as both drivers find it."""
     asked = of or request()
     found = subject_of(key, asked)
     assert asyncio.run(asubject_of(key, asked)) == found

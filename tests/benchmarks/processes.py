@@ -51,7 +51,6 @@ def awake_cores() -> Iterator[None]:
 
 @contextmanager
 def redis_over_tcp(program: Path) -> Iterator[str]:
-    """Run a server, and yield its URL."""
     port = str(free_port())
     with running_redis(program, "--port", port, "--bind", "127.0.0.1"):
         yield f"redis://127.0.0.1:{port}/0"

@@ -98,7 +98,6 @@ def _say(workers: list[_Worker], word: str, answer: str = "") -> list[Any]:
 
 @contextmanager
 def _workers(caches: Mapping[str, Any], rate: int) -> Iterator[list[_Worker]]:
-    """Run a sync and an async worker, which are ready to begin."""
     workers: list[_Worker] = []
     try:
         workers.extend(_Worker(kind, caches, rate) for kind in ("sync", "async"))

@@ -51,7 +51,6 @@ class Scene(Generic[T]):
 
 @contextmanager
 def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Server]]:
-    """Run one server on a unix socket."""
     with running(Server(program, folder, *options)) as server:
         yield Place(one_alias(server.url), server, server.is_well)
 

@@ -164,7 +164,6 @@ def with_rules(settings: Any, **rules: Any) -> None:
 
 
 def at(settings: Any, **views: Any) -> None:
-    """Put views behind these URLs, and no others."""
     patterns = [path(f"{name}/", views[name], name=name) for name in views]
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": patterns})
 

@@ -17,7 +17,6 @@ ADDRESSES = {"front": "/", "refused": "/refused/", **{name: f"/admin/{path}" for
 
 
 def shoot(browser: Browser, screen: Screen, path: str, file: Path) -> None:
-    """Take a picture of a whole page."""
     browser.set_screen(screen)
     browser.open(path)
     height = min(int(browser.run("return document.scrollingElement.scrollHeight")), TALLEST)
@@ -26,7 +25,6 @@ def shoot(browser: Browser, screen: Screen, path: str, file: Path) -> None:
 
 
 def main() -> int:
-    """Take them all; return the exit status."""
     parser = argparse.ArgumentParser(description="Take pictures of every page.")
     parser.add_argument("folder", type=Path, help="where to save the pictures")
     parser.add_argument("names", nargs="*", help=f"pages to take; default: all of {', '.join(ADDRESSES)}")

@@ -222,7 +222,6 @@ def broken_promises(mode: str, states: list[Any], clock: Clock, calls: list[Call
 
 
 def failed_calls(mode: str) -> dict[str, str]:
-    """Make every call; return what is wrong."""
     found: dict[str, str] = {}
     for call in CALLS:
         try:

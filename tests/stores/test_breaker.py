@@ -219,7 +219,6 @@ def test_an_error_of_the_caller_or_a_reply_is_no_failure_of_the_server(redis_cac
 
 
 def asks_within(kind: str, value: str = "1") -> None:
-    """Make a call within a block of plain commands."""
     with redis_store().commands() as client:
         if kind == "run":
             assert once("event", value)

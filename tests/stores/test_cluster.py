@@ -494,7 +494,6 @@ def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
 
 
 def until_well(kind: str, clock: Clock) -> None:
-    """Ask until Redis decides for every subject."""
 
     def is_well() -> bool:
         clock.now += 1

@@ -32,7 +32,6 @@ def always(value: object) -> Callable[[HttpRequest], Any]:
 
 
 def run(view: Callable[..., Any], request: Any = None) -> Any:
-    """Call a view, sync or async."""
 
     async def wait() -> HttpResponseBase:
         answer = view(get() if request is None else request)
