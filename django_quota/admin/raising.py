@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 
-from django_quota.admin.wording import state_of
 from django_quota.core import clock
+from django_quota.core.overrides import Override
 from django_quota.core.rules import Rule
-from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import UNLIMITED, NamedRule, rules_for
@@ -49,26 +48,35 @@ def raisings(subject: str, name: str) -> list[Raising]:
     Where an override holds already, nothing is raised: it would be replaced or hidden. A raise may replace a raise.
     """
     overrides.refresh()
-    rows = {row.rule: row for row in QuotaOverride.objects.using(write_database()).filter(subject=subject)}
     keys = known_keys()
     return [
-        Raising(rule, given if isinstance(given, Rule) else None, _problem(subject, rule, given, rows.get(rule)))
+        Raising(rule, given if isinstance(given, Rule) else None, _problem(subject, rule, given))
         for rule, given in rules_for(name).items()
         if is_given_by(keys.get(rule, []), subject)
     ]
 
 
-def _problem(subject: str, name: str, rule: NamedRule, own: QuotaOverride | None) -> str:
-    """Return why a rule cannot be raised; `own`: the override of this subject and rule."""
-    held = overrides.table.find(subject, name, clock.now())
-    is_raise = own is not None and own.rate.startswith("x") and "+" not in own.rate
-    if held is not None and not (own is not None and held.pk == own.pk and is_raise):
-        return _("an override is in force: %s") % (held.rates or QuotaOverride.Mode(held.mode).label)
-    if own is not None and state_of(own) == "pending":
-        return _("its own override would be lost: %s") % own.effect
+def _problem(subject: str, name: str, rule: NamedRule) -> str:
+    """Return why a rule cannot be raised; empty if it can."""
+    now = clock.now()
+    held = overrides.table.find(subject, name, now)
+    if held is not None and not _is_raise(held, subject, name):
+        return _("an override is in force: %s") % _in_words(held)
+    for each in overrides.table.matching(subject, name):
+        if (each.subject, each.rule) == (subject, name) and each.begins > now:
+            return _("its own override would be lost: %s") % _in_words(each)
     if not isinstance(rule, Rule):
         return str(rule)
     if not rule.rates:
         return str(UNLIMITED)
     is_closed = bool(rule.limits) and not any(limit.rate.count for limit in rule.limits)
     return _("it admits nothing") if is_closed else ""
+
+
+def _is_raise(held: Override, subject: str, name: str) -> bool:
+    """Return whether an override of exactly this subject and rule multiplies the rates, and adds no units."""
+    return (held.subject, held.rule) == (subject, name) and held.rates.startswith("x") and "+" not in held.rates
+
+
+def _in_words(override: Override) -> str:
+    return override.rates or str(QuotaOverride.Mode(override.mode).label)

@@ -161,7 +161,7 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
-class Change(NamedTuple):
+class RateChange(NamedTuple):
     """How an override changes the rates of a rule, whichever they are."""
 
     factor: int = 1
@@ -178,12 +178,12 @@ _CHANGE = re.compile(r"(?:x([1-9][0-9]*))?(?:\+([1-9][0-9]*))?")
 MAX_FACTOR = 1_000
 
 
-def parse_override_rates(text: str) -> Change | tuple[Rate, ...]:
+def parse_override_rates(text: str) -> RateChange | tuple[Rate, ...]:
     """Read what an override sets: rates, or a change of the rule's own: `"+500"`, `"x2"`. Raises `RateError`."""
     if text.strip()[:1] not in ("+", "x"):
         return parse_rates(text)
     match = _CHANGE.fullmatch(text.strip())
-    change = Change(int(match[1] or 1), int(match[2] or 0)) if match else Change(0)
+    change = RateChange(int(match[1] or 1), int(match[2] or 0)) if match else RateChange(0)
     if not 1 <= change.factor <= MAX_FACTOR or change.units > MAX_COUNT:
         problem = f"it neither adds 1 to {MAX_COUNT:,} units nor multiplies by 1 to {MAX_FACTOR:,}"
         raise RateError(text, None, problem, "Use, for example, +500, x2 or x2+500.")

@@ -55,7 +55,10 @@ class Option:
     is_shared: bool = False
     """Whether rules of one name must agree on it: it concerns the rule and its subject, not a single limit."""
     only_in: Literal["", "settings", "views", "requests"] = ""
-    """Where it is allowed: everywhere, in the settings, there and on views, or where there is a request."""
+    """Where it is allowed: everywhere (""), in the settings alone, or in the settings and on views.
+
+    With "views" it needs a response or a URL. With "requests" it chooses requests, so integrations take it, too.
+    """
 
     def check(self, name: str, value: Any) -> None:
         """Raise `RuleError` if a value is wrong."""

@@ -16,7 +16,7 @@ from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Li
 from django_quota.core.caching import cached
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.core.matching import Match
-from django_quota.core.rates import Change, Rate, parse_override_rates, parse_rates, validate_cost
+from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
     MIN_SHARE,
     OPTION,
@@ -381,7 +381,7 @@ class Rule:
         fit, and for units of a bucket: it refills, and has no window.
         """
         change = parse_override_rates(rates)
-        if not isinstance(change, Change):
+        if not isinstance(change, RateChange):
             return self.with_rates(*change)
         if not self.limits:
             return self

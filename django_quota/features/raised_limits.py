@@ -14,7 +14,7 @@ from django_quota.core.clock import moment_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.overrides import Override, OverrideTable
-from django_quota.core.rates import MAX_COUNT, Change, Duration, parse_duration, parse_override_rates
+from django_quota.core.rates import MAX_COUNT, Duration, RateChange, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import rule_under
 from django_quota.features.bans import known_rule, subject_under_flow
@@ -103,10 +103,11 @@ def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit
     raised = [limit for tier in tiers for limit in tier.under(f"+{by}").limits]
     if not raised and not rule.dynamic:
         raise RuleError(f"Rule {rule.name!r} has no rate, so there is none to raise.")
-    change = Change() if held is None else parse_override_rates(held.rates)
-    if isinstance(change, Change):
+    change = RateChange() if held is None else parse_override_rates(held.rates)
+    if isinstance(change, RateChange):
         return str(change._replace(units=change.units + by)), raised
-    return "; ".join(str(limit.rate) for limit in raised[: len(change)]), raised
+    of_each_tier = raised[: len(change)]  # an override that sets rates sets the same for every tier
+    return "; ".join(str(limit.rate) for limit in of_each_tier), raised
 
 
 def _end_of_period(rule: Rule, limits: Sequence[Limit], now: int) -> int:

@@ -386,7 +386,7 @@ def _asked_flow(
 
 
 def _rule_of_call(rule_or_rate: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Rule:
-    for option in OF_REQUESTS.intersection(options):
+    for option in OF_REQUESTS.intersection(options) if options else ():
         raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
     try:
         return rule_of(rule_or_rate, options)

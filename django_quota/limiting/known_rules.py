@@ -71,15 +71,14 @@ def known_slots() -> list[str]:
 
 
 def _found_by(finders: list[Finder]) -> Sequence[Any]:
-    patterns = url_patterns()  # first: to load the views may register finders
-    return _found_behind(get_resolver() if patterns else None, tuple(finders))
+    url_patterns()  # first: to load the views may register finders
+    return _found_behind(tuple(finders))
 
 
 @lru_cache(maxsize=2)
-def _found_behind(resolver: Any, finders: tuple[Finder, ...]) -> Sequence[Any]:
+def _found_behind(finders: tuple[Finder, ...]) -> Sequence[Any]:
     """Return what finders find, once for the rules and once for the slots: a walk over 1,000 URLs takes 20 ms."""
-    patterns = () if resolver is None else resolver.url_patterns
-    return [found for finder in finders for found in finder(patterns)]
+    return [found for finder in finders for found in finder(url_patterns())]
 
 
 def _see_change(**_: object) -> None:

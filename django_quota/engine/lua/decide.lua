@@ -170,7 +170,9 @@ if mode == 'check' then
       for i = 1, #hit do
         local limit = hit[i]
         limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
-        if warn > 0 then is_near = is_near or (limit.capacity - limit.remaining) * 1000 >= limit.capacity * warn end
+        local used, threshold = limit.capacity - limit.remaining, limit.capacity * warn / 1000
+        -- Most hits cross no share, and need no such module, which says whether the limit is near.
+        if warn > 0 and used >= threshold and (hit.shares or used - hit.cost < threshold) then is_near = true end
       end
       if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier) end
       if is_near then need('near')(hit, hit.cost) end

@@ -52,7 +52,7 @@ return {
       if first <= now then first = now + 1 end -- no entry that has expired
       local entries = redis.call('ZRANGEBYSCORE', limit.key, integer(first), '+inf', 'WITHSCORES')
       if not entries[1] or tonumber(entries[2]) > last then return end
-      local less, added, ttl = nil, {}, redis.call('PTTL', limit.key)
+      local less, added = nil, {}
       for at = 1, #entries, 2 do
         local total, cost = string.match(entries[at], '^(%d+):(%d+)$')
         total, cost = tonumber(total), tonumber(cost)
@@ -67,7 +67,7 @@ return {
       redis.call('ZREMRANGEBYSCORE', limit.key, integer(first), '+inf')
       if added[1] then
         redis.call('ZADD', limit.key, unpack(added))
-        redis.call('PEXPIRE', limit.key, ttl)
+        keep(limit.key, entries[#entries] - now)
       end
       redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     end,
