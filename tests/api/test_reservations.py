@@ -73,6 +73,13 @@ def test_settling_gives_the_rest_back_once_and_charges_more_in_full(algorithm: A
         assert (decision.allowed, bool(decision.retry_after)) == (False, True)
 
 
+def test_what_is_given_back_where_a_key_has_lost_its_ttl_deletes_no_count(redis_cache: None, raw: Any) -> None:
+    check("9/h", USER, 3)
+    hold = reserve("9/h", USER, 5)
+    assert all(raw.persist(key) for key in raw.keys(f"*{USER}*:r:*"))
+    assert hold.settle(2).remaining == 4
+
+
 @in_memory
 class TestReserving:
     def test_sync_it_raises_without_room_an_error_cancels_and_else_the_estimate_stays(self) -> None:

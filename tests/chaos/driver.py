@@ -88,7 +88,6 @@ class _Worker:
 
 
 def _say(workers: list[_Worker], word: str, answer: str = "") -> list[Any]:
-    """Say a word to all, and return what they answer."""
     for worker in workers:
         worker.pipe.send(word)
     answers = [worker.pipe.recv() for worker in workers]

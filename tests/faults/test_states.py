@@ -44,7 +44,6 @@ def its_own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
-    """Return what a store says of the limits of a plan."""
     reply: list[int] = store.run(plan.operation(now, mode), now)
     assert plan.read(reply) is not None
     return reply[: 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan.hits)]

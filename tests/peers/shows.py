@@ -114,7 +114,6 @@ def get_at(name: str, seconds: float, get: Get, address: str) -> Any:
 
 
 def visitors(url: str) -> dict[str, dict[str, Any]]:
-    """Return what the visitors of each site meet, by package."""
     set_up(url)
     found: dict[str, dict[str, Any]] = {}
     for name in WITH_VIEWS:

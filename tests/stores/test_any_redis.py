@@ -276,7 +276,6 @@ SENTINEL = "5ENTINEL"
 
 
 def options_in(url: str) -> Any:
-    """Return the options in a URL, None if it cannot be read."""
     try:
         return read_url(url)
     except ValueError:

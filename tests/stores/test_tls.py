@@ -101,7 +101,6 @@ def caches(location: object, certificates: Certificates | None, **options: Any) 
 
 
 def as_options(certificates: Certificates) -> dict[str, Any]:
-    """Return TLS and long time-outs as redis-py names them."""
     times = {name.lower(): value for name, value in PATIENT.items()}
     return {"ssl": True, "ssl_ca_certs": certificates.authority, **times}
 

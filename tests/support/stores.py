@@ -135,7 +135,6 @@ def own_memory_store(**options: Any) -> Iterator[MemoryStore]:
 
 
 def redis_store() -> RedisStore:
-    """Return the store of the settings, which is one of Redis."""
     store = get_limiter().store
     assert isinstance(store, RedisStore)
     return store
