@@ -100,6 +100,13 @@ class StoreFull(StoreUnavailable):
         super().__init__(reason)
 
 
+class StoreBusy(StoreUnavailable):  # noqa: N818 — it is no fault of the store
+    """This process has more calls under way than it may have. The store may be fine, so this is not an outage.
+
+    Nothing was sent. Rules with `on_unavailable="allow"` are decided in the memory of this process.
+    """
+
+
 class CounterError(QuotaError):
     """A counter would leave 64 bits, or its key holds another type. Nothing was changed.
 

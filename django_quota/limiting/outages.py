@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from django_quota.core.errors import (
+    StoreBusy,
     StoreCommandDenied,
     StoreDataError,
     StoreFull,
@@ -74,6 +75,8 @@ class Outages:
 
         `is_decision`: whether a rule was decided. Other operations may need a command that decisions do not.
         """
+        if isinstance(error, StoreBusy):
+            return []
         if isinstance(error, StoreDataError):
             _log_foreign_data(tuple(dict.fromkeys(subjects)), error.reason)
             return []
