@@ -69,4 +69,4 @@ screenshots: $(VENV)/.installed-dev ## Take pictures of every page, into screens
 	@$(BIN)/python -m tests.e2e.screenshots $(or $(ARGS),screenshots)
 
 clean: ## Delete what the targets made
-	rm -rf $(VENV) dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .nox dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

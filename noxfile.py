@@ -57,6 +57,13 @@ def clients(session: nox.Session, redis: str, django_redis: str) -> None:
     session.run(*PYTEST, *session.posargs)
 
 
+@nox.session(python=PYTHONS)
+def newest(session: nox.Session) -> None:
+    """Run the tests on the newest version of everything that a Python can have, as somebody gets who installs it now."""
+    session.install("-e", ".[dev]")
+    session.run(*PYTEST, *session.posargs)
+
+
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
     """Run the tests on the oldest version of everything that pyproject.toml allows."""

@@ -100,7 +100,7 @@ class StoreFull(StoreUnavailable):
         super().__init__(reason)
 
 
-class StoreBusy(StoreUnavailable):  # noqa: N818 — it is no fault of the store
+class StoreBusy(StoreUnavailable):
     """This process has more calls under way than it may have. The store may be fine, so this is not an outage.
 
     Nothing was sent. Rules with `on_unavailable="allow"` are decided in the memory of this process.

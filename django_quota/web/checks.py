@@ -157,9 +157,13 @@ def _check_redis() -> Iterator[CheckMessage]:
 # --- `check --database` -----------------------------------------------------------------------------------------------
 
 
-@register("django_quota", Tags.database)
+@register(Tags.database)
 def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Find missing tables, and more overrides than a process should hold."""
+    """Find missing tables, and more overrides than a process should hold.
+
+    Without our tag: since Django 6.1, `check --tag django_quota` runs checks of that tag on all databases, and an image
+    is built where there is none.
+    """
     needed: dict[str, set[str]] = {}
     if has_database():
         needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChanges._meta.db_table}  # noqa: SLF001

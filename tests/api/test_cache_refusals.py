@@ -21,7 +21,7 @@ from tests.support.commands import json_of
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
 from tests.support.memory import as_another_process, remembered_refusals, with_room_for_refusals
-from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -192,7 +192,6 @@ def test_what_one_subject_cannot_count_is_counted_once_for_the_others(raw: redis
 
 
 @forks
-@threads_ran
 @pytest.mark.usefixtures("memory_store")
 def test_a_forked_process_starts_without_memory() -> None:
     with freeze(NOON), processes() as children:

@@ -310,15 +310,20 @@ def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
 
 
 def _database_findings() -> list[tuple[str, str]]:
-    found = run_checks(tags=["django_quota"], databases=["default"])
+    found = run_checks(tags=["database"], databases=["default"])
     return [(str(each.id).removeprefix("django_quota."), each.msg) for each in found]
+
+
+def test_our_tag_asks_no_database(tmp_path: Path) -> None:
+    with default_database(sqlite_database(tmp_path / "no" / "such" / "folder.sqlite3")):
+        assert all(each.id != "django_quota.W031" for each in run_checks(tags=["django_quota"], databases=["default"]))
 
 
 def test_w031_the_tables_of_overrides_are_missing(tmp_path: Path, django_db_blocker: Any) -> None:
     empty = sqlite_database(tmp_path / "empty.sqlite3")
     with django_db_blocker.unblock(), default_database(empty):
         with CaptureQueriesContext(connection) as queries:
-            assert run_checks(tags=["django_quota"]) == run_checks(tags=["django_quota"], databases=["other"]) == []
+            assert run_checks(tags=["database"], databases=[]) == []
         assert not queries.captured_queries
         assert _database_findings() == []  # the first `migrate` of a site
         with connection.cursor() as cursor:

@@ -22,7 +22,7 @@ from django_quota.testing import QuotaKit, RedisServer, freeze
 from django_quota.types import Lease, Slot
 from tests.support.commands import wait_until
 from tests.support.outages import no_answer
-from tests.support.processes import forks, in_child, threads_ran
+from tests.support.processes import forks, in_child
 from tests.support.slots import (
     asked_elsewhere,
     calls,
@@ -474,7 +474,6 @@ class TestOnRedis:
             let_in_as_they_came([held], futures)
 
     @forks
-    @threads_ran
     def test_a_forked_process_does_not_wait_behind_its_parent(self) -> None:
         def work() -> int:
             released_elsewhere("line")

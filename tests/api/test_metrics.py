@@ -33,7 +33,7 @@ from tests.support.counts import (
 from tests.support.memory import metrics_that_wait, with_room_for_metrics, with_room_for_uncounted
 from tests.support.outages import no_answer
 from tests.support.overridden import override
-from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
 
@@ -131,7 +131,6 @@ class TestTheWay:
         wait_until(lambda: sent(raw) == {"a:a": 1})
 
     @forks
-    @threads_ran
     def test_a_forked_process_sends_its_own_counts_and_not_its_parents(self, raw: redis.Redis) -> None:
         def work() -> None:
             for _ in range(3):
@@ -316,7 +315,6 @@ def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for
 
 
 @forks
-@threads_ran
 def test_a_forked_process_has_a_thread_of_its_own(own_flusher: Flusher) -> None:
     def work() -> None:
         before = rounds_of(mine)

@@ -37,7 +37,7 @@ from tests.support.outages import (
     no_answer,
     with_clock,
 )
-from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches
 
@@ -288,7 +288,6 @@ def test_processes_share_a_limit_until_they_have_been_silent_for_long(share: Any
 
 
 @forks
-@threads_ran
 def test_a_forked_process_is_one_more(share: Any, raw: redis.Redis) -> None:
     share()
     with processes() as children:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from django_quota.models import OverrideChanges, Overview, QuotaOverride, Subjec
 from django_quota.testing import QuotaKit
 from tests.support.databases import default_database, sqlite_database
 from tests.support.inputs import inputs
+from tests.support.processes import forks, in_child
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -360,17 +360,14 @@ def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) ->
     assert admits(rule="0/m") == is_exempt
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@forks
 def test_a_forked_process_forgets_what_only_its_parent_can_commit(watch: Watch) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("the child would share the connection")
     with transaction.atomic():
         block()
         assert not admits()
-        pid = os.fork()
-        if not pid:
-            os._exit(int(overrides._own != [] or overrides._known is not None))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert in_child(lambda: overrides._own != [] or overrides._known is not None) == 0
         assert not admits()
 
 

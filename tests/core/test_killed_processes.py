@@ -15,7 +15,7 @@ import redis
 from django_quota import counter, slot
 from django_quota.engine.lease_operations import Renew
 from django_quota.exceptions import QuotaExceeded
-from tests.support.processes import ended, forks, heard, processes, started, threads_ran
+from tests.support.processes import ended, forks, heard, processes, started
 from tests.support.slots import keys_of
 from tests.support.steps import SECOND
 from tests.support.stores import current_store
@@ -26,7 +26,7 @@ LIMIT = 3
 TOKEN_SIZE = 64
 """Bytes in which a process tells its token."""
 
-pytestmark = [pytest.mark.thorough("processes"), forks, threads_ran, pytest.mark.usefixtures("redis_cache")]
+pytestmark = [pytest.mark.thorough("processes"), forks, pytest.mark.usefixtures("redis_cache")]
 
 
 def test_counters_stay_exact_though_a_worker_is_killed(raw: redis.Redis, tmp_path: Path) -> None:

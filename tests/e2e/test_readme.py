@@ -260,6 +260,7 @@ def test_the_shown_plans_limit_by_plan_and_endpoint_are_bought_and_mail_the_cust
     shown = marked("docs/plans.md", "settings")
     settings.QUOTA = {**settings.QUOTA, **shown["QUOTA"]}
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
+    settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # new in Django 6.1
     shown |= run("docs/plans.md")
     assert run_checks(tags=["django_quota"]) == []
     ann, bob, cid = (User.objects.create(username=name, email=f"{name}@example.org") for name in ("ann", "bob", "cid"))

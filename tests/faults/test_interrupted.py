@@ -19,7 +19,7 @@ from tests.faults.sockets import listening
 from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
 from tests.support.outages import due_breaker, new_breaker, new_outages
-from tests.support.processes import forks, in_child, threads_ran
+from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -135,7 +135,6 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
 
 
 @forks
-@threads_ran
 def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:

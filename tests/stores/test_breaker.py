@@ -26,7 +26,7 @@ from django_quota.testing import RedisServer
 from tests.support.clusters import Cluster
 from tests.support.inputs import inputs
 from tests.support.outages import FAILURES, due_breaker, fail, new_breaker
-from tests.support.processes import forks, in_child, threads_ran
+from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -56,7 +56,6 @@ def test_one_of_many_threads_probes(opened: Breaker, clock: Clock) -> None:
 
 
 @forks
-@threads_ran
 def test_a_forked_process_does_not_wait_for_its_parent(opened: Breaker, clock: Clock) -> None:
     clock.now += 1
     assert opened.acquire()

@@ -1,6 +1,7 @@
 """The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
 
 import asyncio
+import inspect
 import json
 import signal
 import threading
@@ -616,4 +617,4 @@ def losing(connection_class: Any, lost: Exception) -> Any:
     async def aread(*arguments: Any, **options: Any) -> Any:
         return is_of_a_script(await read(*arguments, **options))
 
-    return aread if asyncio.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
+    return aread if inspect.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))

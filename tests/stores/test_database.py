@@ -37,7 +37,7 @@ from django_quota.stores.database.values import dumps, loads
 from tests.support.commands import wait_until
 from tests.support.databases import default_database, running_pgbouncer
 from tests.support.inputs import inputs
-from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.processes import ended, forks, processes, started
 from tests.support.stores import current_store, empty_database
 
 SUBJECT = "ip:192.0.2.1"
@@ -101,7 +101,6 @@ def test_racing_threads_and_tasks_are_admitted_exactly_up_to_the_limit(store: Da
 
 
 @forks
-@threads_ran
 def test_racing_processes_are_admitted_exactly_up_to_the_limit(store: DatabaseStore, tmp_path: Path) -> None:
     hit(subject="ip:192.0.2.9")  # the parent has a connection, which no child may use
 

@@ -9,7 +9,7 @@ import pytest
 from django_quota import Rule, check, check_all, peek
 from django_quota.core.errors import StoreFull
 from django_quota.stores.memory import LINGERS, MemoryStore
-from tests.support.processes import forks, in_child, threads_ran
+from tests.support.processes import forks, in_child
 from tests.support.steps import SECOND, START, answers, decided, hits_of
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -62,7 +62,6 @@ def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
 
 
 @forks
-@threads_ran
 def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
     store = MemoryStore()
     hit(store)

@@ -1,7 +1,6 @@
 """The Redis store: one round trip, one reload, one set of errors; sync and async."""
 
 import asyncio
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from django_quota.stores.redis import connections
 from django_quota.testing import RedisServer, freeze, running_redis
 from tests.support.commands import wait_until
 from tests.support.ports import free_port
+from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, redis_store
 
@@ -35,21 +35,19 @@ async def ahit() -> Decision:
     return await acheck("50/m", SUBJECT)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@forks
 def test_racing_processes_threads_and_tasks_are_admitted_exactly_up_to_the_limit() -> None:
     async def race() -> int:
         return sum(map(bool, await asyncio.gather(*(ahit() for _ in range(60)))))
 
+    def admitted() -> int:
+        with ThreadPoolExecutor(4) as threads:
+            return sum(map(bool, threads.map(lambda _: hit(), range(10)))) + asyncio.run(race())
+
     hit()  # the parent has a connection, which no child may use
-    children = []
-    for _ in range(4):
-        child = os.fork()
-        if child == 0:
-            with ThreadPoolExecutor(4) as threads:
-                os._exit(sum(map(bool, threads.map(lambda _: hit(), range(10)))) + asyncio.run(race()))
-        children.append(child)
-    admitted = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert sum(admitted) == 49
+    with processes() as children:
+        children += [started(admitted, int) for _ in range(4)]
+        assert sum(ended(children)) == 49
     assert not hit()
 
 

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from tests.support.commands import PATIENCE
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _: 0) -> int:
@@ -20,7 +20,9 @@ def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _:
 
     `status`: what it ends with instead, by what the work returned.
     """
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, also of those of the test runner
+        child = os.fork()
     if child == 0:
         signal.alarm(int(PATIENCE) * 5)  # where it waits for what is not in it
         ends_with = 99
