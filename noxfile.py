@@ -59,7 +59,7 @@ def clients(session: nox.Session, redis: str, django_redis: str) -> None:
 
 @nox.session(python=PYTHONS)
 def newest(session: nox.Session) -> None:
-    """Run the tests on the newest version of everything that a Python can have, as somebody gets who installs it now."""
+    """Run the tests on the newest version of everything, as somebody gets who installs it now."""
     session.install("-e", ".[dev]")
     session.run(*PYTEST, *session.posargs)
 

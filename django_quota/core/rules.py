@@ -452,15 +452,16 @@ _OTHER_WORDS: dict[str, str] = {
 """Options of other packages, and what they are called here."""
 
 
-def check_option_names(options: Iterable[str], known: Collection[str] = _IN_CODE, *others: str) -> None:
+def check_option_names(options: Mapping[str, object], known: Collection[str] = _IN_CODE, *others: str) -> None:
     """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: more names to suggest."""
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
             ours = _OTHER_WORDS.get(option)
             hint = f"Here it is called {ours!r}." if ours else did_you_mean(option, {*known, *others})
             if ours == "rate":
-                hint = "The first argument is the rate, such as '10/m'; in the settings it is 'rate'."
+                given = value if isinstance(value, str) else "10/m"
+                hint = f"The first argument is the rate: write {given!r} first. In the settings it is 'rate'."
             raise RuleError(f"{option!r} {only}.", hint)
 
 

@@ -136,7 +136,8 @@ def test_what_stands_in_between_runs_and_the_limits_around_it_are_two(names: Any
     ("rates", "options", "words"),
     [
         ((), {}, "@quota got none"), (("1/m",), {"key": "usr"}, "Did you mean 'user'"), ((), {"rule": 5}, "5"),
-        ((), {"limit": "5/m"}, r"'limit' is not an option .* The first argument is the rate, .* '10/m'"),
+        ((), {"limit": "5/m"}, r"'limit' is not an option .* The first argument is the rate: write '5/m' first\."),
+        ((), {"rate": 5}, r"'rate' is not an option .* The first argument is the rate: write '10/m' first\."),
         (("search",), {}, r"If it is the name of a configured rule, write @quota\(rule='search'\)"),
         (("10/m", "ip"), {}, r"Write a count.* if it is the key, key='ip'"),
         (("5/m",), {"rule": "search", "methods": ["POST"], "cost": 2}, "no other arguments: '5/m', methods=, cost="),

@@ -42,7 +42,8 @@ NAMES = {
     """,
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
-        Counter Endpoint Hold Lease Outcome QuotaRequest Rate RefusalDetails ResetReport RuleOptions RunningTotals Slot
+        Counter Endpoint Entry Hold Lease Outcome QuotaRequest Rate RefusalDetails ResetReport RuleOptions RunningTotals
+        Slot
     """,
 }
 """A name more is a promise more: each needs a user of the guides, or an integration."""

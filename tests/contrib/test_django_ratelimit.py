@@ -114,6 +114,11 @@ class TestDecisions:
         with pytest.raises(Ratelimited):
             both(get())
 
+    def test_a_stand_in_for_a_request_needs_only_meta_and_method(self) -> None:
+        stand_in = SimpleNamespace(META={"REMOTE_ADDR": "203.0.113.9"}, method="GET")
+        found = [is_ratelimited(stand_in, group="bare", key="ip", rate="2/m", increment=True) for _ in range(3)]
+        assert found == [False, False, True]
+
     def test_a_look_says_what_a_hit_would_find_and_after_a_count_what_that_found(self) -> None:
         """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
         assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_quota import Decision, Rule, peek
+from django_quota import Decision, Rule, check_all, peek
 from django_quota.adapters import apply_decision, decide, digest
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.core.flow import run_sync
@@ -128,6 +128,8 @@ def count(request: Any, limits: Sequence[Limit]) -> Decision | None:
     pairs = [pair for limit in limits if (pair := _pair(request, limit)) is not None]
     if not pairs:
         return None
+    if django_request(request) is None:  # a stand-in with META and method, which django-ratelimit takes as well
+        return check_all(pairs)
     decision = decide(request, pairs)
     apply_decision(request, decision)
     return decision
