@@ -11,9 +11,11 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import is_dataclass
 from functools import partial, wraps
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, Unpack
+from types import UnionType
+from typing import Any, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
@@ -102,12 +104,20 @@ def auth(request: HttpRequest) -> Any:
     kind: Any = type(found)
     if getattr(found, "pk", None) is not None:
         return f"{kind.__name__}.{found.pk}"
-    if kind.__str__ is object.__str__:
-        raise RuleError(
-            f"The authentication returned {kind.__name__}, which identifies nobody.",
-            "Return a text, a user or an object with a `pk`, or use a function of the request as key=.",
-        )
+    if _identifies_nobody(kind):
+        raise RuleError(f"The authentication returned {kind.__name__}, which identifies nobody.", _IDENTIFY)
     return adapters.digest(str(found))
+
+
+_IDENTIFY = (
+    "Return a string, a user or an object with a `pk`, or give @limits a key= of your own, for example "
+    'key=lambda request: request.auth["sub"].'
+)
+
+
+def _identifies_nobody(kind: Any) -> bool:
+    """Say whether objects of this class have no string of their own, such as dicts and dataclasses."""
+    return isinstance(kind, type) and kind.__str__ is object.__str__
 
 
 def install(api: NinjaAPI) -> None:
@@ -241,6 +251,8 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
         except RuleError as error:
             place = adapters.dotted_path(operation.view_func)
             yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=error.hint, id="django_quota.E024")
+    if any(isinstance(rule, Rule) and rule.key is auth for rule in rules):
+        yield from _check_authentication(operation)
     if rules and not adapters.has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
         yield CheckWarning(
             f"The API {api.title} ({api.urls_namespace}) does not answer what the limiter raises: a QuotaExceeded or "
@@ -256,6 +268,29 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
             hint='Set NINJA_NUM_PROXIES: the number of your proxies, 0 for none. Or set QUOTA["TRUSTED_PROXIES"].',
             id="django_quota.W028",
         )
+
+
+def _check_authentication(operation: Any) -> Iterator[CheckMessage]:
+    """Find an authentication that is annotated with a dict or a dataclass, of which no part says whom it is about."""
+    for callback in operation.auth_callbacks:
+        function = getattr(callback, "authenticate", callback)
+        try:
+            returned = get_type_hints(function).get("return")
+        except (NameError, TypeError):  # a name that only type checkers know, or no function
+            continue
+        members = get_args(returned) if get_origin(returned) in (Union, UnionType) else [returned]
+        for kind in [get_origin(member) or member for member in members]:
+            if _identifies_nobody(kind) and (issubclass(kind, dict) or is_dataclass(kind)) and not _has_pk(kind):
+                yield Error(
+                    f"{adapters.dotted_path(function)} returns {kind.__name__}, which identifies nobody. @limits on "
+                    f"{adapters.dotted_path(operation.view_func)} counts by it: each request will be a 500.",
+                    hint=_IDENTIFY,
+                    id="django_quota.E035",
+                )
+
+
+def _has_pk(kind: type) -> bool:
+    return hasattr(kind, "pk") or "pk" in getattr(kind, "__dataclass_fields__", ())
 
 
 def _operations_behind(patterns: Iterable[Any]) -> Iterator[Any]:

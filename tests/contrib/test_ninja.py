@@ -1,7 +1,8 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from django.contrib.auth.models import User
@@ -289,6 +290,41 @@ def test_w028_a_throttle_that_is_told_of_no_proxies(throttle: Any, number: Any, 
     proxied.get("/search", throttle=throttle("1/m"))(named("search"))
     settings.NINJA_NUM_PROXIES = number
     assert ["NINJA_NUM_PROXIES" in each.hint for each in findings(settings, "W028", proxied)] == [True] * warns
+
+
+@dataclass
+class Claims:
+    sub: str
+
+
+@dataclass
+class Account:
+    pk: int
+
+
+@pytest.mark.parametrize(
+    ("returned", "key", "finds"),
+    [
+        pytest.param(dict[str, Any], "auth", True, id="a dict"),
+        pytest.param(Claims | None, "auth", True, id="a dataclass or None"),
+        pytest.param(Optional[Claims], "auth", True, id="Optional"),  # noqa: UP045 — as older code writes it
+        pytest.param(Account, "auth", False, id="a dataclass with a pk"),
+        pytest.param(dict[str, Any], lambda request: request.auth["sub"], False, id="a key of its own"),
+        pytest.param(str, "auth", False, id="a string"),
+        pytest.param(Any, "auth", False, id="anything"),
+        pytest.param(None, "auth", False, id="None"),
+    ],
+)
+def test_e035_an_authentication_that_identifies_nobody(returned: Any, key: Any, finds: bool, settings: Any) -> None:
+    def authenticate(request: Any) -> Any: ...
+
+    authenticate.__annotations__["return"] = returned
+    typed = NinjaAPI(urls_namespace=f"quota-tests-{returned}-{finds}")
+    typed.get("/search", auth=authenticate)(limits("1/m", key=key)(named("search")))
+    found = findings(settings, "E035", typed)
+    assert ["which identifies nobody" in each.msg and 'request.auth["sub"]' in each.hint for each in found] == [
+        True
+    ] * finds
 
 
 def test_the_rules_of_operations_are_known_and_e024_is_a_name_of_no_rule(settings: Any) -> None:
