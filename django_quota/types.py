@@ -11,7 +11,6 @@ from django_quota.core.rules import RuleOptions
 from django_quota.features.counters import Counter
 from django_quota.features.leases import Lease, Slot
 from django_quota.features.reservations import Hold
-from django_quota.limiting.api import Entry
 from django_quota.operating.activity import RunningTotals
 from django_quota.operating.reset import ResetReport
 from django_quota.web.limited_requests import QuotaRequest
@@ -21,7 +20,6 @@ from django_quota.web.wording import RefusalDetails
 __all__ = [
     "Counter",
     "Endpoint",
-    "Entry",
     "Hold",
     "Lease",
     "Outcome",

@@ -117,7 +117,7 @@ _IDENTIFY = (
 
 def _identifies_nobody(kind: Any) -> bool:
     """Say whether objects of this class have no string of their own, such as dicts and dataclasses."""
-    return isinstance(kind, type) and kind.__str__ is object.__str__
+    return bool(kind.__str__ is object.__str__)
 
 
 def install(api: NinjaAPI) -> None:
@@ -278,9 +278,10 @@ def _check_authentication(operation: Any) -> Iterator[CheckMessage]:
             returned = get_type_hints(function).get("return")
         except (NameError, TypeError):  # a name that only type checkers know, or no function
             continue
-        members = get_args(returned) if get_origin(returned) in (Union, UnionType) else [returned]
+        members: Any = get_args(returned) if get_origin(returned) in (Union, UnionType) else [returned]
         for kind in [get_origin(member) or member for member in members]:
-            if _identifies_nobody(kind) and (issubclass(kind, dict) or is_dataclass(kind)) and not _has_pk(kind):
+            is_compound = isinstance(kind, type) and (issubclass(kind, dict) or is_dataclass(kind))
+            if is_compound and _identifies_nobody(kind) and not _has_pk(kind):
                 yield Error(
                     f"{adapters.dotted_path(function)} returns {kind.__name__}, which identifies nobody. @limits on "
                     f"{adapters.dotted_path(operation.view_func)} counts by it: each request will be a 500.",
@@ -289,7 +290,7 @@ def _check_authentication(operation: Any) -> Iterator[CheckMessage]:
                 )
 
 
-def _has_pk(kind: type) -> bool:
+def _has_pk(kind: Any) -> bool:
     return hasattr(kind, "pk") or "pk" in getattr(kind, "__dataclass_fields__", ())
 
 

@@ -42,8 +42,7 @@ NAMES = {
     """,
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
-        Counter Endpoint Entry Hold Lease Outcome QuotaRequest Rate RefusalDetails ResetReport RuleOptions RunningTotals
-        Slot
+        Counter Endpoint Hold Lease Outcome QuotaRequest Rate RefusalDetails ResetReport RuleOptions RunningTotals Slot
     """,
 }
 """A name more is a promise more: each needs a user of the guides, or an integration."""

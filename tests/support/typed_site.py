@@ -35,7 +35,7 @@ from django_quota.middleware import QuotaMiddleware
 from django_quota.models import QuotaOverride
 from django_quota.signals import refused
 from django_quota.testing import QuotaKit, freeze
-from django_quota.types import Entry, Hold, QuotaRequest
+from django_quota.types import Hold, QuotaRequest
 
 QUOTA: dict[str, Any] = {"RULES": {"search": {"rate": "10/s; 500/h", "key": "user"}, "login": "5/m"}}
 
@@ -84,8 +84,9 @@ def sold(user: str) -> bool:
 
 
 def codes() -> list[int | None]:
-    entries: list[Entry] = [("5/m", "ip:203.0.113.9"), (Rule.make("sms", "1/m"), "user:1", 2)]
-    decisions = [check("5/m", "user:1", 2, force=True), check_all(entries), peek_all(entries), peek("5/m", "user:1")]
+    both = check_all([("5/m", "ip:203.0.113.9"), (Rule.make("sms", "1/m"), "user:1", 2)])
+    left = peek_all([("60/m", "user:7"), ("500000/m", "org:7", 900)])
+    decisions = [check("5/m", "user:1", 2, force=True), both, left, peek("5/m", "user:1")]
     try:
         check("5/m", "user:1", burst="many")  # type: ignore[arg-type]
     except (QuotaExceeded, StoreUnavailable) as error:
