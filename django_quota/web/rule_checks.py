@@ -5,15 +5,19 @@ The middleware applies rules that have a `match`. Views are those that the URLs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from ipaddress import collapse_addresses
 from itertools import chain
 from typing import Any, cast
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
+from django.urls.resolvers import LocalePrefixPattern, RoutePattern
 from django.utils.module_loading import import_string
+from django.views import View
 
 from django_quota.conf import current
 from django_quota.core.errors import (
@@ -300,6 +304,100 @@ def _views_in(rule: Rule | SiteSlot) -> Iterator[tuple[str, Pattern]]:
                 yield option, pattern
 
 
+def _check_paths(site: _Site) -> Iterator[CheckMessage]:
+    """Find paths in `match` that no URL begins with: such a rule limits nothing."""
+    if not site.patterns:
+        return
+    for rule in site.placed:
+        for pattern in cast("Match", rule.match).patterns:
+            begins = pattern.text.partition("*")[0]
+            if pattern.kind == "path" and begins.startswith("/") and not _may_begin_with(site.patterns, begins):
+                yield finding(
+                    "W041",
+                    f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL begins with {begins!r}, so it limits only '
+                    "requests that are a 404.",
+                    "Correct the path. If you mean requests for pages that do not exist, silence W041.",
+                )
+
+
+def _may_begin_with(patterns: Iterable[Any], path: str, before: str = "/") -> bool:
+    """Say whether a URL behind these patterns may begin with a path. From its first argument on it may be anything."""
+    for pattern in patterns:
+        literal, is_open = _literal(pattern.pattern)
+        begins = before + literal
+        if begins.startswith(path) or (is_open and path.startswith(begins)):
+            return True
+        if path.startswith(begins) and _may_begin_with(getattr(pattern, "url_patterns", ()), path, begins):
+            return True
+    return False
+
+
+def _literal(pattern: Any) -> tuple[str, bool]:
+    """Return what all paths of a pattern begin with, and whether they may go on in different ways."""
+    text = str(pattern)
+    if isinstance(pattern, RoutePattern):
+        literal, argument, _ = text.partition("<")
+        return literal, bool(argument)
+    if isinstance(pattern, LocalePrefixPattern):
+        return "", True  # the prefix of any language, or none
+    text = text.removeprefix("^")
+    literal = _NO_OPERATOR.match(text)[0]  # type: ignore[index]
+    return literal, text[len(literal) :] not in ("", "$", r"\Z")
+
+
+_NO_OPERATOR = re.compile(r"(?:[^\\.^$*+?{}\[\]|()](?![*?{]))*")
+"""The characters at the beginning of a regular expression that stand for themselves."""
+
+
+def _check_exemptions(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules whose `exempt` has all addresses of IPv4 or IPv6."""
+    for rule in _unique([*site.named, *site.rules]):
+        networks = () if rule.exempt is None else rule.exempt.networks
+        for version in (4, 6):
+            of_version: list[Any] = [network for network in networks if network.version == version]
+            if any(network.prefixlen == 0 for network in collapse_addresses(of_version)):
+                yield finding(
+                    "W040",
+                    f"Rule {rule.name!r} limits nobody who has an address of IPv{version}: its exempt has all of them.",
+                    "Name the networks that you mean, such as '10.0.0.0/8', or remove the rule.",
+                )
+
+
+def _check_methods(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules whose `methods` no view behind them answers. What a view function answers cannot be seen."""
+    answered: dict[Rule, set[str] | None] = {}
+    for endpoint in site.endpoints:
+        of_view = chain.from_iterable(found.rules() for found in limited_views([endpoint.pattern]))
+        for rule in chain(of_view, (rule for rule in site.applied if applies_to(rule, endpoint))):
+            known = answered.setdefault(rule, set())
+            methods = _methods_of(endpoint)
+            answered[rule] = None if known is None or methods is None else known | methods
+    for rule, methods in answered.items():
+        if rule.methods is not None and methods is not None and rule.methods.isdisjoint(methods):
+            yield finding(
+                "W042",
+                f"Rule {rule.name!r} limits nothing: it is for {', '.join(sorted(rule.methods))}, and no view that it "
+                f"applies to answers that; they answer {', '.join(sorted(methods))}.",
+                "Correct its methods.",
+            )
+
+
+def _methods_of(endpoint: Endpoint) -> set[str] | None:
+    """Return the methods of HTTP that a view answers; None for a function, which may answer any."""
+    view_class = endpoint.view_class
+    if view_class is None or not issubclass(view_class, View):
+        return None
+    actions = getattr(endpoint.callback, "actions", None)
+    named = actions or [name for name in view_class.http_method_names if hasattr(view_class, name)]
+    methods = {name.upper() for name in named}
+    return methods | ({"HEAD"} if "GET" in methods else set())
+
+
+def _unique(rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Return one rule of each name."""
+    yield from {rule.name: rule for rule in rules}.values()
+
+
 def _check_other_urls(site: _Site) -> Iterator[CheckMessage]:
     """Find views with a URL that a path in a `match` fits, and one that it misses, such as one with a format suffix."""
     pages: dict[tuple[object, ...], list[Endpoint]] = {}
@@ -412,6 +510,9 @@ _CHECKS = (
     _check_sessions,
     _check_arguments,
     _check_view_names,
+    _check_paths,
+    _check_exemptions,
+    _check_methods,
     _check_other_urls,
     _check_name_conflicts,
     _check_client_chosen_keys,

@@ -227,7 +227,7 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
 def test_w014_a_client_chooses_the_key_and_no_rule_by_ip_covers_the_same_requests(
     api: Any, beside: Any, is_guarded: bool, settings: Any
 ) -> None:
-    found = found_on(settings, {"api": {**API, **api}, "site": {**BY_IP, **beside}})
+    found = found_on(settings, {"api": {**API, **api}, "site": {**BY_IP, **beside}}, only="W014")
     assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
     assert all("QUOTA[\"RULES\"]['api'] is limited by" in each and "'key': 'ip'" in each for each in found)
 
@@ -240,7 +240,7 @@ def test_w014_of_views(settings: Any) -> None:
         ({"site": {**BY_IP, "match": "/x/"}}, [by_phone], False), (unused, [used], False), (unused, [], True),
     ]  # fmt: skip
     for rules, limits, is_guarded in cases:
-        found = found_on(settings, rules, limited(*limits))
+        found = found_on(settings, rules, limited(*limits), only="W014")
         assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
 
 
@@ -258,6 +258,73 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
     (found,) = found_on(settings, {"search": {"rate": "1/m", **options}, "ip": BY_IP})
     assert found.startswith(code)
     assert near in found
+
+
+@pytest.mark.parametrize(
+    ("networks", "finds"),
+    [
+        pytest.param(["0.0.0.0/0"], ["IPv4"], id="all of IPv4"),
+        pytest.param(["::/0", "10.0.0.0/8"], ["IPv6"], id="all of IPv6"),
+        pytest.param(["0.0.0.0/1", "128.0.0.0/1"], ["IPv4"], id="all of IPv4 in two halves"),
+        pytest.param(["0.0.0.0/1", "::/1", "staff"], [], id="one half of each"),
+    ],
+)
+@pytest.mark.parametrize("place", ["settings", "view"])
+def test_w040_a_rule_that_exempts_all_addresses(place: str, networks: Any, finds: list[str], settings: Any) -> None:
+    if place == "settings":
+        found = found_on(settings, {"a": {"rate": "1/m", "match": "/", "exempt": networks}}, path("", page))
+    else:
+        found = found_on(settings, {}, limited(quota("1/m", exempt=networks)))
+    assert [each[:4] for each in found] == ["W040"] * len(finds)
+    assert all(version in each for version, each in zip(finds, found, strict=True))
+
+
+SITE_URLS = (
+    path("api/v<int:version>/users/", page),
+    path("shop/", include([path("cart/", page), path("<slug:item>/buy/", page)])),
+    re_path(r"^old/(?P<pk>\d+)/$", page),
+    re_path(r"^files?/all/$", page),
+    re_path(r"^a-b/$", page),
+)
+
+
+@pytest.mark.parametrize(
+    ("match", "is_reached"),
+    [
+        *((text, True) for text in ("/", "/api/", "/api/v2/", "/api/v2/users/", "/shop", "/shop/ring/buy/")),
+        *((text, True) for text in ("/old/", "/old/12/", "/file/", "/files/all/", "/shop/*/buy/", "/api/**", "re:^/x")),
+        *((text, True) for text in ("/a-b/", "host:a.example", {"path": "/shop/", "host": "a.example"})),
+        *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
+        ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
+    ],
+)  # fmt: skip
+def test_w041_a_path_in_match_that_no_url_begins_with(match: Any, is_reached: bool, settings: Any) -> None:
+    found = found_on(settings, {"a": {"rate": "1/m", "match": match}}, *SITE_URLS, only="W041")
+    assert ["no URL begins with" in each for each in found] == [True] * (not is_reached)
+
+
+class Answers(View):
+    def get(self, request: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("methods", "view", "finds"),
+    [
+        pytest.param(["SEARCH"], Answers.as_view(), True, id="no view answers it"),
+        pytest.param(["SEARCH", "GET"], Answers.as_view(), False, id="a view answers one of them"),
+        pytest.param(["HEAD"], Answers.as_view(), False, id="HEAD of a GET"),
+        pytest.param(["OPTIONS"], Answers.as_view(), False, id="OPTIONS"),
+        pytest.param(["SEARCH"], page, False, id="a function may answer any"),
+    ],
+)
+@pytest.mark.parametrize("place", ["settings", "view"])
+def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, finds: bool, settings: Any) -> None:
+    if place == "settings":
+        rules = {"a": {"rate": "1/m", "match": "/", "methods": methods}}
+    else:
+        rules, view = {}, quota("1/m", methods=methods)(view)
+    found = found_on(settings, rules, path("", view), only="W042")
+    assert ["they answer GET, HEAD, OPTIONS" in each for each in found] == [True] * finds
 
 
 def test_names_that_the_urls_have_are_fine(settings: Any) -> None:

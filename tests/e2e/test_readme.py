@@ -109,6 +109,7 @@ def test_the_figures_of_the_readme_are_not_better_than_those_measured() -> None:
 def test_the_shown_settings_pass_the_checks_and_limit_a_site(settings: Any) -> None:
     installed, shown = marked("docs/install.md", "settings"), marked("README.md", "settings")
     rules = marked("README.md", "site")["QUOTA"]
+    settings.ROOT_URLCONF = (urls.path("api/", ok),)
     assert "django_quota" in installed["INSTALLED_APPS"]
     assert "django_quota.middleware.QuotaMiddleware" in shown["MIDDLEWARE"]
     live = marked("docs/going_live.md", "settings")
@@ -119,7 +120,6 @@ def test_the_shown_settings_pass_the_checks_and_limit_a_site(settings: Any) -> N
         with override_settings(**given):
             assert run_checks(tags=["django_quota"]) == []
     settings.QUOTA = {**settings.QUOTA, **rules}
-    settings.ROOT_URLCONF = (urls.path("api/", ok),)
     assert [Client().get("/api/").status_code for _ in range(11)] == [200] * 10 + [429]
 
 
