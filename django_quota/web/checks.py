@@ -7,6 +7,7 @@ rules and views are in `rule_checks`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
 from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
+from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.limiting.known_rules import rules_of_requests
 from django_quota.limiting.override_rows import count_overrides, has_database, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
@@ -177,17 +179,30 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
             problem = f"The database {using!r} lacks the tables {', '.join(missing)}."
             hint = f"Run `manage.py migrate --database {using}`. If this is `migrate`, it makes them now."
             found.append(finding("W031", problem, hint))
-        elif there and using == write_database() and (number := count_overrides()) > MAX_OVERRIDES:
-            found.append(
-                finding(
-                    "W032",
-                    f"{number:,} overrides have not ended. Each process holds all of them, and reads them before its "
-                    "first decision.",
-                    f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
-                    "networks and kinds, such as user:*, take one override.",
-                )
-            )
+        elif there and using == write_database():
+            found += _check_overrides(using)
     return found
+
+
+def _check_overrides(using: str) -> Iterator[CheckMessage]:
+    """Find more overrides than a process should hold, and those that exempt everybody."""
+    if (number := count_overrides()) > MAX_OVERRIDES:
+        yield finding(
+            "W032",
+            f"{number:,} overrides have not ended. Each process holds all of them, and reads them before its "
+            "first decision.",
+            f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
+            "networks and kinds, such as user:*, take one override.",
+        )
+    rows = QuotaOverride.objects.using(using).active().filter(subject=EVERYBODY, mode=QuotaOverride.Mode.EXEMPT)
+    for rule, expires in rows.order_by("rule").values_list("rule", "expires"):  # `migrate` may add columns after this
+        limited = "nothing is limited" if rule == ALL_RULES else f"rule {rule!r} limits nobody"
+        until = f"until {expires.isoformat(' ', 'minutes')}" if expires else "without an end"
+        yield finding(
+            "W043",
+            f"An override exempts everybody {until}: {limited}.",
+            f"`manage.py quota_override clear '*' --rule {shlex.quote(rule)}` deletes it.",
+        )
 
 
 def _is_postgresql(alias: str | None) -> bool:

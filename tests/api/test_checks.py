@@ -400,6 +400,25 @@ def test_w031_the_tables_of_overrides_are_missing(tmp_path: Path, django_db_bloc
     assert "lacks the tables django_quota_overridechanges, django_quota_quotaoverride" in message
 
 
+@pytest.mark.parametrize(
+    ("rule", "expires", "finds"),
+    [
+        pytest.param("*", None, "without an end: nothing is limited", id="all rules for ever"),
+        pytest.param("api", None, "without an end: rule 'api' limits nobody", id="one rule"),
+        pytest.param("*", timedelta(days=30), ": nothing is limited", id="for a month"),
+        pytest.param("*", timedelta(seconds=-1), "", id="over"),
+    ],
+)
+def test_w043_an_override_exempts_everybody(rule: str, expires: Any, finds: str, database: Any) -> None:
+    begins = timezone.now() - timedelta(days=1)
+    ends = None if expires is None else timezone.now() + expires
+    QuotaOverride.objects.create(subject="*", rule=rule, mode="exempt", starts=begins, expires=ends)
+    QuotaOverride.objects.create(subject="user:*", mode="exempt")
+    found = _database_findings()
+    assert [code for code, _ in found] == ["W043"] * bool(finds)
+    assert all(finds in message for _, message in found)
+
+
 def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_quota.web.checks.MAX_OVERRIDES", 2)
     ended = timezone.now() - timedelta(seconds=1)
