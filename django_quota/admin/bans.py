@@ -28,6 +28,7 @@ from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import Ban
 from django_quota.operating.bans import MOST, BanFilter, bans_lately, fates, find_bans, read_bans
+from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects
 from django_quota.requests.subjects import named_subject
 
@@ -157,7 +158,7 @@ def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
         "may_lift": LiftBan.is_allowed(request.user),
         "is_memory": not get_limiter().store.is_shared,
         "has_events": bool(current().events),
-        "is_enabled": current().enabled,
+        "nothing_is_limited": nothing_is_limited(),
     }
 
 

@@ -28,7 +28,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, Overview
 from django_quota.operating.activity import MINUTES, activity
-from django_quota.operating.health import Health, health
+from django_quota.operating.health import Health, health, nothing_is_limited
 from django_quota.stores.base import Store
 
 REFRESH_INTERVAL = 5
@@ -66,17 +66,19 @@ def _content(request: HttpRequest) -> dict[str, Any]:
     store = get_limiter().store
     shown: dict[str, Any] = {
         "minutes": MINUTES,
-        "is_enabled": current().enabled,
         "is_memory": not store.is_shared,
         "kinds_of_events": KIND_NAMES.items(),
     }
     subjects: list[str | None] = []
+    failure = None
     try:
         shown |= _figures(store)
         found = shown["activity"]
         subjects += [each.subject for each in (*found.refused, *(found.bans or ()), *found.fullest_slots)]
     except QuotaError as error:
+        failure = error
         shown |= {"problem": str(error), "is_denied": isinstance(error, StorePermissionDenied)}
+    shown["nothing_is_limited"] = nothing_is_limited(failure)
     if overrides.problem:
         words = _("The overrides cannot be read from the database. Those that were read last hold: %s")
         shown["warnings"] = [*shown.get("warnings", ()), words % overrides.problem]

@@ -20,13 +20,14 @@ from django.utils.translation import gettext as _
 from django_quota.admin.base import ReadOnlyAdmin, log_actions, may_see_users, names_among
 from django_quota.admin.subject_actions import ACTIONS, Action
 from django_quota.admin.wording import STATES, WHYS, refused_until, state_of, subject_in_words
-from django_quota.conf import current, limits_logins
+from django_quota.conf import limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
+from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import LimitStatus, SubjectSnapshot, load_snapshot, recent_refusals
 from django_quota.operating.longer_subjects import longer_subjects
 from django_quota.operating.lookup import (
@@ -106,7 +107,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             buttons=[allowed[name] for name in ("raise", "exempt", "reset", "block") if name in allowed],
             lift=[allowed["lift"]] if "lift" in allowed else [],
             clear=[allowed["clear"]] if "clear" in allowed else [],
-            is_enabled=current().enabled,
+            nothing_is_limited=nothing_is_limited(),
             **page,
         )
 

@@ -11,8 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRefusesWrites
+from django.utils.translation import gettext as _
+
+from django_quota.conf import current
+from django_quota.core import clock
+from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRefusesWrites, StoreUnavailable
 from django_quota.core.keys import system_key
+from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.limiting.overrides import overrides
 from django_quota.stores.scanning import Walk
 
 if TYPE_CHECKING:
@@ -86,6 +92,22 @@ class Health:
     def is_replica(self) -> bool:
         """Whether Redis is a replica, which takes no writes."""
         return any(part.is_replica for part in self.parts) or self.role == "slave"
+
+
+def nothing_is_limited(failure: QuotaError | None = None) -> str:
+    """Return why the whole site is without limits now, in the language of the reader; empty if it is not.
+
+    `failure`: the error of the store, if it has just failed.
+    """
+    if not current().enabled:
+        return _("Limits are switched off (ENABLED is false), so everything is allowed.")
+    overrides.refresh()
+    override = overrides.table.find(EVERYBODY, ALL_RULES, clock.now())
+    if override is not None and override.mode == "exempt":
+        return _("An override exempts everybody from all rules, so nothing is limited.")
+    if isinstance(failure, StoreUnavailable) and current().on_unavailable == "allow":
+        return _("The store fails, so nothing is limited, except by rules with an on_unavailable of their own.")
+    return ""
 
 
 def health(store: RedisStore, prefix: str) -> Health:

@@ -13,6 +13,7 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.limiting.registry import get_limiter
+from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
 from django_quota.operating.health import Health, health
 from django_quota.stores.redis.store import RedisStore
@@ -78,6 +79,16 @@ def test_it_shows_slots_what_is_empty_and_that_limits_are_switched_off(client: C
         assert re.search(r"export.*?1 of 1 <strong[^>]*>full", shown(client, CONTENT), re.DOTALL)
     settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
     assert "Limits are switched off" in shown(client)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("page", ["overview/", "subject/?subject=user%3A1", "ban/"])
+def test_it_says_in_red_that_an_override_exempts_everybody(database: Any, page: str) -> None:
+    client = operator("view_overview", "view_subject", "view_ban")
+    words = '<p class="errornote">An override exempts everybody from all rules, so nothing is limited.</p>'
+    assert words not in shown(client, f"/admin/django_quota/{page}")
+    QuotaOverride.objects.create(subject="*", mode="exempt")
+    assert words in shown(client, f"/admin/django_quota/{page}")
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -171,6 +182,9 @@ class TestOnRedis:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
         page = shown(client)
         assert "The store does not answer." in page
+        assert '<p class="errornote">The store fails, so nothing is limited, except by rules with an' in page
+        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+        assert "so nothing is limited" not in shown(client)
         assert "Nothing has been refused" not in page
 
     @pytest.mark.parametrize(

@@ -92,6 +92,15 @@ def test_it_shows_bans_slots_days_and_what_refused() -> None:
         assert said("quota_status", user, "--json")["bans"] == {}
 
 
+@pytest.mark.parametrize("command", [("quota_status", SUBJECT), ("quota_rules",)], ids=["quota_status", "quota_rules"])
+def test_a_note_says_that_an_override_exempts_everybody(command: tuple[str, ...]) -> None:
+    note = "An override exempts everybody from all rules, so nothing is limited."
+    override("x 0 0 ", "search", subject="*")
+    assert note not in run(*command)
+    override("x 0 0 ", "*", subject="*")
+    assert note in run(*command)
+
+
 def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
     tiered = {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}
     settings.QUOTA = {"RULES": {"tiered": tiered, "quiet": {"rate": "1/m", "shadow": True}}}

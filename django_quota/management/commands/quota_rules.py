@@ -19,7 +19,6 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 from django.urls import Resolver404, resolve
 
-from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.decisions import Outcome
 from django_quota.core.errors import StoreUnavailable
@@ -28,6 +27,7 @@ from django_quota.core.rules import Rule, option_in_words
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.console import QuotaCommand
+from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import find_users
 from django_quota.requests.addresses import is_address
 from django_quota.requests.request_hits import asked_flow, new_plan
@@ -47,8 +47,7 @@ class Command(QuotaCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if not current().enabled:
-            self.note('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
+        self.note(nothing_is_limited())
         if options["path"] is None:
             if options["user"] is not None:
                 raise CommandError("--user needs a PATH, for example quota_rules /search/ --user ann.")

@@ -8,13 +8,14 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
+from django_quota.core.errors import StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.features.event_stream import Event, iso
 from django_quota.features.usage import Count
 from django_quota.limiting.overrides import overrides
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, bar, counted, second_of, shared_store
+from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
     WITHOUT_STORE,
     LimitStatus,
@@ -39,12 +40,15 @@ class Command(QuotaCommand):
         shared_store()
         subject = parse_subject_input(options["subject"])
         names = options["rule"] and list(map(parse_rule_input, options["rule"]))
-        snapshot = load_snapshot(subject, names, scan=True)
+        try:
+            snapshot = load_snapshot(subject, names, scan=True)
+        except StoreUnavailable as error:
+            self.note(nothing_is_limited(error))
+            raise
         refused = [event for event in recent_refusals(subject) if not names or event.rule in names]
         longer = {each.subject: each.refusal and each.refusal.rule for each in longer_subjects(subject)}
         self.note_subject(options["subject"], subject, is_used=bool(refused) or _is_used(snapshot))
-        if not current().enabled:
-            self.note('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
+        self.note(nothing_is_limited())
         if snapshot.refuses:
             self.note(f"Note: Redis takes no changes, so nothing is counted. It says: {snapshot.refuses}")
         if overrides.problem:
