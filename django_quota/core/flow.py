@@ -46,30 +46,32 @@ def sleep(seconds: float) -> IOCall:
 
 def run_sync(flow: Flow[T], perform: Callable[[Any], Any] = IOCall.run_sync) -> T:
     """Run a flow in sync code and return its result. `perform` does what the flow yields."""
+    results: list[Any] = []  # empty while the flow runs: error reports show locals, and a result may be a form
     try:
         call = next(flow)
         while True:
             try:
-                result = perform(call)
+                results.append(perform(call))
             except BaseException as error:  # noqa: BLE001 — the flow decides what it catches
                 call = flow.throw(error)
             else:
-                call = flow.send(result)
+                call = flow.send(results.pop())
     except StopIteration as done:
         return cast("T", done.value)
 
 
 async def run_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = IOCall.run_async) -> T:
     """Run a flow in async code and return its result; see `run_sync`."""
+    results: list[Any] = []
     try:
         call = next(flow)
         while True:
             try:
-                result = await perform(call)
+                results.append(await perform(call))
             except BaseException as error:  # noqa: BLE001 — the flow decides what it catches
                 call = flow.throw(error)
             else:
-                call = flow.send(result)
+                call = flow.send(results.pop())
     except StopIteration as done:
         return cast("T", done.value)
 

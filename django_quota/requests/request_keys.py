@@ -210,8 +210,10 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
     if is_user(value):
         return _known_user(value)
     if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):
+        kind = type(value).__name__
+        del value  # a form, perhaps: error reports show locals
         raise RuleError(
-            f"{dotted_path(function)} returned {type(value).__name__}, which identifies nobody.",
+            f"{dotted_path(function)} returned {kind}, which identifies nobody.",
             "Return a text, a number, a user or a Subject, for example Subject('org', value.pk).",
         )
     return f"key.{escape_value(dotted_path(function))}:{escape_value(str(value))}"

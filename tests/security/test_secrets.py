@@ -23,7 +23,7 @@ from django_redis.pool import ConnectionFactory
 from django_quota import acheck, aonce, areset, check, counter, once, peek, quota, slot
 from django_quota.adapters import digest
 from django_quota.conf import current
-from django_quota.exceptions import QuotaError, StoreUnavailable
+from django_quota.exceptions import QuotaError, RuleError, StoreUnavailable
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
 from tests.admin.operators import superuser
 from tests.security.pages import ROOT, addresses
@@ -212,6 +212,28 @@ def test_the_password_is_in_no_error_report_log_or_signal(
     assert any("reason" in said for said in heard)
     assert MARK not in repr(heard)
     assert MARK not in caplog.text
+
+
+def by_parts(request: Any) -> list[str]:
+    return [request.path]
+
+
+def by_form(request: Any) -> dict[str, str]:
+    return dict(request.POST.items())
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    "call", [check, lambda *given, **key: asyncio.run(acheck(*given, **key))], ids=["sync", "async"]
+)
+@pytest.mark.parametrize("key", [("post:username", by_parts), by_form], ids=["after the form", "the form"])
+def test_a_form_is_in_no_local_of_ours_after_a_configuration_error(key: Any, call: Any) -> None:
+    request = RequestFactory().post("/", {"username": "ann", "password": PASSWORD})
+    with pytest.raises(RuleError, match="identifies nobody") as caught:
+        call("5/m", request, key=key)
+    frames = [*frames_of(caught.value)]
+    assert len(frames) > 3
+    assert not [frame for frame in frames if PASSWORD in frame]
 
 
 @pytest.mark.parametrize("client", ["django_redis.client.DefaultClient", CLUSTER_CLIENT])
