@@ -1,10 +1,14 @@
-"""The text of a reservation that another process settles: its rules, subjects and estimates, and what it took."""
+"""The text of a reservation that another process settles: its rules, subjects and estimates, and what it took.
+
+It is signed with the `SECRET_KEY` of the site, so what is read is what was written.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from django.core import signing
 
 from django_quota.conf import current
 from django_quota.core.counter_rules import CounterRule, counter_rule
@@ -16,6 +20,8 @@ from django_quota.limiting.api import rule_of_tier, rule_without_request
 from django_quota.requests.request_hits import new_plan
 
 VERSION = 1
+
+_SALT = "django_quota.hold"
 
 _OPTIONS = (
     *("algorithm", "burst", "precision", "tz", "count_refused", "share"),
@@ -29,30 +35,29 @@ def write_hold(plan: Plan, taken: Mapping[Place, Taken], decided_at: int | None)
     entries = [
         (_written(rule), subject, cost, taken.get((rule.name, subject))) for rule, subject, cost, _ in plan.given
     ]
-    return json.dumps({"quota_hold": VERSION, "decided_at": decided_at, "entries": entries})
+    return signing.dumps({"quota_hold": VERSION, "decided_at": decided_at, "entries": entries}, salt=_SALT)
 
 
 def read_hold(text: str) -> tuple[Plan, dict[Place, Taken], int | None]:
     """Return the plan of a reservation, what it took, and when it was decided. Raises `RuleError`."""
     try:
-        read = json.loads(text)
-        if read["quota_hold"] != VERSION:
-            raise ValueError  # noqa: TRY301
-        asked: list[Asked] = []
-        taken: dict[Place, Taken] = {}
-        for written, subject, cost, found in read["entries"]:
-            rule = _rule_of(written, subject, cost)
-            asked.append((rule, subject, validate_cost(cost, rule.name), ""))
-            if found:
-                moment, limits = found
-                taken[rule.name, subject] = Taken(moment, {key: tuple(limits[key]) for key in limits})
-        return new_plan(asked), taken, read["decided_at"]
-    except RuleError:
-        raise
-    except (KeyError, TypeError, ValueError):
+        read = signing.loads(text, salt=_SALT)
+    except (signing.BadSignature, AttributeError, TypeError):  # changed, of another site, or no string
+        read = {}
+    if read.get("quota_hold") != VERSION:
         raise RuleError(
-            f"{str(text)[:40]!r} is not the text of a reservation.", "Use what hold.dumps() returned, unchanged."
-        ) from None
+            f"{str(text)[:40]!r} is not the text of a reservation of this site.",
+            "Use what hold.dumps() returned, unchanged, and the same SECRET_KEY.",
+        )
+    asked: list[Asked] = []
+    taken: dict[Place, Taken] = {}
+    for written, subject, cost, found in read["entries"]:
+        rule = _rule_of(written, subject, cost)
+        asked.append((rule, subject, validate_cost(cost, rule.name), ""))
+        if found:
+            moment, limits = found
+            taken[rule.name, subject] = Taken(moment, {key: tuple(limits[key]) for key in limits})
+    return new_plan(asked), taken, read["decided_at"]
 
 
 def _written(rule: Rule) -> dict[str, Any]:

@@ -119,11 +119,11 @@ class Hold:
         return stream
 
     def dumps(self) -> str:
-        """Return the reservation as a text (JSON) to store with your job; another process settles `Hold.loads(text)`.
+        """Return the reservation as a signed text to store with your job; another process settles `Hold.loads(text)`.
 
         Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
-        same transaction. The text has under 1,000 characters for a usual entry. Keep it on your servers: whoever can
-        change it can give units back.
+        same transaction. The text has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so
+        nobody can change it; but whoever has it can settle it, so keep it on your servers.
         """
         return write_hold(self._plan, self._taken, self.decided_at)
 
