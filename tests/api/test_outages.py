@@ -5,11 +5,13 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +125,31 @@ def test_a_client_that_fills_the_memory_of_redis_does_not_switch_the_limits_off(
     assert all(decision.degraded for decision in decisions)
     assert sum(decision.allowed for decision in decisions) == admitted
     assert admitted in (0, 30) or decisions[-1].binding is not None  # a real refusal with its wait, and no 503
+
+
+WITHOUT_SCRIPTS = {
+    "renamed": ("--rename-command", "EVALSHA", "", "--rename-command", "EVAL", ""),
+    "not permitted": ("--user", "default", "on", "nopass", "~*", "&*", "+@all", "-@scripting"),
+}
+
+
+@pytest.mark.parametrize("call", [check, lambda *given: asyncio.run(acheck(*given))], ids=["sync", "async"])
+@pytest.mark.parametrize("options", WITHOUT_SCRIPTS.values(), ids=WITHOUT_SCRIPTS)
+def test_a_server_that_runs_no_scripts_says_so_in_the_log_and_in_quota_status(
+    options: tuple[str, ...], call: Any, redis_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_redis(redis_server.program, *options) as server:
+        settings.CACHES = caches(server)
+        assert call("5/m", "ip:203.0.113.9").degraded
+        (record,) = caplog.records
+        assert "this server runs no scripts of ours, so no limit is decided" in record.getMessage()
+        assert "Permit EVALSHA and EVAL" in record.getMessage()
+        notes = StringIO()
+        with pytest.raises(CommandError, match="runs no scripts of ours"):
+            call_command("quota_status", "global", stderr=notes)
+        assert "so nothing is limited" in notes.getvalue()
+        settings.QUOTA = {"ON_UNAVAILABLE": "deny"}
+        assert not call("5/m", "ip:203.0.113.9")
 
 
 # --- reports: one at the start, one at the end, and a key of another type is no outage --------------------------------

@@ -153,6 +153,11 @@ def translate_error(error: BaseException) -> QuotaError:
             f"The server is Redis {too_old[1]}.",
             "Update it: django_quota needs Redis 7.0 or Valkey 7.2, or newer.",
         )
+    if _NO_SCRIPTS.search(str(error)):
+        return StorePermissionDenied(
+            "this server runs no scripts of ours, so no limit is decided. Permit EVALSHA and EVAL (ACL SETUSER <user> "
+            f"+evalsha +eval, no rename-command), or load the Lua module of Valkey. It says: {_reason(error)}"
+        )
     return _kind_of(error)(_reason(error))
 
 
@@ -168,6 +173,11 @@ _TOO_OLD = re.compile(r"TOOOLD (older than 7.0|\S+)")
 
 _NO_STRUCT = re.compile(r"NOSTRUCT|global 'struct'")
 """What our scripts, or Lua itself, say on a server without the library `struct`."""
+
+_NO_SCRIPTS = re.compile(
+    r"unknown command ['`]?EVAL|permissions to run the 'eval|not find scripting engine", re.IGNORECASE
+)
+"""What a server says that has no EVAL and EVALSHA for this user, or no Lua."""
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK, which is temporary: a slot is moving
 
