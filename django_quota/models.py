@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from django.conf import settings
@@ -99,6 +99,18 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         overrides_changed.send(self.model, using=self.db, change=change, rows=rows, removed=removed)
 
 
+class QuotaOverrideManager(models.Manager["QuotaOverride"]):
+    """All overrides. Its methods are those of `QuotaOverrideQuerySet`; one is written out for type checkers."""
+
+    def get_queryset(self) -> QuotaOverrideQuerySet:
+        """Return all overrides."""
+        return QuotaOverrideQuerySet(self.model, using=self._db)
+
+    def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:
+        """Return the overrides that apply at a moment, by default now."""
+        return self.get_queryset().active(now)
+
+
 class QuotaOverride(models.Model):
     """An override: another rate for a subject, no limit, a block, or only reports, until a moment."""
 
@@ -148,7 +160,7 @@ class QuotaOverride(models.Model):
     change = models.PositiveBigIntegerField(default=0, editable=False, db_index=True)
     """The number of its last change, see `next_change`."""
 
-    objects = QuotaOverrideQuerySet.as_manager()
+    objects: ClassVar[QuotaOverrideManager] = QuotaOverrideManager()
 
     class Meta:
         """Each subject and rule has at most one override."""
@@ -336,6 +348,18 @@ class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
         return self.filter(subject=user_subject(user))
 
 
+class DailyCounterManager(models.Manager["DailyCounter"]):
+    """All daily counters. Its methods are those of `DailyCounterQuerySet`; one is written out for type checkers."""
+
+    def get_queryset(self) -> DailyCounterQuerySet:
+        """Return all daily counters."""
+        return DailyCounterQuerySet(self.model, using=self._db)
+
+    def of_user(self, user: Any) -> DailyCounterQuerySet:
+        """Return the rows of a user. Raises `RuleError` for one without a primary key."""
+        return self.get_queryset().of_user(user)
+
+
 class DailyCounter(models.Model):
     """What a rule allowed and refused a subject on a day, as far as `quota_rollup` has moved it from the store.
 
@@ -362,7 +386,7 @@ class DailyCounter(models.Model):
     # The token of the counts that were added last: smaller ones were added before.
     token = models.PositiveBigIntegerField(default=0, editable=False)
 
-    objects = DailyCounterQuerySet.as_manager()
+    objects: ClassVar[DailyCounterManager] = DailyCounterManager()
 
     class Meta:
         """Each subject, day and rule has one row.

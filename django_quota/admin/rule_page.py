@@ -41,8 +41,8 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
     if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
         raise Http404
     known = known_rules().get(rule)
-    database = QuotaOverride.objects.using(write_database())
-    rows = database.filter(rule__in=(rule, ALL_RULES)).active()
+    database = QuotaOverride.objects.db_manager(write_database())
+    rows = database.active().filter(rule__in=(rule, ALL_RULES))
     of_everybody = sorted(rows.filter(subject=EVERYBODY), key=lambda row: row.rule == ALL_RULES)
     is_network = Q(subject__startswith="ip:", subject__contains="/") & ~Q(subject__contains="+")
     of_groups = rows.filter(Q(subject__endswith=":*") | is_network)

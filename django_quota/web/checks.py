@@ -194,7 +194,7 @@ def _check_overrides(using: str) -> Iterator[CheckMessage]:
             f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
             "networks and kinds, such as user:*, take one override.",
         )
-    rows = QuotaOverride.objects.using(using).active().filter(subject=EVERYBODY, mode=QuotaOverride.Mode.EXEMPT)
+    rows = QuotaOverride.objects.db_manager(using).active().filter(subject=EVERYBODY, mode=QuotaOverride.Mode.EXEMPT)
     for rule, expires in rows.order_by("rule").values_list("rule", "expires"):  # `migrate` may add columns after this
         limited = "nothing is limited" if rule == ALL_RULES else f"rule {rule!r} limits nobody"
         until = f"until {expires.isoformat(' ', 'minutes')}" if expires else "without an end"

@@ -32,7 +32,7 @@ from django_quota.adapters import refusal
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.metrics import observe
 from django_quota.middleware import QuotaMiddleware
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.signals import refused
 from django_quota.testing import QuotaKit, freeze
 from django_quota.types import Hold, QuotaRequest
@@ -113,6 +113,11 @@ observe(lambda decision: None)
 
 def block(user: str) -> QuotaOverride:
     return QuotaOverride.objects.create(subject=user, mode=QuotaOverride.Mode.BLOCKED, reason="spam")
+
+
+def of(user: object) -> list[str]:
+    blocked = [override.subject for override in QuotaOverride.objects.active().filter(mode="blocked")]
+    return blocked + [counter.rule for counter in DailyCounter.objects.of_user(user)]
 
 
 class Quieter(QuotaMiddleware):

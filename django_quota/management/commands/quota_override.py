@@ -160,7 +160,7 @@ class Command(QuotaCommand):
 
 def _chosen(options: dict[str, Any]) -> QuotaOverrideQuerySet:
     """Return the rows that the options of `list` and `clear` choose."""
-    rows = QuotaOverride.objects.using(write_database()).all()
+    rows = QuotaOverride.objects.db_manager(write_database()).get_queryset()
     if options["subject"] is not None:
         subjects = {parse_override_input(options["subject"])}
         if is_address(options["subject"]):  # code may have saved the address itself
