@@ -1,6 +1,6 @@
 """A stream that settles its reservation when it is over: it ended, it failed, or its client went away.
 
-Django calls `close()` on every response in the end, even on one that nobody has read.
+If nobody reads it, it is over when its request ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync, run_to_the_end
+from django_quota.features.request_end import at_request_end
 
 logger = logging.getLogger("django_quota")
 
@@ -46,6 +47,7 @@ class _Stream:
         self._content = content
         self._settle = settle
         self._is_over = False
+        self._withdraw = at_request_end(self.close)
 
     def close(self) -> None:
         """End the stream, and settle its reservation."""
@@ -59,6 +61,7 @@ class _Stream:
         was_over, self._is_over = self._is_over, True
         if was_over:
             return
+        self._withdraw()
         try:
             yield from self._settle()
         except Exception:

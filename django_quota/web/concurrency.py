@@ -33,6 +33,7 @@ from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, dotted_path
 from django_quota.features.leases import MAX_SLOTS, Lease, Slot
+from django_quota.features.request_end import at_request_end
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow
@@ -299,6 +300,7 @@ class Holding:
     def __init__(self) -> None:
         self.leases: list[Lease] = []
         self._is_passed_on = False
+        self._withdraw: Callable[[], None] | None = None
 
     def pass_on(self) -> Self:
         """Keep the leases after the end of the block."""
@@ -306,12 +308,13 @@ class Holding:
         return self
 
     def until_closed(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Keep the leases until a streaming response has been sent or is closed."""
+        """Keep the leases until a streaming response has been sent, or the request ends without that."""
         if not self.leases or not getattr(response, "streaming", False):
             return response
         self.pass_on()
+        self._withdraw = at_request_end(self.release)  # a middleware may drop the response
         streaming = cast("Any", response)
-        streaming._resource_closers.append(self.release)  # noqa: SLF001 — Django has no other way to hear of the end
+        streaming._resource_closers.append(self.release)  # noqa: SLF001 — Django has no other way to hear of its close()
         if getattr(response, "file_to_stream", None) is None:  # the server sends a file itself, and closes it
             wrap = self._astreamed if streaming.is_async else self._streamed
             streaming.streaming_content = wrap(streaming.streaming_content)
@@ -344,6 +347,8 @@ class Holding:
         await run_async(self._release_flow())
 
     def _release_flow(self) -> Flow[Any]:
+        if self._withdraw is not None:
+            self._withdraw()
         cancelled: CancelledError | None = None
         for lease in self.leases:
             try:

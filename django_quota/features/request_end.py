@@ -1,0 +1,69 @@
+"""What has to happen at the end of the present request, whatever became of its response.
+
+A middleware may replace a streaming response or raise an error, and a client may leave before the stream begins. Then
+nobody reads the response, and nobody closes it. But Django always sends `request_finished`: when the server has closed
+the response that it was given, or once the task of the request was cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import SyncToAsync
+from django.core.signals import request_finished, request_started
+
+logger = logging.getLogger("django_quota")
+
+Action = Callable[[], object]
+
+_of_context: ContextVar[list[Action] | None] = ContextVar("django_quota_request_end", default=None)
+"""The actions of a request that a thread serves, as under WSGI."""
+
+_of_request: WeakKeyDictionary[Any, list[Action]] = WeakKeyDictionary()
+"""The actions of a request under ASGI, whose tasks have contexts of their own: by an object that each request has."""
+
+
+def at_request_end(action: Action) -> Callable[[], None]:
+    """Call a function when the present request ends, in a thread that may block; return how to withdraw it.
+
+    Outside of a request it is never called.
+    """
+    actions = _actions()
+    if actions is None:
+        return lambda: None
+    actions.append(action)
+
+    def withdraw() -> None:
+        with suppress(ValueError):  # the request has ended
+            actions.remove(action)
+
+    return withdraw
+
+
+def _actions() -> list[Action] | None:
+    """Return the actions of the present request; None outside of one."""
+    request = SyncToAsync.thread_sensitive_context.get(None)
+    return _of_context.get() if request is None else _of_request.setdefault(request, [])
+
+
+def _begin(**_: Any) -> None:
+    _of_context.set([])
+
+
+def _end(**_: Any) -> None:
+    actions = _actions()
+    _of_context.set(None)
+    while actions:
+        try:
+            actions.pop()()
+        except Exception:
+            logger.exception("A request is over, and a part of what it held was not given back.")
+
+
+request_started.connect(_begin, dispatch_uid="django_quota.request_begin")
+request_finished.connect(_end, dispatch_uid="django_quota.request_end")
