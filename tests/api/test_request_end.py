@@ -161,8 +161,8 @@ def test_a_client_that_leaves_before_its_stream_begins_ends_it(view: Any, settin
         async def send(message: Any) -> None:
             raise AssertionError("nobody listens")
 
-        scope = AsyncRequestFactory()._base_scope(path=f"/{view.__name__}/")
-        await ASGIHandler()({**scope, "headers": [], "has_returned": has_returned}, receive, send)
+        scope = AsyncRequestFactory().get(f"/{view.__name__}/").scope
+        await ASGIHandler()({**scope, "has_returned": has_returned}, receive, send)
 
     asyncio.run(serve())
     assert taken() == once(view)
@@ -170,7 +170,7 @@ def test_a_client_that_leaves_before_its_stream_begins_ends_it(view: Any, settin
 
 def test_the_end_of_another_request_ends_no_stream() -> None:
     client = Client()
-    content = client.get("/slot/").streaming_content
+    content: Any = client.get("/slot/").streaming_content  # type: ignore[attr-defined]
     assert client.get("/slot/").status_code == 429
     assert held("export") == 1
     assert list(content) == [b"a"]
