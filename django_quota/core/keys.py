@@ -32,6 +32,7 @@ KINDS = {
     "l": "leases: l:<name>; a sorted set",
     "lately": "how long a slot was held lately: lately:<name>; a string",
     "once": "a value was seen: once:<name>; a string",
+    "sent": "the last message of a process that was counted: sent:<rule>:<date>:<tier>:<process>; a string",
 }
 """The content of a key of a subject, by the first part of its name."""
 
@@ -43,6 +44,7 @@ SYSTEM_KINDS = {
     "totals": "checks of all subjects by rule, in running totals; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
     "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
+    "sent": "the last message of a process that was counted: sent:<process>; a string",
     "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
 }
 """The content of a key without a subject, by the first part of its name; see `system_key`."""

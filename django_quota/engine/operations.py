@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from django_quota.core.clock import SECOND
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -95,6 +97,20 @@ def keep(states: States, key: str, value: Any, stop: int) -> None:
         states.put(key, value, max(states.expiry(key), stop))
     else:
         states.drop(key)
+
+
+SENT_TTL = 3_600 * SECOND
+"""For how long the number of a process' last message is remembered, in microseconds."""
+
+
+def is_repeated(states: States, key: str, number: int) -> bool:
+    """Say whether a message with this number has been counted; see `lua/repeated.lua`."""
+    return bool((states.get(key) or 0) >= number)
+
+
+def note_counted(states: States, key: str, number: int, now: int) -> None:
+    """Note that a message has been counted."""
+    states.put(key, number, now + SENT_TTL)
 
 
 def fields_of(states: States, key: str) -> Mapping[str, str]:

@@ -8,7 +8,17 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts, note_tier
 from django_quota.engine.hits import CompiledRule, Hit
-from django_quota.engine.operations import Operation, Script, States, drop_field, fields_of, script, set_field
+from django_quota.engine.operations import (
+    Operation,
+    Script,
+    States,
+    drop_field,
+    fields_of,
+    is_repeated,
+    note_counted,
+    script,
+    set_field,
+)
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -183,18 +193,29 @@ class DropAside(Operation):
 class RecordHits(Operation):
     """Count hits of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
 
-    `field`: the rule's name, escaped for fields of hashes. `day_key`: where the day is counted; empty if it is not.
+    `field`: the rule's name, escaped for fields of hashes. `sent_key`, `number`: the number of the message, which is
+    counted once, and where that is remembered. `day_key`: where the day is counted; empty if it is not.
     `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event. `tier`: the tier of
     the subject under the rule; empty if no function of the request says it.
     """
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "record_hits")
+    script: ClassVar[Script] = script("clock", "lifetimes", "repeated", "record_hits")
 
     def __init__(
-        self, status_key: str, day_key: str, field: str, counts: Mapping[str, int], span: int, tier: str = ""
+        self,
+        status_key: str,
+        sent_key: str,
+        day_key: str,
+        number: int,
+        field: str,
+        counts: Mapping[str, int],
+        span: int,
+        tier: str = "",
     ) -> None:
+        keys = [status_key, sent_key, day_key] if day_key else [status_key, sent_key]
         changes = [word for kind, change in counts.items() if change for word in (f"{field}:{kind}", change)]
-        super().__init__([status_key, day_key] if day_key else [status_key], field, span, DAY_TTL, tier, *changes)
+        super().__init__(keys, field, span, DAY_TTL, tier, number, *changes)
+        self.number = number
         self.field = field
         self.tier = tier
         self.counts = counts
@@ -202,10 +223,13 @@ class RecordHits(Operation):
 
     def run(self, states: States, now: int) -> int:
         """Count the hits."""
-        status_key, *days = self.keys
+        status_key, sent_key, *days = self.keys
+        if is_repeated(states, sent_key, self.number):
+            return 0
         for key in days:
             change_counts(states, key, {f"{self.field}:{kind}": change for kind, change in self.counts.items()}, now)
             note_tier(states, key, self.field, self.tier, now)
+        note_counted(states, sent_key, self.number, now)
         quiet_until = int(fields_of(states, status_key).get(f"e:{self.field}", 0))
         if not self.span or quiet_until > now:
             return 0

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import DAY, SECOND
-from django_quota.engine.operations import Operation, RedisOperation, Script, States, keep, script
+from django_quota.engine.operations import (
+    Operation,
+    RedisOperation,
+    Script,
+    States,
+    is_repeated,
+    keep,
+    note_counted,
+    script,
+)
 
 FIELDS = 1_000
 """How many fields a hash has; further rules are counted together under `OTHER`."""
@@ -34,22 +43,30 @@ class MetricsKeys(NamedTuple):
     refused: str
     slots: str
     totals: str
+    sent: str
 
 
 class AddMetrics(Operation):
     """Add the counts of a process; the reply is 1.
 
-    `counts`: by field, see `lua/metrics.lua`; `refused`: by subject; `slots`: microseconds that each is
-    remembered.
+    `number`: of the message, which is added once; `counts`: by field, see `lua/metrics.lua`; `refused`: by subject;
+    `slots`: microseconds that each is remembered.
     """
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "metrics")
+    script: ClassVar[Script] = script("clock", "lifetimes", "repeated", "metrics")
 
     def __init__(
-        self, keys: MetricsKeys, counts: Mapping[str, int], refused: Mapping[str, int], slots: Mapping[str, int]
+        self,
+        keys: MetricsKeys,
+        number: int,
+        counts: Mapping[str, int],
+        refused: Mapping[str, int],
+        slots: Mapping[str, int],
     ) -> None:
         parts = (counts, refused, slots)
-        super().__init__(keys, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair))
+        words = (word for part in parts for pair in part.items() for word in pair)
+        super().__init__(keys, number, *map(len, parts), *words)
+        self.number = number
         self.counts = counts
         self.refused = refused
         self.slots = slots
@@ -57,6 +74,8 @@ class AddMetrics(Operation):
     def run(self, states: States, now: int) -> int:
         """Add the counts."""
         keys = MetricsKeys(*self.keys)
+        if is_repeated(states, keys.sent, self.number):
+            return 1
         for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
             for field, count in self.counts.items():
@@ -70,6 +89,7 @@ class AddMetrics(Operation):
         slots = {name: stop for name, stop in (states.get(keys.slots, now) or {}).items() if stop > now}
         slots.update({name: now + span for name, span in self.slots.items()})
         keep(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))
+        note_counted(states, keys.sent, self.number, now)
         return 1
 
 

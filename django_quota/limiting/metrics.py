@@ -1,12 +1,14 @@
 """Metrics: what this process has allowed and refused, by rule. The flusher sends them every second.
 
-Counting is a few additions in memory. Counts that could not be sent go with the next message, so a message whose answer
-was lost counts twice. All counts of a message go to the minute and the day of the last count. `operating.activity`
+Counting is a few additions in memory. A message that was not answered is sent again as it was, with its number, and is
+added once. All counts of a message go to the minute and the day of the last count. `operating.activity`
 reads the sums of all processes.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -114,6 +116,10 @@ class DecisionMetrics:
         """Forget what was counted and not yet sent."""
         # A signal handler may check a limit while its thread is counting: so the lock is reentrant.
         self._lock = threading.RLock()
+        self._process = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+        self._unanswered: AddMetrics | None = None
+        """The message that was sent last, until it is answered."""
         self._begin()
 
     def _begin(self) -> None:
@@ -194,28 +200,29 @@ class DecisionMetrics:
     def flush(self) -> None:
         """Send what was counted up to now.
 
-        Raises `StoreUnavailable` if the store does not answer: then the next message contains these counts, too.
+        Raises `StoreUnavailable` if the store does not answer: then the same message is sent again next time.
         """
+        is_again = self._unanswered is not None
+        self._send()
+        if is_again:
+            self._send()
+
+    def _send(self) -> None:
         with self._lock:
-            now, counts, refused, slots = self._now, self._counts, self._refused, self._slots
-            if not now:
-                return
-            self._begin()
-        try:
-            self._store.run(AddMetrics(_keys(now), counts, refused, slots), frozen_now())
-        except BaseException:
-            with self._lock:
-                self._now = self._now or now
-                for counted_as, number in counts.items():
-                    self._add(counted_as, number)
-                for name, number in refused.items():
-                    self._add_refused(name, number)
-                for place, span in slots.items():
-                    self._add_slot(place, span)
-            raise
+            if self._unanswered is None and self._now:
+                keys = _keys(self._now, self._process)
+                number = next(self._numbers)
+                self._unanswered = AddMetrics(keys, number, self._counts, self._refused, self._slots)
+                self._begin()
+            message = self._unanswered
+        if message is not None:
+            self._store.run(message, frozen_now())
+            self._unanswered = None
 
 
-def _keys(now: int) -> MetricsKeys:
+def _keys(now: int, process: str) -> MetricsKeys:
     prefix, day = current().prefix, day_of(now, current().time_zone).date.isoformat()
-    names = MetricsKeys(f"metrics:{day}", f"metrics:{now // MINUTE}", f"refused:{day}", "slots", "totals")
+    names = MetricsKeys(
+        f"metrics:{day}", f"metrics:{now // MINUTE}", f"refused:{day}", "slots", "totals", f"sent:{process}"
+    )
     return MetricsKeys(*(system_key(prefix, name) for name in names))

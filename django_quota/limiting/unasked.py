@@ -3,11 +3,13 @@
 These are hits of exempt and blocked subjects, hits of tiers without a limit, and refusals from memory.
 
 The flusher counts them by day, about once a second. A refusal is an event, at most once a second for a rule and a
-subject. Hits that the store did not count wait for the next round; if only its answer was lost, they count twice.
+subject. A message that was not answered is sent again as it was, with its number, and is counted once.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -50,6 +52,11 @@ class Place(NamedTuple):
     tier: str
     """The tier of the subject under the rule; empty if no function of the request says it."""
 
+    def sent_key(self, process: str) -> str:
+        """Return the key of the number of a process' last message about this place."""
+        base, _, _ = self.status_key.rpartition("}")
+        return key_of(base, "sent", self.rule, self.day_key.rpartition(":")[2], self.tier, process)
+
 
 @dataclass(slots=True)
 class _Tally:
@@ -77,11 +84,15 @@ class UnaskedHits:
         """Start empty in a forked process: the parent counts what was decided before."""
         self._lock = threading.RLock()  # a signal handler may check a limit while its thread is counting
         self._tallies: dict[Place, _Tally] = {}
+        self._unanswered: dict[Place, tuple[_Tally, int]] = {}
+        """What was sent and not answered, each with the number of its message. Later hits of the place wait for it."""
+        self._process = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
         self._told: dict[Place, int] = {}
         """When `refused` was sent last, in microseconds."""
 
     def __len__(self) -> int:
-        return len(self._tallies)
+        return len(self._tallies) + len(self._unanswered)
 
     def add(self, place: Place, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
         """Add hits: how the fields of the day change. `event` makes the event of a refusal; None: no event."""
@@ -140,34 +151,59 @@ class UnaskedHits:
 
     def flush(self) -> None:
         """Count the hits. Raises `StoreUnavailable` if the store does not answer; then they wait for the next round."""
-        with self._lock:
-            tallies, self._tallies = list(self._tallies.items()), {}
-            self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
-        failures: list[Exception] = []
-        for first in range(0, len(tallies), BATCH_SIZE):
-            try:
-                failures += self._record(tallies[first : first + BATCH_SIZE])
-            except Exception as error:  # noqa: BLE001 — the flusher reports it
-                failures.append(error)
+        is_again = bool(self._unanswered)
+        failures = self._send()
+        if is_again and not failures:
+            failures = self._send()
         if failures:
             raise failures[0]
 
-    def _record(self, tallies: list[tuple[Place, _Tally]]) -> list[Exception]:
-        """Count hits in the store, and report them; return the errors. Hits that failed wait for the next round."""
+    def _send(self) -> list[Exception]:
+        """Send what was not answered, and the hits of other places; return the errors."""
+        with self._lock:
+            messages, self._unanswered = self._unanswered, {}
+            for place in self._tallies.keys() - messages.keys():
+                messages[place] = self._tallies.pop(place), next(self._numbers)
+            self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
+        failures: list[Exception] = []
+        sent = list(messages.items())
+        for first in range(0, len(sent), BATCH_SIZE):
+            try:
+                failures += self._record(sent[first : first + BATCH_SIZE])
+            except Exception as error:  # noqa: BLE001 — the flusher reports it
+                failures.append(error)
+        return failures
+
+    def _record(self, messages: list[tuple[Place, tuple[_Tally, int]]]) -> list[Exception]:
+        """Count hits in the store, and report them; return the errors. What failed is sent again in the next round."""
         settings = current()
-        asking = [(place, tally) for place, tally in tallies if place.day_key or (tally.event and settings.events)]
+        asking = [
+            (place, tally, number)
+            for place, (tally, number) in messages
+            if place.day_key or (tally.event and settings.events)
+        ]
         operations = [
-            RecordHits(*place[:3], tally.counts, SECOND if settings.events and tally.event else 0, place.tier)
-            for place, tally in asking
+            RecordHits(
+                place.status_key,
+                place.sent_key(self._process),
+                place.day_key,
+                number,
+                place.rule,
+                tally.counts,
+                SECOND if settings.events and tally.event else 0,
+                place.tier,
+            )
+            for place, tally, number in asking
         ]
         replies: list[Any] = [None] * len(asking)
         try:
             replies = self._store.try_all(operations, frozen_now()) if operations else []
         finally:
-            for (place, tally), reply in zip(asking, replies, strict=True):
+            for (place, tally, number), reply in zip(asking, replies, strict=True):
                 if not isinstance(reply, int):
-                    self.add(place, tally.counts, tally.event)
-        events = [tally.event() for (_, tally), due in zip(asking, replies, strict=True) if due == 1 and tally.event]
+                    with self._lock:
+                        self._unanswered[place] = tally, number
+        events = [tally.event() for (_, tally, _), due in zip(asking, replies, strict=True) if due == 1 and tally.event]
         if events:
             self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), frozen_now())
         return [reply for reply in replies if isinstance(reply, Exception)]

@@ -84,11 +84,11 @@ class TestCollector:
     def test_rules_past_the_cap_are_one_and_no_total_ever_falls(self) -> None:
         """A counter that falls looks like a restart to Prometheus."""
         store = current_store()
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", system_key("quota", "totals"))
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", system_key("quota", "totals"), "{!}n")
         rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
-        for counts in ({**rules, "other:a": 1}, {"late:a": 5}, {"late:a": 5000}):
+        for number, counts in enumerate(({**rules, "other:a": 1}, {"late:a": 5}, {"late:a": 5000}), 1):
             before = samples()
-            store.run(AddMetrics(keys, counts, {}, {}))
+            store.run(AddMetrics(keys, number, counts, {}, {}))
             found = samples()
             assert all(found[names] >= value for names, value in before.items())
         assert found["quota_checks_total", "other", "allowed"] == 5006

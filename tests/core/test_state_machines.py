@@ -378,7 +378,7 @@ class Leases(Machine):
 
 TODAY, ASIDE = key_of("u", "day:2025-11-21"), key_of("u", "day:2025-11-21:aside")
 SETS = [key_of("u", f"l:{number}") for number in range(3)]
-METRICS = site.MetricsKeys(*(key_of("!", kind) for kind in ("day", "minute", "refused", "slots", "totals")))
+METRICS = site.MetricsKeys(*(key_of("!", kind) for kind in ("day", "minute", "refused", "slots", "totals", "sent")))
 AROUND = st.integers(START - 5, START + 5)
 NAMES = st.sampled_from(["a", "b", "c"])
 COUNTS = st.dictionaries(NAMES.map("{}:a".format), st.integers(1, 9))
@@ -418,7 +418,8 @@ class Upkeep(Machine):
         | st.builds(subjects.SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
         | st.builds(subjects.DropAside, st.just(ASIDE), TOKEN)
         | st.builds(
-            lambda *given: subjects.RecordHits(key_of("u", "s"), *given), st.sampled_from([TODAY, ""]), NAMES,
+            lambda *given: subjects.RecordHits(key_of("u", "s"), key_of("u", "sent:p"), *given),
+            st.sampled_from([TODAY, ""]), st.integers(1, 20), NAMES,
             st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)), st.sampled_from([0, SECOND]),
         )
     )  # fmt: skip
@@ -427,7 +428,14 @@ class Upkeep(Machine):
 
     @rule(
         operation=st.builds(site.RegisterWorker, st.just(key_of("!", "workers")), NAMES, st.just(30 * SECOND))
-        | st.builds(site.AddMetrics, st.just(METRICS), COUNTS, COUNTS, st.dictionaries(NAMES, st.just(SECOND)))
+        | st.builds(
+            site.AddMetrics,
+            st.just(METRICS),
+            st.integers(1, 20),
+            COUNTS,
+            COUNTS,
+            st.dictionaries(NAMES, st.just(SECOND)),
+        )
     )
     def a_process_tells(self, operation: Operation) -> None:
         self.done(operation)
@@ -452,13 +460,14 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
 
 
 def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -> None:
-    for counts in ({f"rule{n}:a": 1 for n in range(site.FIELDS + 7)}, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}):
-        places.run(site.AddMetrics(METRICS, counts, {}, {}), START)
+    first = {f"rule{n}:a": 1 for n in range(site.FIELDS + 7)}
+    for number, counts in enumerate((first, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}), 1):
+        places.run(site.AddMetrics(METRICS, number, counts, {}, {}), START)
     rules = places.lying()[METRICS.day]
     assert (rules["rule0:a"], rules[f"{site.OTHER}:a"], rules[f"{site.OTHER}:r"]) == ("2", "8", "4")
     assert len(rules) <= site.FIELDS + 3
     many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
-    places.run(site.AddMetrics(METRICS, {}, many, {}), START)
+    places.run(site.AddMetrics(METRICS, 3, {}, many, {}), START)
     refused = places.lying()[METRICS.refused]
     assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, "2")
 

@@ -84,12 +84,12 @@ def usage() -> None:
 
 
 def metrics() -> None:
-    names = ("metrics:1", "metrics:2", "refused:1", "slots", "totals")
+    names = ("metrics:1", "metrics:2", "refused:1", "slots", "totals", "sent:1")
     keys = MetricsKeys(*(system_key("quota", name) for name in names))
     rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
     subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
-    for counts in (rules, {"one-more:a": 1}):
-        current_store().run(AddMetrics(keys, counts, subjects, {"user:7 export 2": SECOND}))
+    for number, counts in enumerate((rules, {"one-more:a": 1}), 1):
+        current_store().run(AddMetrics(keys, number, counts, subjects, {"user:7 export 2": SECOND}))
 
 
 def blocked_and_exempt() -> None:

@@ -18,9 +18,11 @@ def remembered_refusals() -> int:
 
 
 def metrics_that_wait() -> tuple[int, int]:
-    """Return how many counts of rules wait to be sent, and of refused subjects."""
+    """Return how many counts of rules wait to be sent, and of refused subjects, with the message without an answer."""
     waiting = get_limiter().metrics
-    return len(waiting._counts), len(waiting._refused)
+    unanswered = waiting._unanswered
+    more = (0, 0) if unanswered is None else (len(unanswered.counts), len(unanswered.refused))
+    return len(waiting._counts) + more[0], len(waiting._refused) + more[1]
 
 
 def with_room_for_metrics(rules: int, subjects: int, monkeypatch: pytest.MonkeyPatch) -> None:
