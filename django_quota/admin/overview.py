@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from django.contrib import admin
+from django.db import router
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
@@ -120,7 +121,9 @@ def _figures(store: Store) -> dict[str, Any]:
         shown["warnings"] = list(_warnings(of_redis))
     if store.is_shared:
         shown["latency"] = f"{latency * 1_000:.2f}"
-        shown["rolled_up"] = DailyCounter.objects.aggregate(Max("day"))["day__max"]
+        shown["rolled_up"] = DailyCounter.objects.using(router.db_for_write(DailyCounter)).aggregate(Max("day"))[
+            "day__max"
+        ]
     return shown
 
 

@@ -31,6 +31,8 @@ from django_quota.stores.base import Store
 from django_quota.stores.scanning import batched, scan
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     from django_quota.models import DailyCounter
 
 logger = logging.getLogger("django_quota")
@@ -189,12 +191,8 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
 
 
 def _rows(subject: str, since: date, until: date) -> dict[RowKey, tuple[Count, int]]:
-    """Return the counts and the token of each row of a subject, from where the roll-up writes them."""
-    from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
-
-    rows = DailyCounter.objects.using(router.db_for_write(DailyCounter))
-    found = rows.filter(subject=subject, day__gte=since, day__lt=until)
-    return _counted(found)
+    """Return the counts and the token of each row of a subject."""
+    return _counted(_saved().filter(subject=subject, day__gte=since, day__lt=until))
 
 
 def _counted(rows: Iterable[DailyCounter]) -> dict[RowKey, tuple[Count, int]]:
@@ -238,14 +236,12 @@ def last_tiers(subject: Any, rules: Iterable[object]) -> dict[str, str]:
     """
     if not any(isinstance(rule, Rule) and rule.tier is not None for rule in rules):
         return {}
-    from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
-
     days = recent_days(subject)
     try:
         counted = waiting(days)  # before the rows: a roll-up may move it to them meanwhile
     except StoreUnavailable:
         return {}
-    rows = DailyCounter.objects.filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
+    rows = _saved().filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
     found = [(RowKey.of(row), row.tier) for row in _readable(rows)]
     found += [each for day in counted for each in day.tiers.items()]
     found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays behind the row
@@ -254,9 +250,14 @@ def last_tiers(subject: Any, rules: Iterable[object]) -> dict[str, str]:
 
 def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:
     """Return the rows of these days of one subject; none if the database does not answer, which is logged."""
+    return _readable(_saved().filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day)))
+
+
+def _saved() -> QuerySet[DailyCounter]:
+    """Return all rows of the database that a roll-up writes to: a replica lags, and the store has let them go."""
     from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
 
-    return _readable(DailyCounter.objects.filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day)))
+    return DailyCounter.objects.using(router.db_for_write(DailyCounter))
 
 
 def _readable(rows: Iterable[DailyCounter]) -> list[DailyCounter]:

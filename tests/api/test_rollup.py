@@ -20,11 +20,11 @@ from django.test import override_settings
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import check, reserve
+from django_quota import Rule, check, reserve
 from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.rollup import move, roll_up
-from django_quota.features.usage import recent_days, recent_usage, total, waiting
+from django_quota.features.usage import last_tiers, recent_days, recent_usage, total, waiting
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
@@ -230,6 +230,19 @@ class TestMoving:
         machine.roll_up()
         raw.flushall()
         assert bill_of("org:1", first, tomorrow, "month") == {first: {"api": (10_000, 300, units)}}
+
+    def test_a_replica_that_lags_leaves_out_no_day_and_no_tier(self, settings: Any) -> None:
+        class Lags:
+            def db_for_read(self, *_: Any, **__: Any) -> str:
+                return "replica"  # there is none: whoever asks it fails
+
+        rule = Rule.make("tiered", {"pro": "9/d"}, key="global", tier=lambda request: "pro", daily=True)
+        check(rule, "user:7", 3, tier="pro")
+        rolled()
+        settings.DATABASE_ROUTERS = [Lags()]
+        assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
+        assert last_tiers("user:7", [rule]) == {"tiered": "pro"}
+        assert bill_of("user:7", TODAY, TODAY + timedelta(days=1))
 
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])
     def test_a_roll_up_between_two_reads_of_a_bill_changes_nothing(
