@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from io import TextIOBase
+from io import TextIOBase, TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -48,7 +50,14 @@ PROGRESS_INTERVAL = 0.2
 
 
 class QuotaCommand(BaseCommand):
-    """A command that turns errors of the store and the database into a `CommandError`."""
+    """A command that turns errors of the store and the database into a `CommandError`.
+
+    It does its work whether or not anybody can read what it says.
+    """
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        """Write to these streams, by default to those of the process."""
+        super().__init__(stdout or _writable(sys.stdout), stderr or _writable(sys.stderr), **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. Raises `CommandError`."""
@@ -66,8 +75,7 @@ class QuotaCommand(BaseCommand):
             try:
                 super().run_from_argv(argv)
             finally:
-                if sys.stdout is not None:  # None: the process was started with stdout closed
-                    sys.stdout.flush()
+                self.stdout.flush()
         except OSError as error:
             if error.filename is not None:  # a file of the command, and not its output
                 raise
@@ -138,6 +146,33 @@ class QuotaCommand(BaseCommand):
                 if every is None or stop.wait(every):
                     return
                 close_old_connections()
+
+
+def _writable(stream: Any) -> Any:
+    """Return a stream of the process that takes any text, even if the process was started with it closed.
+
+    An encoding such as Latin-1 lacks characters that clients may send, and those of our bars.
+    """
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
+    if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=_PLAINER)
+    return stream
+
+
+_PLAINER = "django_quota_plainer"
+"""The name of the handler for characters that an encoding lacks."""
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """Write characters that an encoding lacks as ASCII: the parts of a bar by look-alikes, others by their number."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join({"█": "#", "░": "-"}.get(sign) or ascii(sign)[1:-1] for sign in lacking), error.end
+
+
+codecs.register_error(_PLAINER, _plainer)
 
 
 def shared_store() -> Store:

@@ -54,8 +54,7 @@ class Command(QuotaCommand):
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if options["group"] is not None and not options["follow"]:
-            raise CommandError("--group is only for --follow. Add --follow, or leave --group out.")
+        _check(options)
         log = event_log(shared_store(), current().prefix)
         if log is None:
             raise CommandError('QUOTA["STORE"] keeps no events.')
@@ -151,6 +150,14 @@ class Command(QuotaCommand):
                     wait, last_reason = FIRST_WAIT, ""
                 if not has_more:
                     stop.wait(PAUSE)
+
+
+def _check(options: dict[str, Any]) -> None:
+    if options["group"] is not None and not options["follow"]:
+        raise CommandError("--group is only for --follow. Add --follow, or leave --group out.")
+    fewest = 0 if options["follow"] else 1
+    if options["last"] < fewest:
+        raise CommandError(f"--last {options['last']}: use {fewest} or more, for example 20.")
 
 
 def _wanted(options: dict[str, Any], log: EventLog) -> Callable[[Event], bool]:
