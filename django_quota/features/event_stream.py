@@ -7,7 +7,7 @@ Redis: each event goes to one reader of the group, and stays until it is acknowl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -274,16 +274,30 @@ class EventGroup:
                 trimmed = [text(gone) for ids in claimed[2:] for gone in ids]
                 if left or trimmed:
                     return Delivery(left, trimmed, "")
-                groups: Any = client.xinfo_groups(key)
-                read = next((text(each["last-delivered-id"]) for each in groups if text(each["name"]) == self.name), "")
+                read = text(self._state(client).get("last-delivered-id", ""))
                 entries = _entries(client.xreadgroup(self.name, CONSUMER, {key: ">"}, PAGE))
-                # Look for the last id after reading, so that no flood trims it unnoticed.
-                is_whole = not entries or read == BEGINNING or client.xrange(key, read, read)
+                is_whole = not entries or self._is_whole(client, read, entries)
                 return Delivery(entries, [], "" if is_whole else read)
         except StoreUnavailable as error:
             if not any(words in error.reason for words in _GONE):
                 raise
             raise LookupError(f"The group {self.name!r} is gone.") from error
+
+    def _state(self, client: Any) -> Mapping[str, Any]:
+        """Return what Redis says of the group; empty if there is none."""
+        return next((each for each in client.xinfo_groups(self.stream.key) if text(each["name"]) == self.name), {})
+
+    def _is_whole(self, client: Any, read: str, entries: Sequence[StreamEntry]) -> bool:
+        """Say whether nothing was trimmed between the last id that the group had read and these entries.
+
+        It looks after reading, so that no flood trims anything unnoticed.
+        """
+        if read != BEGINNING:
+            return bool(client.xrange(self.stream.key, read, read))
+        # The group was made while there was nothing. Redis counts how many entries there were up to the last one read.
+        state = self._state(client)
+        by_others = client.xrange(self.stream.key, f"({entries[-1].id}", text(state["last-delivered-id"]))
+        return (state.get("entries-read") or 0) <= len(entries) + len(by_others)
 
     def acknowledge(self, entries: Iterable[StreamEntry]) -> None:
         """Acknowledge entries: no reader gets them again."""

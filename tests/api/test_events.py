@@ -252,6 +252,40 @@ def test_the_command_says_what_is_missing(raw: redis.Redis) -> None:
     assert read()[1] == "", "up to what was read the stream is whole"
 
 
+def test_a_group_that_was_made_before_there_were_events_says_what_was_trimmed(raw: redis.Redis) -> None:
+    begin(raw)
+    for number in range(5):
+        tell(raw, f"ip:{number}", START + number * SECOND)
+    raw.xtrim(STREAM, maxlen=2, approximate=False)
+    events, said = read()
+    assert "Events before 2025-11-21T04:40:03+00:00 may be lost" in said
+    assert [event["subject"] for event in events] == ["ip:3", "ip:4"]
+    tell(raw, "ip:5")
+    assert read()[1] == ""
+
+
+@pytest.mark.parametrize("by_another", [0, 2], ids=["alone", "beside another reader"])
+def test_a_group_that_was_made_before_there_were_events_misses_none(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, by_another: int
+) -> None:
+    begin(raw)
+    for number in range(5):
+        tell(raw, f"ip:{number}")
+    monkeypatch.setattr(module, "PAGE", 3)
+    whole = EventGroup._is_whole
+
+    def is_whole_beside_another(group: EventGroup, client: Any, read: str, entries: Any) -> bool:
+        monkeypatch.setattr(EventGroup, "_is_whole", whole)
+        if by_another:
+            hand_out(raw, by_another, idle=0)
+        return whole(group, client, read, entries)
+
+    monkeypatch.setattr(EventGroup, "_is_whole", is_whole_beside_another)
+    events, said = read()
+    assert said == ""
+    assert [event["subject"] for event in events] == [f"ip:{number}" for number in range(5 - by_another)]
+
+
 @pytest.mark.parametrize("lost", ["stream", "group"])
 def test_a_group_whose_redis_lost_its_memory_says_so_and_reads_all_there_is(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lost: str

@@ -116,7 +116,8 @@ class Command(QuotaCommand):
             for gone in taken.trimmed:
                 self.note(f"Event {gone} is missing: the stream was trimmed before it was printed.")
             if taken.behind:
-                span = f"after {iso(moment_of(taken.behind))} and before {iso(moment_of(taken.entries[0].id))}"
+                begins = "" if taken.behind == BEGINNING else f"after {iso(moment_of(taken.behind))} and "
+                span = f"{begins}before {iso(moment_of(taken.entries[0].id))}"
                 self.note(f"The stream was trimmed further than the group had read. Events {span} may be lost.")
             show(entry.event for entry in taken.entries)
             if taken.entries:
