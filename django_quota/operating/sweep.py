@@ -9,7 +9,7 @@ kind:
 | `r`, `b` | states of limits, refusals towards a ban | dropped from sorted sets | until the last expires, or 400 days |
 | `l` | leases | dropped | until the last expires, or an hour |
 | `{!}:bans` | the index of bans | dropped | until the last expires, or an hour |
-| `lately` | how long slots were held lately | none | an hour |
+| `lately`, `sent` | how long slots were held lately, the last message of a process | none | an hour |
 | `day` | the checks of a day | none | 8 days |
 | `s`, `c`, `u`, `once` | subject status, counters, distinct values, `once` | none | 400 days |
 | `{!}:` anything else | events and such | none | 400 days |
@@ -27,9 +27,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.clock import frozen_now
+from django_quota.core.errors import StoreBusy, StoreUnavailable
 from django_quota.core.keys import KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
@@ -51,11 +56,19 @@ POSITION_TTL = 3_600
 SAVE_INTERVAL = 1.0
 """Seconds between two saves of the position. A sweep that is killed repeats at most as much."""
 
+PAUSES = (0.25, 1.0, 2.0)
+"""Seconds before a call that was not answered is made again; after the last one the sweep ends."""
+
+_SILENCE = (RedisConnectionError, StoreUnavailable, StoreBusy)
+"""The classes of errors, without subclasses, that may be over in a moment."""
+
+T = TypeVar("T")
+
 HOUR = 3_600_000
 DAY = 24 * HOUR
 LONG = 400 * DAY
 
-LIFETIMES = {"l": HOUR, "lately": HOUR, "day": 8 * DAY, "bans": HOUR}
+LIFETIMES = {"l": HOUR, "lately": HOUR, "sent": HOUR, "day": 8 * DAY, "bans": HOUR}
 """The TTL in milliseconds that a key without one gets, by kind; `LONG` for all other kinds."""
 
 SWEPT = frozenset({"r", "b", "l", "bans"})
@@ -146,8 +159,7 @@ class Sweeper:
         self._report.resumed = self._report.resumed or cursor != 0
         saved = time.monotonic()
         while not self._stop.is_set():
-            with self._paced():
-                after, keys = client.scan(cursor, match=pattern(self._prefix), count=SCAN_COUNT)
+            after, keys = self._asked(partial(client.scan, cursor, match=pattern(self._prefix), count=SCAN_COUNT))
             self._sweep_keys(list(map(text, keys)))
             if self._stop.is_set():
                 break
@@ -187,8 +199,8 @@ class Sweeper:
             keys, kinds = zip(*queue, strict=True)
             swept, lifetimes = [kind in SWEPT for kind in kinds], [LIFETIMES.get(kind, LONG) for kind in kinds]
             most = 0 if self._dry_run else ENTRIES_PER_CALL
-            with self._paced():
-                reply = self._store.run(Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run), frozen_now())
+            operation = Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run)
+            reply = self._asked(partial(self._store.run, operation, frozen_now()))
             found = Sweep.read(reply)
             if queue is batch:
                 report.keys += len(found)
@@ -196,6 +208,19 @@ class Sweeper:
             report.repaired += sum(bool(each.given) for each in found)
             report.removed += sum(each.left if self._dry_run else each.removed for each in found)
             queue = [target for target, each in zip(queue, found, strict=True) if each.left and not self._dry_run]
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """Make a call that may be made twice. A late answer or a lost connection does not end a sweep of minutes."""
+        for pause in PAUSES:
+            try:
+                with self._paced():
+                    return call()
+            except (RedisConnectionError, RedisTimeoutError, StoreUnavailable) as error:
+                is_silence = isinstance(error, RedisTimeoutError) or type(error) in _SILENCE
+                if not is_silence or self._stop.wait(pause):
+                    raise
+        with self._paced():
+            return call()
 
     @contextmanager
     def _paced(self) -> Iterator[None]:
