@@ -193,8 +193,11 @@ def explain(error: Exception) -> str:
         return f"{words.rstrip('.')}. It is {place}."
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
-    is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
-    return f"{words}: `manage.py migrate` makes the tables." if is_missing else words
+    if not isinstance(error, DatabaseError) or "django_quota_" not in words or "column" in words:
+        return words
+    if "denied" in words:  # "permission denied for table", "SELECT command denied to user"
+        return f"{words.rstrip('.')}. Grant the user of the database SELECT, INSERT, UPDATE and DELETE on it."
+    return f"{words}: `manage.py migrate` makes the tables."
 
 
 def printable(text: str) -> str:

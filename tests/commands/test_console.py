@@ -1,4 +1,4 @@
-"""Commands do their work whether or not anybody can read what they say."""
+"""Commands do their work whether or not anybody can read what they say, and say what is wrong."""
 
 import io
 import subprocess
@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import ProgrammingError
 
 from django_quota import check
 from django_quota.management.commands.quota_status import Command as Status
@@ -64,6 +66,25 @@ def test_an_encoding_that_lacks_characters_shows_others(monkeypatch: pytest.Monk
     call_command(Status(), "user:é☃", all=True)
     said = written.getvalue().decode("latin-1")
     assert "user:é\\u2603" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ('relation "django_quota_dailycounter" does not exist', "`manage.py migrate` makes the tables"),
+        ("no such table: django_quota_dailycounter", "`manage.py migrate` makes the tables"),
+        ("permission denied for table django_quota_dailycounter", "Grant the user of the database SELECT"),
+        ("(1142, \"SELECT command denied to user 'a' for table 'django_quota_dailycounter'\")", "Grant the user"),
+        ("server closed the connection", ""),
+    ],
+)
+def test_the_advice_fits_what_the_database_says(error: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Status, "handle", Mock(side_effect=ProgrammingError(error)))
+    with pytest.raises(CommandError) as raised:
+        call_command(Status(), "user:1")
+    assert str(raised.value).startswith(error)
+    assert advice in str(raised.value)
+    assert bool(advice) or str(raised.value) == error
 
 
 @pytest.mark.parametrize("last", ["0", "-3"])
