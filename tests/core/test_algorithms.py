@@ -198,8 +198,11 @@ def moment(text: str) -> int:
          ["2026-09-26T13:15+00:00", "2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00"]),
         # A period above an hour runs through a change of the clock: 03:00 becomes 02:00.
         ("hour", 6, BERLIN, "2026-10-25T01:00+00:00", ["2026-10-24T22:00+00:00", "2026-10-25T05:00+00:00"]),
-        # 02:45 becomes 03:45, so 03:00 is skipped.
-        ("hour", 3, CHATHAM, "2026-09-26T14:00+00:00", ["2026-09-26T11:15+00:00", "2026-09-26T14:15+00:00"]),
+        # An edge that the clock skips is the moment of the jump: 02:45 becomes 03:45, and 01:00 becomes 03:00.
+        ("hour", 3, CHATHAM, "2026-09-26T13:59+00:00",
+         ["2026-09-26T11:15+00:00", "2026-09-26T14:00+00:00", "2026-09-26T16:15+00:00"]),
+        ("hour", 2, "Antarctica/Troll", "2026-03-29T01:00+00:00",
+         ["2026-03-29T01:00+00:00", "2026-03-29T02:00+00:00", "2026-03-29T04:00+00:00"]),
     ],
 )  # fmt: skip
 def test_periods_are_those_of_the_clocks_that_people_have(

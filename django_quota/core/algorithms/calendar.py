@@ -9,7 +9,7 @@ edges for that time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -24,6 +24,8 @@ Edge = Callable[[int], datetime]
 
 _ALIGNED_WITHIN = {"second": UNITS["minute"], "minute": UNITS["hour"], "hour": UNITS["day"]}
 _EPOCH = date(1970, 1, 1)
+_EPOCH_MIDNIGHT = datetime(1970, 1, 1)  # noqa: DTZ001 — on the wall clock of any zone
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Calendar(FixedWindow):
@@ -144,8 +146,12 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int
     index, wall = _index(unit, multiple, datetime.fromtimestamp(now // SECOND, zone))
 
     def edge(number: int) -> int:
-        # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.
-        return int(wall(number).replace(tzinfo=zone).astimezone(UTC).timestamp()) * SECOND
+        local = wall(number)
+        first, second = (zone.utcoffset(local.replace(fold=fold)) or timedelta() for fold in (0, 1))
+        moment = (local - _EPOCH_MIDNIGHT - first) // _MICROSECOND  # the first of two midnights
+        if first < second:  # the clock skips it, so it is the moment of the jump
+            return _jump(zone, (local - _EPOCH_MIDNIGHT - second) // _MICROSECOND, moment)
+        return moment
 
     # A clock that jumps over an edge shows a period that has not begun; a clock that is set back, an ended one.
     while edge(index) > now:
