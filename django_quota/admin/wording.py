@@ -60,7 +60,9 @@ def left_in_words(until: int, now: int) -> str:
 def moment_of(now: int, seconds: float = 0.0) -> datetime:
     """Return the local time `seconds` after `now`, the store's time in microseconds, rounded up to a second."""
     moment = datetime.fromtimestamp(-(-(now + round(seconds * SECOND)) // SECOND), UTC)
-    return timezone.localtime(moment) if settings.USE_TZ else timezone.make_naive(moment)
+    if settings.USE_TZ:
+        return timezone.localtime(moment)
+    return timezone.make_naive(moment, timezone.get_default_timezone())  # whatever time zone a request has activated
 
 
 def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:

@@ -8,10 +8,12 @@ import pytest
 import redis
 from django.contrib.auth import get_user_model
 from django.test import Client
+from django.utils import timezone
 from redis.connection import AbstractConnection
 
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
+from django_quota.admin.wording import moment_in_words, moment_of
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
@@ -148,6 +150,9 @@ class TestOnRedis:
         page = shown(client, CONTENT)
         assert ">12:00:00</time>" in page
         assert "until 12:01:30" in page
+        with timezone.override("Europe/Berlin"):  # as a middleware does for a request
+            words = moment_in_words(moment_of(noon * SECOND), "H:i")
+        assert words == ("04:00 CET" if use_tz else "12:00 JST"), "without USE_TZ all rows are in TIME_ZONE"
 
     def test_round_trips_queries_and_rules_are_bounded(
         self, client: Client, raw: redis.Redis, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch

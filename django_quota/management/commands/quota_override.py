@@ -203,7 +203,8 @@ def _expiry(options: dict[str, Any]) -> datetime | None:
     except ValueError:
         raise CommandError(f"--until {given!r} is not a date and time. Use, for example, 2030-01-31T12:00.") from None
     if timezone.is_naive(moment) == settings.USE_TZ:
-        moment = timezone.make_aware(moment) if settings.USE_TZ else timezone.make_naive(moment)
+        zone = timezone.get_default_timezone()
+        moment = timezone.make_aware(moment, zone) if settings.USE_TZ else timezone.make_naive(moment, zone)
     if moment <= timezone.now():
         raise CommandError(f"--until {given!r} is in the past. Use a moment in the future.")
     return moment
@@ -235,4 +236,5 @@ def _as_json(row: QuotaOverride) -> dict[str, Any]:
 
 
 def _in_utc(moment: datetime) -> str:
-    return (timezone.make_aware(moment) if timezone.is_naive(moment) else moment).astimezone(UTC).isoformat()
+    aware = timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+    return aware.astimezone(UTC).isoformat()
