@@ -22,7 +22,7 @@ from django_quota.models import DailyCounter
 from django_quota.operating.activity import activity, running_totals, subjects_seen
 from django_quota.operating.inspection import load_snapshot, recent_refusals
 from django_quota.stores.database import sql
-from django_quota.stores.database.log import Expired, count_expired
+from django_quota.stores.database.log import Expired, count_expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
 from tests.support.commands import json_of, said
@@ -179,6 +179,18 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
     assert list(store.names("quota:1:{user:*}:c:x")) == []
     assert max(count_expired(store, moment, 3)) == 0
     assert "Deleted 0 expired states" in said("quota_sweep")
+
+
+@pytest.mark.parametrize("past_the_hour", [0, 1, sql.HOUR // 2, sql.HOUR - 1])
+def test_a_sweep_keeps_a_state_until_it_expires_and_for_an_hour_at_most(
+    store: DatabaseStore, past_the_hour: int
+) -> None:
+    expiry = 500_000 * sql.HOUR + past_the_hour
+    fill(store, 1, expiry)
+    assert delete_expired(store, expiry - 1, 0, BATCH).states == 0
+    assert states(store) == 1
+    assert delete_expired(store, expiry + sql.HOUR, 0, BATCH).states == 1
+    assert states(store) == 0
 
 
 def test_a_process_that_decides_deletes_a_batch_now_and_then(

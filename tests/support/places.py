@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import redis
 from hypothesis import HealthCheck
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.engine.plans import Plan, PlanMode
+from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.store import DatabaseStore
 from tests.support.inputs import inputs
 from tests.support.specifications import Drop, Put, Specified, specify
@@ -148,9 +149,13 @@ SLACK = 30 * SECOND
 
 
 class Machine(RuleBasedStateMachine):
-    """One operation after another in all places, at a time that the rules move."""
+    """One operation after another in all places, at a time that the rules move.
+
+    `swept_at`: the time does not step back before it.
+    """
 
     raw: redis.Redis
+    swept_at = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,6 +165,12 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.places.close()
+
+    @rule()
+    def expired_rows_are_deleted(self) -> None:
+        """Redis and the memory forget by themselves."""
+        delete_expired(self.places.database, self.now, 0, 1_000)
+        self.swept_at = self.now
 
     def done(self, operation: Operation) -> Any:
         """Do an operation, and return its reply. Redis has what the specification keeps, for as long as that."""
