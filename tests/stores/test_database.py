@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,13 @@ from django_quota import Rule, acheck, check, check_all, counter, lock, once, pe
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
-from django_quota.core.errors import StoreDataError, StoreOutOfMemory, StorePermissionDenied, StoreRefusesWrites
+from django_quota.core.errors import (
+    StoreBusy,
+    StoreDataError,
+    StoreOutOfMemory,
+    StorePermissionDenied,
+    StoreRefusesWrites,
+)
 from django_quota.core.keys import status_key
 from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
@@ -35,10 +41,10 @@ from django_quota.stores.database.sqlite import IN_MEMORY, file_of
 from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
 from django_quota.stores.database.values import dumps, loads
 from tests.support.commands import wait_until
-from tests.support.databases import default_database, running_pgbouncer
+from tests.support.databases import end_sessions, running_pgbouncer
 from tests.support.inputs import inputs
 from tests.support.processes import ended, forks, processes, started
-from tests.support.stores import current_store, empty_database
+from tests.support.stores import current_store, empty_database, store_on
 
 SUBJECT = "ip:192.0.2.1"
 LIMIT = 50
@@ -49,22 +55,6 @@ def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
     """The store of the settings on each database."""
     settings.QUOTA = {"STORE": "database"}
     return current_store()  # type: ignore[no-any-return]
-
-
-@contextmanager
-def store_on(database: dict[str, Any], settings: Any, blocker: Any) -> Iterator[DatabaseStore]:
-    with blocker.unblock(), default_database(database):
-        settings.QUOTA = {"STORE": "database"}
-        yield current_store()
-        current_store().close()
-
-
-@pytest.fixture
-def on_postgres(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -> Iterator[DatabaseStore]:
-    """The store on PostgreSQL, empty."""
-    with store_on(postgres, settings, django_db_blocker) as made:
-        empty_database(made)
-        yield made
 
 
 def hit(_: object = None, subject: str = SUBJECT) -> bool:
@@ -140,17 +130,6 @@ class _Waiting(Operation):
     def run(self, states: States, now: int) -> None:
         self.begun.set()
         assert self.let_go.wait(60)
-
-
-def test_another_process_that_holds_a_subject_is_waited_for_until_the_time_is_up(
-    on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgresql, "TIMEOUT", 0.05)
-    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres") as other:
-        other.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(status_key('quota', SUBJECT)))})")
-        with pytest.raises(StoreUnavailable, match="lock timeout"):
-            on_postgres.run(Set([status_key("quota", SUBJECT)], 1, 1))
-    assert not on_postgres.breaker.has_failed
 
 
 def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseStore) -> None:
@@ -240,10 +219,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(
     on_postgres: DatabaseStore, postgres: dict[str, Any]
 ) -> None:
     assert hit()
-    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
-        theirs = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        other.execute(f"SELECT pg_terminate_backend(pid) {theirs}")
-        wait_until(lambda: other.execute(f"SELECT count(*) {theirs}").fetchone() == (0,))
+    end_sessions(postgres)
     assert hit()
     assert remaining() == LIMIT - 2
 
@@ -357,6 +333,9 @@ def test_each_error_of_a_driver_becomes_ours() -> None:
         psycopg.errors.InsufficientPrivilege: StorePermissionDenied,
         psycopg.errors.InvalidPassword: StorePermissionDenied,
         psycopg.errors.AdminShutdown: StoreUnavailable,
+        psycopg.errors.QueryCanceled: StoreUnavailable,
+        psycopg.errors.LockNotAvailable: StoreBusy,
+        psycopg.errors.SerializationFailure: StoreBusy,
         psycopg.OperationalError: StoreUnavailable,
     }
     assert {theirs: type(failure_of(theirs("x")).error) for theirs in kinds} == kinds

@@ -20,6 +20,7 @@ from tests.support.commands import wait_until
 UNPRIVILEGED = "nobody"  # who runs PostgreSQL where the tests run as root, whom it refuses
 WHO: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
 
+SOCKET = ".s.PGSQL.5432"
 PGBOUNCER_PORT = 6432  # it names the socket of a private PgBouncer; nothing listens on a port
 
 
@@ -42,6 +43,41 @@ def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
         command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
         with _running(command, folder, signal.SIGINT):  # a fast shutdown: it does not wait for clients
             yield {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "quota", "HOST": folder}
+
+
+@contextmanager
+def running_replica(programs: Path, primary: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a replica of a PostgreSQL, which only reads; yields what goes into DATABASES."""
+    with _private_folder("quota-pgr-") as folder:
+        data = f"{folder}/data"
+        words = [str(programs / "pg_basebackup"), "-h", primary["HOST"], "-U", primary["USER"], "-D", data]
+        words += ["--write-recovery-conf", "--checkpoint", "fast", "--no-sync"]
+        made = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, **WHO)
+        assert made.returncode == 0, made.stderr
+        command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
+        with _running(command, folder, signal.SIGINT):
+            yield {**primary, "HOST": folder}
+
+
+class Address:
+    """A folder with the socket of a server, which may be another one later: what a failover does to an address."""
+
+    def __init__(self, folder: Path, server: dict[str, Any]) -> None:
+        self._socket = folder / SOCKET
+        self.database = {**server, "HOST": str(folder)}
+        self.lead_to(server)
+
+    def lead_to(self, server: dict[str, Any]) -> None:
+        self._socket.unlink(missing_ok=True)
+        self._socket.symlink_to(Path(server["HOST"]) / SOCKET)
+
+
+def end_sessions(server: dict[str, Any]) -> None:
+    """End all sessions of a server, and wait until they are gone."""
+    with psycopg.connect(host=server["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
+        theirs = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        other.execute(f"SELECT pg_terminate_backend(pid) {theirs}")
+        wait_until(lambda: other.execute(f"SELECT count(*) {theirs}").fetchone() == (0,))
 
 
 @contextmanager

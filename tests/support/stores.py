@@ -20,6 +20,7 @@ from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, server_programs
 from tests.support.clusters import Cluster
+from tests.support.databases import default_database
 
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
@@ -116,6 +117,15 @@ class _Kept(Draft):
 def empty_database(store: DatabaseStore) -> None:
     for table in (sql.STATES, sql.EVENTS, sql.BANS):
         store.write(lambda _: f"DELETE FROM {table} RETURNING 1")  # noqa: B023 — called at once
+
+
+@contextmanager
+def store_on(database: dict[str, Any], settings: Any, blocker: Any) -> Iterator[DatabaseStore]:
+    """Count in a database, also in a test that has none."""
+    with blocker.unblock(), default_database(database):
+        settings.QUOTA = {"STORE": "database"}
+        yield current_store()
+        current_store().close()
 
 
 class UnsweptMemory(MemoryStore):

@@ -8,14 +8,18 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
-from zlib import crc32
 
-from django_quota.core.errors import StoreUnavailable
+from django_quota.core.errors import StoreBusy
 from django_quota.core.forks import register_fork_aware
-from django_quota.stores.database.errors import answered
+from django_quota.stores.database.errors import is_lost
 
 WAIT = 1.0
-"""Seconds that a thread waits for a connection, or for another thread that decides the same subject."""
+"""Seconds that a call waits for the other calls of its process."""
+
+
+def deadline() -> float:
+    """Return until when a call that begins now waits for the other calls of its process."""
+    return time.monotonic() + WAIT
 
 
 class Connection(Protocol):
@@ -55,6 +59,82 @@ class Connection(Protocol):
         ...
 
 
+class _Line:
+    """Those who are inside, and those who wait, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.waiting: deque[threading.Lock] = deque()
+
+
+class Turns:
+    """Lets so many threads in under a name at a time; the others wait in line. Who comes first goes first.
+
+    A lock lets in whom it likes, so under a flood some threads would wait in vain. `places`: how many are inside under
+    one name. `problem`: why a thread has waited in vain.
+    """
+
+    def __init__(self, places: int, problem: str) -> None:
+        self._places = places
+        self._problem = problem
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Start with nobody inside in a forked process."""
+        self._guard = threading.Lock()
+        self._lines: dict[str, _Line] = {}
+
+    def are_taken(self, names: Iterable[str]) -> bool:
+        """Say whether somebody is inside under one of these names."""
+        return any(name in self._lines for name in names)
+
+    @contextmanager
+    def held(self, names: Iterable[str], until: float) -> Iterator[None]:
+        """Be inside for the block. Raises `StoreBusy` if a turn has not come by then (`time.monotonic`)."""
+        with ExitStack() as held:
+            for name in sorted(names):  # all in one order, so that no two wait for each other
+                self._enter(name, until)
+                held.callback(self._leave, name)
+            yield
+
+    def _enter(self, name: str, until: float) -> None:
+        with self._guard:
+            line = self._lines.setdefault(name, _Line())
+            if line.inside < self._places:
+                line.inside += 1
+                return
+            turn = threading.Lock()
+            turn.acquire()  # whoever leaves releases it
+            line.waiting.append(turn)
+        try:
+            has_come = turn.acquire(timeout=max(0.0, until - time.monotonic()))
+        except BaseException:
+            if not self._gave_up(line, turn):
+                self._leave(name)
+            raise
+        if not has_come and self._gave_up(line, turn):
+            raise StoreBusy(self._problem)
+
+    def _gave_up(self, line: _Line, turn: threading.Lock) -> bool:
+        """Leave the line; return False if the turn has just come."""
+        with self._guard:
+            if turn in line.waiting:
+                line.waiting.remove(turn)
+                return True
+            return False
+
+    def _leave(self, name: str) -> None:
+        with self._guard:
+            line = self._lines[name]
+            if line.waiting:
+                line.waiting.popleft().release()
+                return
+            line.inside -= 1
+            if not line.inside:
+                del self._lines[name]
+
+
 _inherited: list[tuple[Hashable, Connection]] = []
 """The parent's connections in a forked process. They are kept: closing one would end the parent's session."""
 
@@ -73,12 +153,12 @@ class Pool:
         make: Callable[[], Connection],
         keeps: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._size = size
         self._keeps = keeps
         self._target = target
         self._make = make
         self._idle: deque[tuple[Hashable, Connection]] = deque()
         self._is_closed = False
+        self._places = Turns(size, f"all {size} connections of this process to the database are in use")
         self.after_fork()
         register_fork_aware(self)
 
@@ -86,50 +166,50 @@ class Pool:
         """Start without connections in a forked process."""
         _inherited.extend(self._idle)
         self._idle = deque()
-        self._room = threading.BoundedSemaphore(self._size)
+
+    @contextmanager
+    def place(self, until: float) -> Iterator[None]:
+        """Be one of those who may have a connection; see `Turns.held`."""
+        with self._places.held(("",), until):
+            yield
 
     @contextmanager
     def lent(self) -> Iterator[Connection]:
-        """Lend a connection. If the block fails, its transaction is rolled back.
-
-        Raises `StoreUnavailable` if none comes free in time.
-        """
-        if not self._room.acquire(timeout=WAIT):
-            raise StoreUnavailable(
-                f"all {self._size} connections of this process are in use, and none came free in {WAIT:.0f} s"
-            )
+        """Lend a connection to whoever has a place. If the block fails, its transaction is rolled back."""
+        self._is_closed, target = False, self._target()
+        connection = self._ready(target) or self._make()
+        is_usable = False
         try:
-            self._is_closed, target = False, self._target()
-            connection = self._ready(target) or self._make()
-            is_usable = False
-            try:
-                yield connection
-                is_usable = True
-            except BaseException as error:
-                is_usable = answered(error) is not False and _is_rolled_back(connection)
-                raise
-            finally:
-                if is_usable and self._keeps() and not self._is_closed:
-                    self._idle.append((target, connection))
-                else:
-                    close_quietly(connection)
+            yield connection
+            is_usable = True
+        except BaseException as error:
+            is_usable = not is_lost(error) and _is_rolled_back(connection)
+            raise
         finally:
-            self._room.release()
+            if is_usable and self._keeps() and not self._is_closed:
+                self._idle.append((target, connection))
+            else:
+                close_quietly(connection)
 
     def _ready(self, target: Hashable) -> Connection | None:
         """Return an idle connection to this target that the server has not closed."""
-        while self._idle:
-            leads_to, connection = self._idle.pop()
-            if leads_to == target and connection.is_ready():
-                return connection
-            close_quietly(connection)
+        with suppress(IndexError):
+            while True:
+                leads_to, connection = self._idle.pop()
+                if leads_to == target and connection.is_ready():
+                    return connection
+                close_quietly(connection)
         return None
 
     def close(self) -> None:
         """Close all idle connections now, and those in use when they are given back."""
         self._is_closed = True
-        while self._idle:
-            close_quietly(self._idle.pop()[1])
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                close_quietly(self._idle.pop()[1])
 
 
 def close_quietly(connection: Connection) -> None:
@@ -144,34 +224,3 @@ def _is_rolled_back(connection: Connection) -> bool:
     except Exception:  # noqa: BLE001 — then it is closed, which rolls back as well
         return False
     return True
-
-
-LOCKS = 1_024
-"""Locks of a process for all subjects. Two subjects may share one."""
-
-
-class Subjects:
-    """Lets one thread of this process at a time decide a subject.
-
-    The others would only hold a connection while they wait for the lock in the database, and leave none to the threads
-    that decide other subjects.
-    """
-
-    def __init__(self) -> None:
-        self.after_fork()
-        register_fork_aware(self)
-
-    def after_fork(self) -> None:
-        """Start with free locks in a forked process."""
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
-
-    @contextmanager
-    def held(self, subjects: Iterable[str]) -> Iterator[None]:
-        """Hold subjects for the block. Raises `StoreUnavailable` if another thread keeps one for too long."""
-        deadline = time.monotonic() + WAIT
-        with ExitStack() as held:
-            for number in sorted({crc32(subject.encode()) % LOCKS for subject in subjects}):  # all in one order
-                if not self._locks[number].acquire(timeout=max(0.0, deadline - time.monotonic())):
-                    raise StoreUnavailable(f"other threads have decided the same subject for {WAIT:.0f} s")
-                held.callback(self._locks[number].release)
-            yield

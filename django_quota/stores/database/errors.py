@@ -13,6 +13,7 @@ from django.db.utils import Error as DjangoDatabaseError
 from django_quota.core.errors import (
     ConfigurationError,
     QuotaError,
+    StoreBusy,
     StoreDataError,
     StoreOutOfMemory,
     StorePermissionDenied,
@@ -28,13 +29,19 @@ class AnswerTimeoutError(Exception):
     """The server took too long for an answer. It may have done what it was asked for."""
 
 
+class NoTurnError(Exception):
+    """Other processes have written all the time, and this one had no turn. Nothing was written."""
+
+
 class Failure(NamedTuple):
     """What an error tells."""
 
     error: QuotaError
     """Our error in its place."""
-    is_silence: bool = False
-    """Whether the database is gone or does not answer, so that the breaker counts a failure."""
+    is_outage: bool = False
+    """Whether the database does not decide now: the breaker counts a failure."""
+    is_lost: bool = False
+    """Whether the connection is of no use any more: it is lost or silent."""
     is_conflict: bool = False
     """Whether the database has ended the transaction in favour of another one: repeat it."""
 
@@ -52,21 +59,30 @@ _KINDS: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
 
 _TABLE_IS_MISSING = ("42P01", "42703")
 _CONFLICT = ("40001", "40P01")
-_SILENCE = ("", "08", "53300", "57P")
-"""SQLSTATEs of a connection that is lost or not made: none at all, connection exceptions, too many connections, and
-a server that shuts down."""
+_LOCKED = "55P03"
+_LOST = ("08", "53300", "57P")
+"""SQLSTATEs of a connection that is lost or not made: connection exceptions, too many connections, and a server that
+shuts down."""
+
+_TOO_SLOW = "57014"
+"""The SQLSTATE of a statement that took longer than `statement_timeout`."""
 
 
 def is_of_driver(error: BaseException) -> bool:
     """Say whether an error comes from a driver, and not from our own code or the caller's."""
-    if isinstance(error, (DjangoDatabaseError, sqlite3.Error, AnswerTimeoutError, OSError)):
+    if isinstance(error, (DjangoDatabaseError, sqlite3.Error, AnswerTimeoutError, NoTurnError, OSError)):
         return True
     return type(error).__module__.partition(".")[0] in ("psycopg", "psycopg2")
 
 
 def answered(error: BaseException) -> bool | None:
-    """Say whether the database has answered; None if an error comes from elsewhere."""
-    return not failure_of(error).is_silence if is_of_driver(error) else None
+    """Say whether the database works; None if an error comes from elsewhere."""
+    return not failure_of(error).is_outage if is_of_driver(error) else None
+
+
+def is_lost(error: BaseException) -> bool:
+    """Say whether the connection on which an error arose is of no use any more."""
+    return is_of_driver(error) and failure_of(error).is_lost
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -74,18 +90,31 @@ def failure_of(error: BaseException) -> Failure:
     cause = error.__cause__ if isinstance(error, DjangoDatabaseError) and error.__cause__ else error
     if isinstance(cause, sqlite3.Error):
         return _of_sqlite(cause)
+    reason = _reason(cause)
+    if isinstance(cause, NoTurnError):
+        return Failure(StoreBusy(reason))
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
     if state in _TABLE_IS_MISSING:
         return Failure(_MISSING)
-    reason = _reason(cause)
     if state in _CONFLICT:
-        return Failure(StoreUnavailable(reason), is_conflict=True)
-    for kind, states in _KINDS:
-        if state.startswith(states):
-            return Failure(kind(reason))
+        return Failure(StoreBusy(reason), is_conflict=True)
+    if state == _LOCKED:
+        # Processes of ours lock subjects, by a function. Who locks a table stops all decisions; then PostgreSQL names
+        # the place in the statement.
+        is_table = _place_of(cause) is not None
+        return Failure(StoreUnavailable(reason) if is_table else StoreBusy(reason), is_outage=is_table)
+    is_gone = not state or state.startswith(_LOST)
+    kinds = [kind for kind, states in _KINDS if state.startswith(states)]
     if not state and "password authentication failed" in reason:  # libpq tells no SQLSTATE before the session begins
-        return Failure(StorePermissionDenied(reason), is_silence=True)
-    return Failure(StoreUnavailable(reason), is_silence=not state or state.startswith(_SILENCE[1:]))
+        kinds = [StorePermissionDenied]
+    kind = kinds[0] if kinds else StoreUnavailable
+    return Failure(kind(reason), is_outage=is_gone or state == _TOO_SLOW, is_lost=is_gone)
+
+
+def _place_of(error: BaseException) -> str | None:
+    """Return the place in the statement that PostgreSQL names in an error."""
+    place: str | None = getattr(getattr(error, "diag", None), "statement_position", None)
+    return place
 
 
 _SQLITE: dict[int, type[StoreUnavailable]] = {
@@ -101,9 +130,10 @@ _SQLITE: dict[int, type[StoreUnavailable]] = {
 def _of_sqlite(error: sqlite3.Error) -> Failure:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if "no such table" in str(error) or "no such column" in str(error):
-        return Failure(_MISSING, is_silence=True)  # somebody has emptied the file: the next connection makes them
+        return Failure(_MISSING, is_outage=True, is_lost=True)  # the file was emptied: the next connection makes them
     is_gone = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) or isinstance(error, sqlite3.ProgrammingError)
-    return Failure(_SQLITE.get(code, StoreUnavailable)(_reason(error)), is_silence=is_gone)
+    is_held = code == sqlite3.SQLITE_BUSY  # all the time: see `SqliteConnection.begin`
+    return Failure(_SQLITE.get(code, StoreUnavailable)(_reason(error)), is_outage=is_gone or is_held, is_lost=is_gone)
 
 
 def _reason(error: BaseException) -> str:

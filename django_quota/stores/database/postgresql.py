@@ -23,7 +23,8 @@ from django_quota.stores.database.sql import lock_of
 Rows: TypeAlias = Sequence[Sequence[Any]]
 
 TIMEOUT = 1.0
-"""Seconds that a transaction waits for a lock of another process. A statement may take half as long again."""
+"""Seconds that a transaction waits for locks of other processes. A statement may take half as long again, and its
+answer twice as long."""
 
 CONNECT_TIMEOUT = 2
 """Seconds for a new connection, if OPTIONS has no `connect_timeout`; libpq knows no less."""
@@ -50,13 +51,14 @@ _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """Each statement sees what others have committed before it, whatever isolation the site has chosen."""
 
 
-def _limits() -> str:
-    """Return the statement that sets the time-outs of one transaction.
+def _limits(locks: int = 1) -> str:
+    """Return the statement that sets the time-outs of one transaction, which waits for so many locks one by one.
 
     No hit waits for the disk, so a crash of the server may lose what the last moments have counted, as with Redis.
     """
+    lock_timeout = TIMEOUT * 1000 / max(1, locks)
     return (
-        f"SET LOCAL statement_timeout = {TIMEOUT * 1500:.0f}; SET LOCAL lock_timeout = {TIMEOUT * 1000:.0f}; "
+        f"SET LOCAL statement_timeout = {TIMEOUT * 1500:.0f}; SET LOCAL lock_timeout = {lock_timeout:.0f}; "
         f"SET LOCAL idle_in_transaction_session_timeout = {LONGEST * 1000:.0f}; SET LOCAL synchronous_commit = off"
     )
 
@@ -90,7 +92,7 @@ class PostgresConnection:
         All callers lock in the order of the locks' numbers, so no two wait for each other.
         """
         locks = [f"SELECT pg_advisory_xact_lock({lock})" for lock in sorted(set(map(lock_of, subjects)))]
-        return self._send("; ".join([_BEGIN, _limits(), *locks, query]))
+        return self._send("; ".join([_BEGIN, _limits(len(locks)), *locks, query]))
 
     def commit(self, statements: Sequence[str]) -> None:
         """Do these statements and commit."""
@@ -153,7 +155,7 @@ class _Psycopg3:
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)
 
     def __call__(self, statements: str) -> Rows:
-        pgconn, deadline = self._pgconn, time.monotonic() + 3 * TIMEOUT
+        pgconn, deadline = self._pgconn, time.monotonic() + 2 * TIMEOUT
         pgconn.send_query(statements.encode())
         while pgconn.flush():
             self._wait(deadline, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -172,7 +174,7 @@ class _Psycopg3:
     def _wait(self, deadline: float, events: int) -> None:
         self._selector.modify(self._pgconn.socket, events)
         if not self._selector.select(max(0.0, deadline - time.monotonic())):
-            raise AnswerTimeoutError(f"no answer within {3 * TIMEOUT:.0f} seconds")
+            raise AnswerTimeoutError(f"no answer within {2 * TIMEOUT:.0f} seconds")
 
     def _rows(self, result: Any) -> Rows:
         if result is None or result.status == self._statuses.FATAL_ERROR:

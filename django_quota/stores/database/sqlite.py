@@ -17,10 +17,11 @@ from typing import Any
 from django.db import connections
 
 from django_quota.core.clock import machine_now
+from django_quota.stores.database.errors import NoTurnError
 from django_quota.stores.database.sql import BANS, EVENTS, STATES
 
 TIMEOUT = 1.0
-"""Seconds that a transaction waits for another process."""
+"""Seconds that a transaction waits for other processes."""
 
 IN_MEMORY = ":memory:"
 
@@ -74,18 +75,32 @@ class SqliteConnection:
         self._connection.execute("PRAGMA busy_timeout = 0")
 
     def begin(self, subjects: Iterable[str], query: str) -> Sequence[Sequence[Any]]:  # noqa: ARG002 — the file is locked
-        """Begin a transaction that has locked the file, and return what a query finds in it."""
-        deadline = time.monotonic() + TIMEOUT
+        """Begin a transaction that has locked the file, and return what a query finds in it.
+
+        Raises `NoTurnError` if others have written all the time, and SQLITE_BUSY if somebody has held the file.
+        """
+        until = time.monotonic() + TIMEOUT
+        version = None
         while True:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 break
             except sqlite3.OperationalError as error:
-                # SQLite's own waiting grows to a tenth of a second, and lets those go first who have come last.
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
+                if version is None:
+                    version = self._version()
+                if time.monotonic() > until:
+                    if version != self._version():
+                        raise NoTurnError(f"other processes have written for {TIMEOUT:.0f} s") from None
+                    raise
+            # SQLite's own waiting grows to a tenth of a second, and lets those go first who have come last.
             time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311 — no secret
         return self._connection.execute(query).fetchall()
+
+    def _version(self) -> Any:
+        """Return a number that changes when another connection commits."""
+        return self._connection.execute("PRAGMA data_version").fetchone()
 
     def commit(self, statements: Sequence[str]) -> None:
         """Do these statements and commit."""

@@ -7,6 +7,8 @@ lock until the view ends.
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 from django.core import mail
 from django.db import connections
 
-from django_quota.core.errors import ConfigurationError, did_you_mean
+from django_quota.core.errors import ConfigurationError, StoreBusy, StoreUnavailable, did_you_mean
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.events import AppendEvents
 from django_quota.engine.operations import Operation
@@ -23,7 +25,7 @@ from django_quota.engine.scatter import scatter
 from django_quota.stores.base import tried
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.database import sql
-from django_quota.stores.database.connections import Connection, Pool, Subjects
+from django_quota.stores.database.connections import WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
 
@@ -69,7 +71,11 @@ class DatabaseStore:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.breaker = Breaker()
-        self._subjects = Subjects()
+        self._reading = Breaker()
+        """Its own, because a database that only reads, or that somebody has locked, answers who looks."""
+        self._turns = Turns(1, f"other calls of this process have decided the same subject for {WAIT:.0f} s")
+        self._lookers = Turns(CONNECTIONS - 1, f"more calls look at the database than it answers in {WAIT:.0f} s")
+        """They leave connections to those whose turn it is."""
         self._pool: Pool | None = None
         self.after_fork()
         register_fork_aware(self)
@@ -82,6 +88,7 @@ class DatabaseStore:
     def after_fork(self) -> None:
         """Start without threads in a forked process."""
         self._threads: ThreadPoolExecutor | None = None
+        self._making = threading.Lock()
 
     def is_refusing(self) -> bool:
         """Say whether the breaker refuses callers now."""
@@ -91,13 +98,24 @@ class DatabaseStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
+        return self._run(operation, now, deadline())
+
+    def _run(self, operation: Operation, now: int | None, until: float) -> Any:
+        """Run an operation. `until`: how long it may wait for other calls of this process (`time.monotonic`).
+
+        Two calls of a process never wait for one subject in the database: there they would hold connections that other
+        subjects need. While one decides, the next one looks without a lock. What would change nothing, such as a hit on
+        a limit that is used up, is decided by that: it is as if it had come at the moment of the look.
+        """
         (first,) = next(scatter(operation, _one_slot))
         keys = [] if isinstance(first, AppendEvents) else list(dict.fromkeys(first.keys))
         subjects = {sql.subject_of(key) for key in keys}
 
-        def look(connection: Connection) -> tuple[Any, None]:
+        def look(connection: Connection) -> tuple[tuple[Any, bool], None]:
             found = connection.read(sql.select(keys, connection.now))
-            return _replied(operation, *_states(keys, found, now)), None
+            states, moment = _states(keys, found, now)
+            reply = _replied(operation, states, moment)
+            return (reply, not _statements(states, moment, connection.batch)), None
 
         def decide(connection: Connection) -> tuple[Any, Sequence[str]]:
             found = connection.begin(subjects, sql.select(keys, connection.now))
@@ -106,50 +124,83 @@ class DatabaseStore:
             return reply, _statements(states, moment, connection.batch)
 
         if first.is_reading:
-            return self._transact(look)
-        with self._subjects.held(subjects):
-            return self._transact(decide)
+            return self._transact(look, self._reading, until)[0]
+        if self.is_refusing():
+            raise StoreUnavailable("the database has failed several times in a row, and is asked again in a moment")
+        waits = self._turns.are_taken(subjects)
+        if waits:
+            with self._lookers.held(("",), until):
+                reply, changes_nothing = self._transact(look, self._reading, until)
+            if changes_nothing:
+                return reply
+        with self._turns.held(subjects, until):
+            if waits:  # others have decided meanwhile
+                reply, changes_nothing = self._transact(look, self._reading, until)
+                if changes_nothing:
+                    return reply
+            return self._transact(decide, self.breaker, until)
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation in a thread; see `Runner.run`."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "django-quota-database")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, DatabaseStore.run, self, operation, now)
+        until = deadline()
+
+        def run() -> Any:
+            if time.monotonic() > until:
+                raise StoreBusy(f"all {THREADS} threads of this process that decide for async code are in use")
+            return DatabaseStore._run(self, operation, now, until)  # not that of the store, which a test may replace
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations, each in a transaction of its own; see `Runner.try_all`."""
         return tried(self.run, operations, now)
 
-    def _transact(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]]) -> T:
+    def _transact(
+        self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]], breaker: Breaker, until: float
+    ) -> T:
         """Run a transaction. `begin` begins it, and returns the reply and the statements to commit (None: only a read).
 
-        A transaction that the database has ended in favour of another one is repeated, but never after a commit without
-        an answer. Raises our errors in place of the driver's.
+        It is begun again if the database has ended it in favour of another one, but never after a commit without an
+        answer. Raises our errors in place of the driver's.
         """
-        for _ in range(ATTEMPTS):
+        with self.pool.place(until):
             try:
-                with Call(self.breaker, answered), self.pool.lent() as connection:
+                with Call(breaker, answered, "the database"):  # the breaker may have opened while the call waited
+                    return self._attempts(begin)
+            except Exception as error:
+                if not is_of_driver(error):
+                    raise
+                failure = failure_of(error)
+            raise failure.error
+
+    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]]) -> T:
+        """Run a transaction; see `_transact`. Raises the errors of the driver."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                with self.pool.lent() as connection:
                     reply, statements = begin(connection)
                     if statements is not None:
                         connection.commit(statements)
                     return reply
             except Exception as error:
-                if not is_of_driver(error):
+                if attempts == ATTEMPTS or not is_of_driver(error) or not failure_of(error).is_conflict:
                     raise
-                failure = failure_of(error)
-            if not failure.is_conflict:
-                break
-        raise failure.error
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
 
     def read(self, query: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
         """Return what a query finds, which may depend on the kind of database."""
-        return self._transact(lambda connection: (connection.read(query(connection)), None))
+        return self._transact(lambda connection: (connection.read(query(connection)), None), self._reading, deadline())
 
     def write(self, statement: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
         """Do a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
-        return self._transact(lambda connection: (connection.begin((), statement(connection)), ()))
+        return self._transact(
+            lambda connection: (connection.begin((), statement(connection)), ()), self.breaker, deadline()
+        )
 
     def names(self, matching: str) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
@@ -170,23 +221,13 @@ class DatabaseStore:
     @property
     def pool(self) -> Pool:
         """The connections of this process. Raises `ConfigurationError` if the alias has no database that serves."""
-        if self._pool is None:
-            alias = self.alias
-            if vendor_of(alias) == "sqlite":
-                from django_quota.stores.database.sqlite import SqliteConnection, file_of  # noqa: PLC0415
+        return self._pool or self._new_pool()
 
-                # SQLite has one writer: more connections would wait for each other, and less fairly.
-                self._pool = Pool(1, lambda: file_of(alias), lambda: SqliteConnection(alias))
-            else:
-                from django_quota.stores.database.postgresql import PostgresConnection  # noqa: PLC0415
-
-                self._pool = Pool(
-                    CONNECTIONS,
-                    lambda: _server_of(alias),
-                    lambda: PostgresConnection(alias),
-                    lambda: not is_testing(),
-                )
-        return self._pool
+    def _new_pool(self) -> Pool:
+        with self._making:  # the first calls may come at once
+            if self._pool is None:
+                self._pool = _pool_of(self.alias)
+            return self._pool
 
     def close(self) -> None:
         """Close idle connections and end idle threads."""
@@ -200,6 +241,17 @@ class DatabaseStore:
 def is_testing() -> bool:
     """Say whether a test runner is at work: PostgreSQL drops no test database while a connection to it is open."""
     return hasattr(mail, "outbox")
+
+
+def _pool_of(alias: str) -> Pool:
+    if vendor_of(alias) == "sqlite":
+        from django_quota.stores.database.sqlite import SqliteConnection, file_of  # noqa: PLC0415
+
+        # SQLite has one writer: more connections would wait for each other, and less fairly.
+        return Pool(1, lambda: file_of(alias), lambda: SqliteConnection(alias))
+    from django_quota.stores.database.postgresql import PostgresConnection  # noqa: PLC0415
+
+    return Pool(CONNECTIONS, lambda: _server_of(alias), lambda: PostgresConnection(alias), lambda: not is_testing())
 
 
 def _server_of(alias: str) -> Hashable:

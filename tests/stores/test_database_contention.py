@@ -1,0 +1,311 @@
+"""Many calls for one subject of the database store: they wait in line, and waiting is no outage."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from django_quota import Rule, check, peek
+from django_quota.core.errors import StoreBusy
+from django_quota.engine.counter_operations import Get, Set
+from django_quota.engine.operations import Operation, States
+from django_quota.exceptions import StoreUnavailable
+from django_quota.stores.breaker import FAILURES
+from django_quota.stores.database import postgresql, sql, sqlite
+from django_quota.stores.database import store as store_module
+from django_quota.stores.database.connections import Turns
+from django_quota.stores.database.sqlite import SqliteConnection, file_of
+from django_quota.stores.database.store import CONNECTIONS, DatabaseStore
+from tests.support.commands import PATIENCE, wait_until
+from tests.support.steps import Clock
+from tests.support.stores import current_store
+
+SUBJECT = "ip:192.0.2.1"
+KEY = f"quota:1:{{{SUBJECT}}}:c:a"
+FULL = Rule.make("full", "1/h", on_unavailable="deny")
+
+
+def waiting(turns: Turns) -> int:
+    return sum(len(line.waiting) for line in turns._lines.values())
+
+
+def far() -> float:
+    return time.monotonic() + PATIENCE
+
+
+# --- the line ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_comes_first_goes_first() -> None:
+    turns, came = Turns(1, "busy"), list[int]()
+
+    def enter(number: int) -> None:
+        with turns.held(["a"], far()):
+            came.append(number)
+
+    with ThreadPoolExecutor(20) as threads, turns.held(["a"], far()):
+        for number in range(20):
+            threads.submit(enter, number)
+            wait_until(lambda: waiting(turns) == number + 1)  # noqa: B023 — called at once
+    assert came == list(range(20))
+    assert not turns.are_taken(["a"])
+
+
+def test_who_waits_in_vain_leaves_the_line() -> None:
+    turns = Turns(1, "busy")
+    with turns.held(["a"], far()):
+        with pytest.raises(StoreBusy, match="busy"), turns.held(["b", "a"], time.monotonic()):
+            pass
+        assert turns.are_taken(["a"])
+        assert not turns.are_taken(["b"])
+    with turns.held(["a", "b"], time.monotonic()):
+        pass
+
+
+def test_as_many_are_inside_as_there_are_places() -> None:
+    turns = Turns(2, "busy")
+    with (
+        turns.held(["a"], far()),
+        turns.held(["a"], far()),
+        pytest.raises(StoreBusy),
+        turns.held(["a"], time.monotonic()),
+    ):
+        pass
+    with turns.held(["a"], time.monotonic()):
+        pass
+
+
+# --- a subject that is being decided ----------------------------------------------------------------------------------
+
+
+class Held(Operation):
+    """Holds its subject until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__([KEY])
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def run(self, states: States, now: int) -> None:
+        self.begun.set()
+        assert self.let_go.wait(PATIENCE)
+
+
+@contextmanager
+def held(store: DatabaseStore, threads: ThreadPoolExecutor) -> Iterator[None]:
+    operation = Held()
+    holding = threads.submit(store.run, operation)
+    try:
+        assert operation.begun.wait(PATIENCE)
+        yield
+    finally:
+        operation.let_go.set()
+        holding.result()
+
+
+@pytest.mark.usefixtures("on_postgres")
+def test_a_hit_on_a_limit_that_is_used_up_does_not_wait_for_its_subject(settings: Any) -> None:
+    settings.QUOTA = {"STORE": "database", "EVENTS": 0}  # else one refusal a second is written
+    assert check(FULL, SUBJECT)
+    with ThreadPoolExecutor(40) as threads, held(current_store(), threads):
+        decisions = list(threads.map(lambda _: check(FULL, SUBJECT), range(30)))
+    assert not any(decisions)
+    assert not any(each.degraded for each in decisions)
+
+
+TRACES = {
+    "an admitted hit": Rule.make("free", "9/h"),
+    "a refused hit that counts": Rule.make("counted", "1/h", count_refused=True, algorithm="fixed_window"),
+    "a refusal towards a ban": Rule.make("banning", "1/h", ban={"after": "2/h", "for": "1h"}),
+}
+
+
+@pytest.mark.parametrize("rule", TRACES.values(), ids=TRACES)
+def test_what_changes_something_waits_for_its_turn(on_postgres: DatabaseStore, rule: Rule) -> None:
+    check(rule, SUBJECT)
+    before = changes(on_postgres)
+    with ThreadPoolExecutor(2) as threads:
+        with held(on_postgres, threads):
+            waits = threads.submit(check, rule, SUBJECT)
+            wait_until(lambda: waiting(on_postgres._turns) == 1)
+            assert not waits.done()
+        assert not waits.result().degraded
+    assert changes(on_postgres) != before
+
+
+def changes(store: DatabaseStore) -> Any:
+    return sorted(store.read(lambda _: f"SELECT id, value FROM {sql.STATES}"))
+
+
+def test_a_subject_that_others_decide_for_too_long_is_no_outage(
+    on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as threads, held(on_postgres, threads):
+        monkeypatch.setattr(store_module, "deadline", time.monotonic)
+        for _ in range(FAILURES):
+            with pytest.raises(StoreBusy, match="same subject"):
+                on_postgres.run(Set([KEY], 1, 1))
+    assert not on_postgres.breaker.has_failed
+
+
+def test_connections_that_others_use_for_too_long_are_no_outage(
+    on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as places:
+        for _ in range(CONNECTIONS):
+            places.enter_context(on_postgres.pool.place(far()))
+        monkeypatch.setattr(store_module, "deadline", time.monotonic)
+        for _ in range(FAILURES):
+            with pytest.raises(StoreBusy, match=f"all {CONNECTIONS} connections"):
+                on_postgres.run(Set([KEY], 1, 1))
+    assert not on_postgres.breaker.has_failed
+
+
+def test_async_calls_that_no_thread_could_begin_in_time_are_no_outage(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "deadline", lambda: time.monotonic() - 1)
+    with pytest.raises(StoreBusy, match="threads"):
+        asyncio.run(on_sqlite.arun(Get(KEY)))
+    assert not on_sqlite.breaker.has_failed
+
+
+def test_first_calls_that_come_at_once_share_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, together, vendor_of = DatabaseStore("default"), threading.Barrier(2), store_module.vendor_of
+
+    def slowly(alias: str) -> str:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.2)
+        return vendor_of(alias)
+
+    monkeypatch.setattr(store_module, "vendor_of", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        pools: list[Future[Any]] = [threads.submit(lambda: store.pool) for _ in range(2)]
+        assert len({id(each.result()) for each in pools}) == 1
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "_limits", lambda *_: "SET LOCAL lock_timeout = 50")
+    monkeypatch.setattr(sqlite, "TIMEOUT", 0.05)
+
+
+@pytest.fixture
+def another(postgres: dict[str, Any]) -> Iterator[Any]:
+    """A session of another process."""
+    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres") as other:
+        yield other
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_subject_that_another_process_holds_is_no_outage(on_postgres: DatabaseStore, another: Any) -> None:
+    another.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(KEY))})")
+    for _ in range(FAILURES):
+        with pytest.raises(StoreBusy, match="lock timeout"):
+            on_postgres.run(Set([KEY], 1, 1))
+    assert not on_postgres.breaker.has_failed
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_table_that_somebody_has_locked_is_not_asked_each_time(on_postgres: DatabaseStore, another: Any) -> None:
+    another.execute(f"LOCK TABLE {sql.STATES} IN ACCESS EXCLUSIVE MODE")
+    for _ in range(FAILURES):
+        with pytest.raises(StoreUnavailable, match="lock timeout") as raised:
+            on_postgres.run(Set([KEY], 1, 1))
+        assert not isinstance(raised.value, StoreBusy)
+    assert on_postgres.is_refusing()
+
+
+@pytest.fixture
+def writer(on_sqlite: DatabaseStore) -> Iterator[sqlite3.Connection]:
+    """A connection of another process to the file of the states, which has locked it."""
+    on_sqlite.run(Set([KEY], 5, 10**12))
+    connection = sqlite3.connect(file_of("default"), isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    yield connection
+    connection.close()
+
+
+@pytest.mark.usefixtures("impatient", "writer")
+def test_a_file_that_somebody_has_locked_is_not_asked_each_time(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [0], SqliteConnection.begin
+
+    def counted(*asked: Any) -> Any:
+        begun[0] += 1
+        return begin(*asked)
+
+    monkeypatch.setattr(SqliteConnection, "begin", counted)
+    for _ in range(FAILURES + 5):
+        with pytest.raises(StoreUnavailable) as raised:
+            on_sqlite.run(Set([KEY], 6, 10**12))
+        assert not isinstance(raised.value, StoreBusy)
+        assert on_sqlite.run(Get(KEY)) == [1, "5"]  # it can be read
+        assert peek(FULL, SUBJECT).remaining == 1
+    assert begun == [FAILURES]
+
+
+def test_a_file_that_others_write_all_the_time_is_no_outage(
+    on_sqlite: DatabaseStore, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    def write(_: float) -> None:
+        clock.now += 0.6 * sqlite.TIMEOUT
+        writer.execute(f"UPDATE {sql.STATES} SET expires = expires + 1")
+        writer.execute("COMMIT")
+        writer.execute("BEGIN IMMEDIATE")
+
+    monkeypatch.setattr(sqlite, "time", SimpleNamespace(monotonic=clock, sleep=write))
+    for _ in range(FAILURES):
+        with pytest.raises(StoreBusy, match="other processes"):
+            on_sqlite.run(Set([KEY], 6, 10**12))
+    assert not on_sqlite.breaker.has_failed
+
+
+def test_a_decision_sees_what_another_process_has_counted_while_it_waited(
+    on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stores of one process are like two processes. A snapshot of the begin would be too old to write over."""
+    monkeypatch.setattr(store_module, "ATTEMPTS", 1)
+    key, other = "quota:1:{user:1}:c:a", DatabaseStore("default")
+    operation = Adding(key, 1)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(on_postgres.run, operation)
+        assert operation.begun.wait(PATIENCE)
+        second = threads.submit(other.run, Adding(key, 1, is_held=False))
+        wait_until(lambda: waits_in_database(on_postgres))
+        operation.let_go.set()
+        assert (first.result(), second.result()) == (1, 2)
+    other.close()
+
+
+class Adding(Operation):
+    def __init__(self, key: str, units: int, *, is_held: bool = True) -> None:
+        super().__init__([key])
+        self._units = units
+        self.begun, self.let_go = threading.Event(), threading.Event()
+        if not is_held:
+            self.let_go.set()
+
+    def run(self, states: States, now: int) -> int:
+        self.begun.set()
+        assert self.let_go.wait(PATIENCE)
+        after: int = (states.get(self.keys[0]) or 0) + self._units
+        states.put(self.keys[0], after, now + 10**10)
+        return after
+
+
+def waits_in_database(store: DatabaseStore) -> bool:
+    return bool(store.read(lambda _: "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
