@@ -336,6 +336,7 @@ def test_each_error_of_a_driver_becomes_ours() -> None:
         psycopg.errors.QueryCanceled: StoreUnavailable,
         psycopg.errors.LockNotAvailable: StoreBusy,
         psycopg.errors.SerializationFailure: StoreBusy,
+        psycopg.errors.FeatureNotSupported: StoreRefusesWrites,
         psycopg.OperationalError: StoreUnavailable,
     }
     assert {theirs: type(failure_of(theirs("x")).error) for theirs in kinds} == kinds

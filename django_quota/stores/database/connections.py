@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django_quota.core.errors import StoreBusy
 from django_quota.core.forks import register_fork_aware
@@ -15,6 +15,9 @@ from django_quota.stores.database.errors import is_lost
 
 WAIT = 1.0
 """Seconds that a call waits for the other calls of its process."""
+
+IDLE = 30.0
+"""Seconds after which an idle connection is replaced before its next use. Firewalls and load balancers forget them."""
 
 
 def deadline() -> float:
@@ -135,7 +138,25 @@ class Turns:
                 del self._lines[name]
 
 
-_inherited: list[tuple[Hashable, Connection]] = []
+class _Idle(NamedTuple):
+    """A connection that waits for its next use."""
+
+    target: Hashable
+    """Where it leads."""
+    since: float
+    """Since when it is idle (seconds of the pool's clock)."""
+    connection: Connection
+
+
+class Loan(NamedTuple):
+    """A connection of a pool, for one transaction."""
+
+    connection: Connection
+    was_idle: bool
+    """Whether it has served before. The network may have lost it since."""
+
+
+_inherited: list[_Idle] = []
 """The parent's connections in a forked process. They are kept: closing one would end the parent's session."""
 
 
@@ -144,6 +165,7 @@ class Pool:
 
     `target`: says where the settings lead now; a connection that leads elsewhere is closed. A test runner changes the
     name of the database after the process has begun. `keeps`: says whether connections wait for their next use.
+    `clock`: returns seconds and never goes back.
     """
 
     def __init__(
@@ -152,11 +174,13 @@ class Pool:
         target: Callable[[], Hashable],
         make: Callable[[], Connection],
         keeps: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keeps = keeps
         self._target = target
         self._make = make
-        self._idle: deque[tuple[Hashable, Connection]] = deque()
+        self._clock = clock
+        self._idle: deque[_Idle] = deque()
         self._is_closed = False
         self._places = Turns(size, f"all {size} connections of this process to the database are in use")
         self.after_fork()
@@ -174,20 +198,27 @@ class Pool:
             yield
 
     @contextmanager
-    def lent(self) -> Iterator[Connection]:
-        """Lend a connection to whoever has a place. If the block fails, its transaction is rolled back."""
+    def lent(self) -> Iterator[Loan]:
+        """Lend a connection to whoever has a place. If the block fails, its transaction is rolled back.
+
+        If the connection is lost, the idle ones are closed too: they have probably lost the same server.
+        """
         self._is_closed, target = False, self._target()
-        connection = self._ready(target) or self._make()
+        kept = self._ready(target)
+        connection = kept or self._make()
         is_usable = False
         try:
-            yield connection
+            yield Loan(connection, kept is not None)
             is_usable = True
         except BaseException as error:
-            is_usable = not is_lost(error) and _is_rolled_back(connection)
+            if is_lost(error):
+                self._close_idle()
+            else:
+                is_usable = _is_rolled_back(connection)
             raise
         finally:
             if is_usable and self._keeps() and not self._is_closed:
-                self._idle.append((target, connection))
+                self._idle.append(_Idle(target, self._clock(), connection))
             else:
                 close_quietly(connection)
 
@@ -195,8 +226,8 @@ class Pool:
         """Return an idle connection to this target that the server has not closed."""
         with suppress(IndexError):
             while True:
-                leads_to, connection = self._idle.pop()
-                if leads_to == target and connection.is_ready():
+                leads_to, since, connection = self._idle.pop()
+                if leads_to == target and self._clock() - since < IDLE and connection.is_ready():
                     return connection
                 close_quietly(connection)
         return None
@@ -209,7 +240,7 @@ class Pool:
     def _close_idle(self) -> None:
         with suppress(IndexError):
             while True:
-                close_quietly(self._idle.pop()[1])
+                close_quietly(self._idle.pop().connection)
 
 
 def close_quietly(connection: Connection) -> None:

@@ -41,7 +41,7 @@ class Failure(NamedTuple):
     is_outage: bool = False
     """Whether the database does not decide now: the breaker counts a failure."""
     is_lost: bool = False
-    """Whether the connection is of no use any more: it is lost or silent."""
+    """Whether the connection is of no use any more: it is lost or silent, or leads to a server that only reads."""
     is_conflict: bool = False
     """Whether the database has ended the transaction in favour of another one: repeat it."""
 
@@ -53,16 +53,16 @@ _MISSING = ConfigurationError(
 _KINDS: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
     (StorePermissionDenied, ("28", "42501")),
     (StoreOutOfMemory, ("53100",)),
-    (StoreRefusesWrites, ("25006",)),
+    (StoreRefusesWrites, ("25006", "0A000")),
 )
 """Our errors, each with the SQLSTATEs of PostgreSQL, or their beginnings, that it is raised for."""
 
 _TABLE_IS_MISSING = ("42P01", "42703")
 _CONFLICT = ("40001", "40P01")
 _LOCKED = "55P03"
-_LOST = ("08", "53300", "57P")
-"""SQLSTATEs of a connection that is lost or not made: connection exceptions, too many connections, and a server that
-shuts down."""
+_LOST = ("08", "28", "53300", "57P", "25006", "0A000")
+"""SQLSTATEs of a connection that is lost or not made: connection exceptions, a login that is refused, too many
+connections, a server that shuts down, and one that only reads (0A000: a replica, which refuses READ WRITE)."""
 
 _TOO_SLOW = "57014"
 """The SQLSTATE of a statement that took longer than `statement_timeout`."""
@@ -126,12 +126,21 @@ _SQLITE: dict[int, type[StoreUnavailable]] = {
     sqlite3.SQLITE_NOTADB: StoreDataError,
 }
 
+_FILE_IS_LOST = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
+"""Errors after which the file is opened again: there may be another one under its name by now."""
+
 
 def _of_sqlite(error: sqlite3.Error) -> Failure:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if "no such table" in str(error) or "no such column" in str(error):
         return Failure(_MISSING, is_outage=True, is_lost=True)  # the file was emptied: the next connection makes them
-    is_gone = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) or isinstance(error, sqlite3.ProgrammingError)
+    is_gone = code in _FILE_IS_LOST or isinstance(error, sqlite3.ProgrammingError)
     is_held = code == sqlite3.SQLITE_BUSY  # all the time: see `SqliteConnection.begin`
     return Failure(_SQLITE.get(code, StoreUnavailable)(_reason(error)), is_outage=is_gone or is_held, is_lost=is_gone)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_quota.core.errors import ConfigurationError
 from django_quota.stores.database.errors import AnswerTimeoutError
 from django_quota.stores.database.sql import lock_of
 
@@ -48,7 +49,11 @@ A restored backup may have larger numbers, from the server that it was taken fro
 """
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-"""Each statement sees what others have committed before it, whatever isolation the site has chosen."""
+"""Each statement sees what others have committed before it, whatever isolation the site has chosen. A replica refuses:
+it must not decide, and what it knows is old."""
+
+_READ = "SET LOCAL transaction_isolation = 'read committed'; SET LOCAL transaction_read_only = off"
+"""The same for the transaction of one message, which needs no BEGIN."""
 
 
 def _limits(locks: int = 1) -> str:
@@ -77,6 +82,7 @@ class PostgresConnection:
         settings["AUTOCOMMIT"] = True
         settings["OPTIONS"].pop("pool", None)
         settings["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT)
+        settings["OPTIONS"].setdefault("tcp_user_timeout", round(2000 * TIMEOUT))  # psycopg2 knows no other
         wrapper.inc_thread_sharing()
         _open(wrapper)
         self._wrapper = wrapper  # which must not be collected: it knows the connection
@@ -100,7 +106,7 @@ class PostgresConnection:
 
     def read(self, query: str) -> Rows:
         """Return what a query finds. It waits for no lock."""
-        return self._send(f"{_limits()}; {query}")
+        return self._send(f"{_READ}; {_limits()}; {query}")
 
     def rollback(self) -> None:
         """End the transaction; nothing of it stays."""
@@ -129,7 +135,7 @@ def _open(wrapper: BaseDatabaseWrapper) -> None:
 
 
 def _send_by_psycopg2(connection: Any, statements: str) -> Rows:
-    """Send statements; return the rows of the last one. psycopg2 waits for as long as the server takes."""
+    """Send statements; return the rows of the last one. psycopg2 waits for as long as the server is there."""
     with connection.cursor() as cursor:
         cursor.execute(statements)
         return cursor.fetchall() if cursor.description else ()
@@ -149,7 +155,10 @@ class _Psycopg3:
         self._connection = connection
         self._pgconn = connection.pgconn
         if self._pgconn.parameter_status(b"standard_conforming_strings") != b"on":
-            raise errors.FeatureNotSupported("standard_conforming_strings is off")
+            raise ConfigurationError(
+                "The database has standard_conforming_strings = off, with which a backslash is no backslash.",
+                "Turn it on, for all or for the role: ALTER ROLE ... SET standard_conforming_strings = on",
+            )
         # `select` alone takes no descriptor above 1,023; a system without `poll` has nothing else.
         self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
         self._selector.register(self._pgconn.socket, selectors.EVENT_READ)

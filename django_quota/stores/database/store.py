@@ -32,7 +32,7 @@ from django_quota.stores.database.states import RowStates
 T = TypeVar("T")
 
 ATTEMPTS = 3
-"""How often a transaction is begun, if the database ends it in favour of another one."""
+"""How often a transaction is begun, if the database ends it in favour of another one, or its connection is lost."""
 
 CONNECTIONS = 4
 """How many connections a process has to a server. A decision keeps one for a millisecond."""
@@ -162,32 +162,38 @@ class DatabaseStore:
     ) -> T:
         """Run a transaction. `begin` begins it, and returns the reply and the statements to commit (None: only a read).
 
-        It is begun again if the database has ended it in favour of another one, but never after a commit without an
-        answer. Raises our errors in place of the driver's.
+        It is begun again if the database has ended it in favour of another one, or if it has lost a connection that was
+        idle, but never after a commit without an answer. Raises our errors in place of the driver's.
         """
         with self.pool.place(until):
             try:
                 with Call(breaker, answered, "the database"):  # the breaker may have opened while the call waited
-                    return self._attempts(begin)
+                    return self._attempts(begin, until)
             except Exception as error:
                 if not is_of_driver(error):
                     raise
                 failure = failure_of(error)
             raise failure.error
 
-    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]]) -> T:
+    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]], until: float) -> T:
         """Run a transaction; see `_transact`. Raises the errors of the driver."""
         attempts = 0
         while True:
             attempts += 1
+            was_idle = is_committing = False
             try:
-                with self.pool.lent() as connection:
+                with self.pool.lent() as (connection, was_idle):
                     reply, statements = begin(connection)
                     if statements is not None:
+                        is_committing = True
                         connection.commit(statements)
                     return reply
             except Exception as error:
-                if attempts == ATTEMPTS or not is_of_driver(error) or not failure_of(error).is_conflict:
+                if attempts == ATTEMPTS or not is_of_driver(error):
+                    raise
+                failure = failure_of(error)
+                is_replaceable = was_idle and not is_committing and time.monotonic() < until
+                if not (failure.is_conflict or (failure.is_lost and is_replaceable)):
                     raise
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
