@@ -102,7 +102,7 @@ def failure_of(error: BaseException) -> Failure:
         # Processes of ours lock subjects, by a function. Who locks a table stops all decisions; then PostgreSQL names
         # the place in the statement.
         is_table = _place_of(cause) is not None
-        return Failure(StoreUnavailable(reason) if is_table else StoreBusy(reason), is_outage=is_table)
+        return Failure(StoreRefusesWrites(reason) if is_table else StoreBusy(reason), is_outage=is_table)
     is_gone = not state or state.startswith(_LOST)
     kinds = [kind for kind, states in _KINDS if state.startswith(states)]
     if not state and "password authentication failed" in reason:  # libpq tells no SQLSTATE before the session begins
@@ -120,6 +120,7 @@ def _place_of(error: BaseException) -> str | None:
 _SQLITE: dict[int, type[StoreUnavailable]] = {
     sqlite3.SQLITE_FULL: StoreOutOfMemory,
     sqlite3.SQLITE_READONLY: StoreRefusesWrites,
+    sqlite3.SQLITE_BUSY: StoreRefusesWrites,
     sqlite3.SQLITE_PERM: StorePermissionDenied,
     sqlite3.SQLITE_AUTH: StorePermissionDenied,
     sqlite3.SQLITE_CORRUPT: StoreDataError,
