@@ -25,6 +25,7 @@ from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import Operation
 from django_quota.engine.plans import Place, Plan, PlanMode, Taken
+from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
@@ -457,6 +458,16 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
 ) -> None:
     """The test above has rows of SQLite in memory."""
     run_machine(Plans, raw, examples=60)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("machine", [Plans, Leases])
+def test_neither_do_rows_if_each_call_looks_before_its_turn_comes(
+    machine: type[Machine], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a flood. What changes something must not be decided by the look."""
+    monkeypatch.setattr(Turns, "are_taken", lambda *_: True)
+    run_machine(machine, raw, examples=60)
 
 
 def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -> None:
