@@ -52,8 +52,8 @@ class LogFormat(NamedTuple):
     row: Callable[[str], Row]
     """Returns the values of a line. Raises `UnreadableLineError`."""
 
-    def read(self, line: str) -> Entry:
-        """Read a line. Raises `UnreadableLineError`."""
+    def read(self, line: str, latest: int = 0) -> Entry:
+        """Read a line. Raises `UnreadableLineError`. `latest`: the time of the line before, see `read_time`."""
         row = self.row(line)
         method, target = row.get("method", ""), row.get("path", "")
         if "request" in row:
@@ -63,7 +63,7 @@ class LogFormat(NamedTuple):
             raise UnreadableLineError("it has no request")
         meta = {name: value for field in self.fields if (name := _meta_name(field)) and (value := row.get(field))}
         query = (query or row.get("query", "")).removeprefix("?").removeprefix("-")
-        return Entry(read_time(row.get("time", "")), method, _decoded(path), query, meta)
+        return Entry(read_time(row.get("time", ""), latest), method, _decoded(path), query, meta)
 
 
 _METHOD = re.compile(r"[A-Z][A-Z_-]{1,31}")
@@ -92,14 +92,16 @@ def _decoded(path: str) -> str:
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"\d{9,19}(?:[.,]\d+)?")
+_NUMBER = re.compile(r"(?:\d{9,10}|\d{12,13}|\d{15,16}|\d{18,19})(?:[.,]\d+)?")
+"""Seconds, milliseconds, microseconds or nanoseconds since 1970; 20261121044000 is none of them."""
 
 
-def read_time(text: str) -> int:
+def read_time(text: str, latest: int = 0) -> int:
     """Return a time in microseconds: ISO 8601, as `21/Nov/2026:04:40:00 +0000`, or a number since 1970.
 
     A number may count seconds, milliseconds, microseconds or nanoseconds. A time without a zone is in the time
-    zone of the settings. Raises `UnreadableLineError`.
+    zone of the settings. If the clock there shows it twice, it is the one nearer to `latest`, the time of the line
+    before. Raises `UnreadableLineError`.
     """
     if _NUMBER.fullmatch(text):
         number = float(text.replace(",", "."))
@@ -107,12 +109,17 @@ def read_time(text: str) -> int:
         return next(time for time in times if time < MAX_TIME)
     try:
         moment = _common_time(text) if "/" in text else datetime.fromisoformat(text)
-        time = microseconds_of(moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(time_zone())))
+        time = microseconds_of(moment) if moment.tzinfo else _local_time(moment, latest)
     except (ValueError, OverflowError):
         raise UnreadableLineError(f"{text!r} is no time, such as 21/Nov/2026:04:40:00 +0000") from None
     if not 0 < time < MAX_TIME:
         raise UnreadableLineError(f"its time is before 1970 or too late: {text!r}")
     return time
+
+
+def _local_time(moment: datetime, latest: int) -> int:
+    first, second = (microseconds_of(moment.replace(tzinfo=ZoneInfo(time_zone()), fold=fold)) for fold in (0, 1))
+    return second if first < second and latest - first > second - latest else first
 
 
 def _common_time(text: str) -> datetime:
@@ -131,10 +138,13 @@ def find_format(sample: Sequence[str]) -> LogFormat:
 
 
 _QUOTED = r'"([^"\\]*(?:\\.[^"\\]*)*)"'
+_USER = r'[^"\\]*(?:\\.[^"\\]*)*'
+"""The name of Basic authentication, which the client chooses: it may have blanks, and quotes that are escaped."""
+
 _COMBINED = re.compile(
-    rf"(\S*) \S* \S* (\[[^\]]{{0,40}}\]) {_QUOTED} \S* \S*(?: {_QUOTED} {_QUOTED})?(?:\s.*)?", re.DOTALL
+    rf"(\S*) \S* {_USER} (\[[^\]\"\\]{{0,40}}\]) {_QUOTED} \S* \S*(?: {_QUOTED} {_QUOTED})?(?:\s.*)?", re.DOTALL
 )
-"""A line can match in one way only, so a hostile line takes no more steps than it has characters."""
+"""The time ends right before the first quote. A hostile line takes about as many steps as it has characters."""
 
 _COMBINED_FIELDS = ("ip", "time", "request", "header:referer", "header:user-agent")
 
@@ -190,10 +200,12 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
         with suppress(UnreadableLineError):
             deepest_first = sorted(_flat(line), key=lambda name: -name.count("."))
             names |= {_json_name(name): name for name in deepest_first}
+    names.pop("", None)
     found: dict[str, str] = {}
     for field, usual in _JSON_NAMES.items():
-        for name in filter(names.__contains__, usual.split()):
-            found.setdefault(field, names[name])
+        best_first = sorted(filter(names.__contains__, usual.split()), key=lambda name: names[name].count("."))
+        if best_first:
+            found[field] = names[best_first[0]]  # the server's own are at the top
     for name, given in names.items():
         kind, _, rest = name.partition("_")
         if kind in ("http", "cookie") and rest and given not in found.values():
@@ -211,8 +223,15 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
 
 
 def _json_name(name: str) -> str:
-    """Return a name as in `_JSON_NAMES`: of a nested name, such as `request.uri`, only the last part."""
-    return name.rpartition(".")[2].lower().replace("-", "_")
+    """Return a name as in `_JSON_NAMES`: of a nested name, such as `request.uri`, only the last part.
+
+    A client names its headers, so what is within an object of headers is a header, whatever its name. Those of the
+    response have no name.
+    """
+    *within, last = name.lower().replace("-", "_").split(".")
+    if any("header" in each for each in within):
+        return "" if any(each.startswith("resp") for each in within) else f"http_{last}"
+    return last
 
 
 def _flat(line: str) -> dict[str, Any]:

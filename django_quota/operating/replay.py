@@ -261,7 +261,7 @@ def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *,
         if not line or line.isspace():
             continue
         try:
-            entry = log_format.read(line)
+            entry = log_format.read(line, traffic.times[-1] if traffic.times else 0)
             if adds_peer:  # as the proxy that wrote the log does
                 hops = map(entry.meta.get, ("HTTP_X_FORWARDED_FOR", "REMOTE_ADDR"))
                 entry.meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from django_quota import quota
 from django_quota.conf import current
 from django_quota.management.commands.quota_replay import rules_of_views
-from django_quota.operating.access_log import find_format, read_time
+from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
 from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, decide, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
 from django_quota.stores.redis.store import RedisStore
@@ -320,6 +321,52 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
     assert entry[:4] == (START, "GET", "/a b/", "q=1")
     assert (entry.meta["REMOTE_ADDR"], entry.meta.get("HTTP_USER_AGENT")) == ("203.0.113.9", agent)
     assert ("header:user-agent" in log_format.fields) == (agent is not None)
+
+
+@pytest.mark.parametrize("header", ["Timestamp", "Time", "Ts", "Client-Ip", "Method", "Uri", "Host", "X.ts"])
+def test_a_header_of_the_client_is_no_field_of_the_server(header: str) -> None:
+    chosen = {**CADDY, "request": {**CADDY["request"], "headers": {"User-Agent": ["curl"], header: ["1"]}}}  # type: ignore[dict-item]
+    text = json.dumps({**chosen, "resp_headers": {"Ts": ["2"], "User-Agent": ["another"]}})
+    entry = find_format([text]).read(text)
+    assert entry[:4] == (START, "GET", "/a b/", "q=1")
+    found = [entry.meta[name] for name in ("REMOTE_ADDR", "HTTP_USER_AGENT", "HTTP_HOST")]
+    assert found == ["203.0.113.9", "curl", "a.example"]
+
+
+@pytest.mark.parametrize(
+    "user",
+    ["ann b", "[", "[21/Nov/2020:04:40:00 +0000]", r"a\x22b", r"a\"b", "[21/Nov/2020:04:40:00 +0000] \\"],
+)
+def test_a_user_name_of_any_form_leaves_a_line_readable(user: str) -> None:
+    text = COMMON.replace(" - - ", f" - {user} ")
+    entry = find_format([COMMON]).read(text)
+    assert (entry[:4], entry.meta["REMOTE_ADDR"]) == ((START, "GET", "/a b/", "q=1"), "203.0.113.9")
+
+
+def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    clock = [*(f"02:{minute:02}" for minute in range(60)), *(f"02:{minute:02}" for minute in range(60)), "03:00"]
+    lines = [json.dumps(JSON | {"time": f"2026-10-25T{time}:00"}) for time in clock]
+    traffic = read_traffic(
+        lines,
+        find_format(lines),
+        RuleSet(read_rules({"all": {"rate": "5/m", "match": "/"}}, "rules"), frozenset({"ip"})),
+    )
+    minutes = [(time - traffic.times[0]) // (60 * SECOND) for time in traffic.times]
+    assert minutes == list(range(121))
+
+
+@pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
+def test_a_number_that_is_no_time_since_1970_is_unreadable(time: str) -> None:
+    with pytest.raises(UnreadableLineError, match=f"'{time}' is no time, such as"):
+        read_time(time)
+
+
+def test_a_log_and_rules_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    log, rules = tmp_path / "access.log", tmp_path / "rules.toml"
+    log.write_bytes(BOM_UTF8 + COMMON.encode())
+    rules.write_bytes(BOM_UTF8 + b'all = {rate = "5/m", match = "/"}')
+    assert run_json(str(log), "--rules", str(rules))["rules"]["all"]["requests"] == 1
 
 
 def test_a_time_is_read_to_the_microsecond() -> None:

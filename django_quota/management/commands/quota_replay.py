@@ -9,6 +9,7 @@ import gzip
 import sys
 import tomllib
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -119,7 +120,8 @@ def _lines(names: Sequence[str], advance: Callable[[int], object]) -> Iterator[s
                 for number, line in enumerate(iter(partial(log.readline, MAX_LINE), b""), 1):
                     if number % STEP == 0:
                         advance(STEP)
-                    yield line.decode(errors="surrogateescape").rstrip("\r\n")
+                    text = line.removeprefix(BOM_UTF8) if number == 1 else line
+                    yield text.decode(errors="surrogateescape").rstrip("\r\n")
             except (EOFError, OSError, zlib.error) as error:
                 raise CommandError(f"{name!r} cannot be read to its end: {error}") from error
 
@@ -133,7 +135,7 @@ def _chosen_rules(options: dict[str, Any]) -> tuple[str, dict[str, Rule]]:
         return title, read_rules({title: value}, "--rate")
     if name := options["rules"]:
         try:
-            given = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+            given = tomllib.loads(Path(name).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise CommandError(f"--rules {name}: {error.strerror}. Use a TOML file of rules.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
