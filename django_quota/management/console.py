@@ -60,11 +60,14 @@ class QuotaCommand(BaseCommand):
         super().__init__(stdout or _writable(sys.stdout), stderr or _writable(sys.stderr), **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Raises `CommandError`."""
+        """Run the command. Raises `CommandError`, whose text may repeat names: it is printable."""
         try:
+            _check_texts(options)
             return super().execute(*args, **options)
+        except CommandError as error:
+            raise CommandError(_printable_lines(str(error)), returncode=error.returncode) from error
         except (QuotaError, DatabaseError, ImproperlyConfigured, ConnectionDoesNotExist) as error:
-            raise CommandError(explain(error)) from error
+            raise CommandError(_printable_lines(explain(error))) from error
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command from the command line.
@@ -203,6 +206,18 @@ def explain(error: Exception) -> str:
 def printable(text: str) -> str:
     """Return a text with control characters escaped: clients may choose the names that commands print."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _check_texts(options: Mapping[str, Any]) -> None:
+    """Raise `CommandError` for an argument whose bytes are not UTF-8: no name, file or rule can be meant by it."""
+    for given in options.values():
+        for text in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise CommandError(f"The argument '{text}' has bytes that are not UTF-8. Write it in UTF-8.")
 
 
 def second_of(moment: int) -> str:

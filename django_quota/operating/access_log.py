@@ -208,7 +208,8 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
             found[field] = names[best_first[0]]  # the server's own are at the top
     for name, given in names.items():
         kind, _, rest = name.partition("_")
-        if kind in ("http", "cookie") and rest and given not in found.values():
+        is_host = name == "http_host"  # which the server's own field is
+        if kind in ("http", "cookie") and rest and not is_host and given not in found.values():
             found.setdefault(f"header:{rest.replace('_', '-')}" if kind == "http" else f"cookie:{rest}", given)
     for field in ("time", "request") if "request" in found else ("time", "method", "path"):
         if field not in found:

@@ -87,6 +87,41 @@ def test_the_advice_fits_what_the_database_says(error: str, advice: str, monkeyp
     assert bool(advice) or str(raised.value) == error
 
 
+CLEAR = "\x1b[2J"
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("quota_override", "set", f"user:{CLEAR}", "blocked"), id="an error"),
+        pytest.param(("quota_override", "set", f"user:{CLEAR}", "blocked", "--force"), id="a note and what was saved"),
+        pytest.param(("quota_override", "set", "ip:192.0.2.1", f"5{CLEAR}"), id="a rate"),
+        pytest.param(("quota_status", f"user:{CLEAR}"), id="a subject"),
+        pytest.param(("quota_bans", "list", f"--rule={CLEAR}"), id="a rule"),
+    ],
+)
+def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
+    out = io.StringIO()
+    try:
+        call_command(*words, stdout=out, stderr=out)
+    except CommandError as error:
+        out.write(str(error))
+    assert "\x1b" not in out.getvalue()
+    assert "x1b" in out.getvalue()
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize(
+    "words",
+    [("quota_override", "set", "user:\udcff", "blocked"), ("quota_status", "\udcff"), ("quota_replay", "\udcff.log")],
+    ids=lambda words: words[0],
+)
+def test_bytes_that_are_not_utf_8_are_named(words: tuple[str, ...]) -> None:
+    with pytest.raises(CommandError, match=r"\\udcff.*has bytes that are not UTF-8"):
+        call_command(*words)
+
+
 @pytest.mark.parametrize("last", ["0", "-3"])
 @pytest.mark.usefixtures("redis_cache")
 def test_events_are_asked_for_by_a_number_from_1(last: str) -> None:

@@ -34,7 +34,7 @@ from django_quota.operating.lookup import parse_rule_input, rule_hint
 PAUSE = 0.5
 """Seconds between two looks for new events."""
 
-FIRST_WAIT, MAX_WAIT = 0.5, 60.0
+FIRST_WAIT, MAX_WAIT = 0.5, 5.0
 """The first and the longest pause, in seconds, while the store does not answer."""
 
 
