@@ -24,7 +24,7 @@ from django_quota.admin.charts import sparkline
 from django_quota.admin.wording import KIND_NAMES, moment_of
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
-from django_quota.features.event_stream import Event, event_log
+from django_quota.features.event_stream import SEARCHED, Event, Search, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, Overview
@@ -88,7 +88,8 @@ def _content(request: HttpRequest) -> dict[str, Any]:
         wanted["kind"] = ""
     log = event_log(store, current().prefix)
     try:
-        events = [] if log is None else log.last(EVENTS, partial(_fits, wanted))[::-1]
+        search = Search([], is_whole=True) if log is None else log.search(EVENTS, partial(_fits, wanted))
+        events, shown["searched"] = search.events, None if search.is_whole else SEARCHED
     except QuotaError as error:  # the figures say why
         events, shown["silent"] = [], "denied" if isinstance(error, StorePermissionDenied) else "silent"
     names = names_among(request, [*subjects, *(event.subject for event in events)])

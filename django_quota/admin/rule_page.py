@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +21,7 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name, option_in_words
-from django_quota.features.event_stream import PAGE, event_log
+from django_quota.features.event_stream import PAGE, SEARCHED, Event, Search, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
@@ -75,16 +76,21 @@ def _lately(name: str) -> dict[str, Any]:
         found = activity()
         today = next((each for each in found.rules if each.rule == name), None)
         log = event_log(get_limiter().store, current().prefix)
-        events = [] if log is None else log.last(PAGE, lambda event: (event.kind, event.rule) == ("refused", name))
+        search = Search([], is_whole=True) if log is None else log.search(PAGE, partial(_is_refusal, name))
     except QuotaError as error:
         return {"trouble": str(error)}
-    latest = {event.subject: event.at for event in events if event.subject is not None}
+    latest = {event.subject: event.at for event in reversed(search.events) if event.subject is not None}
     return {
         "today": today,
         "drawn": sparkline(today.minutes) if today else {},
         "hour": [moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now)],
+        "searched": None if search.is_whole else SEARCHED,
         "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS],
     }
+
+
+def _is_refusal(rule: str, event: Event) -> bool:
+    return event.kind == "refused" and event.rule == rule
 
 
 def _source(name: str, known: Rule | str | None) -> str:

@@ -33,6 +33,9 @@ BEGINNING = "0-0"
 TTL = 400 * 86_400
 """Seconds for which the stream is kept after its last event; `lua/event_log.lua` has the same."""
 
+SEARCHED = 5_000
+"""How many events a page of the admin looks at: it is read again every few seconds."""
+
 PAGE = 500
 """Entries that one call reads."""
 
@@ -124,18 +127,33 @@ class StreamEntry(NamedTuple):
     event: Event | None
 
 
+class Search(NamedTuple):
+    """What a search in an event log has found."""
+
+    events: list[Event]
+    """The newest first."""
+    is_whole: bool
+    """Whether it found as many as it should, or looked at all events."""
+
+
 class EventLog(ABC):
     """Reads what was written, for anybody. Each method raises `StoreUnavailable` if the store does not answer."""
 
     def last(self, count: int, wanted: Callable[[Event], bool]) -> list[Event]:
-        """Return the last `count` events for which `wanted` is true, the oldest first."""
+        """Return the last `count` events for which `wanted` is true, the oldest first. It may read all events."""
+        return self.search(count, wanted, None).events[::-1]
+
+    def search(self, count: int, wanted: Callable[[Event], bool], most: int | None = SEARCHED) -> Search:
+        """Return the last `count` events for which `wanted` is true among the last `most` entries; None: among all."""
         found: list[Event] = []
-        for entry in self._backwards():
+        for number, entry in enumerate(self._backwards()):
             if len(found) >= count:
                 break
+            if number == most:
+                return Search(found, is_whole=False)
             if entry.event is not None and wanted(entry.event):
                 found.append(entry.event)
-        return found[::-1]
+        return Search(found, is_whole=True)
 
     def _backwards(self) -> Iterator[StreamEntry]:
         before = ""

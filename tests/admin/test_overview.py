@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -14,6 +14,8 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.admin.wording import moment_in_words, moment_of
+from django_quota.features.event_stream import PAGE as PAGE_OF_EVENTS
+from django_quota.features.event_stream import SEARCHED
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
@@ -137,6 +139,23 @@ class TestOnRedis:
         assert "<html" not in content
         found = re.findall(r">user:(\d+)<", content.partition('id="quota-events"')[2])
         assert found == [str(number) for number in range(overview.EVENTS + 4, 4, -1)]
+
+    @pytest.mark.parametrize(("number", "is_said"), [(SEARCHED, False), (SEARCHED + 1, True)])
+    @pytest.mark.parametrize("page", [f"{CONTENT}?subject=nobody", "/admin/django_quota/quotaoverride/rule/?name=calm"])
+    def test_a_search_that_finds_nothing_looks_at_a_bounded_part_of_the_events(
+        self, raw: redis.Redis, database: Any, page: str, number: int, is_said: bool
+    ) -> None:
+        client = operator("view_overview", "view_quotaoverride")
+        fields = {"kind": "refused", "rule": "a", "subject": "user:1", "until": 0}
+        fields |= {"level": 0, "capacity": 1, "remaining": 0, "share": 0}
+        with raw.pipeline(transaction=False) as pipeline:
+            for _ in range(number):
+                pipeline.xadd("quota:1:{!}:events", cast("Any", fields))
+            pipeline.execute()
+        raw.config_resetstat()
+        assert ("Only the last 5,000 events were searched." in shown(client, page)) == is_said
+        calls = cast("Any", raw).info("commandstats")["cmdstat_xrevrange"]["calls"]
+        assert calls <= SEARCHED // PAGE_OF_EVENTS + 1
 
     @pytest.mark.parametrize("use_tz", [True, False])
     def test_times_are_in_the_time_zone_of_the_site(
