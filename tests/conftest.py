@@ -23,7 +23,7 @@ from hypothesis.strategies import none
 
 from django_quota.core.clock import moment_of, use_clock
 from django_quota.features.lease_renewal import Renewer
-from django_quota.limiting.flusher import Flusher, flusher
+from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
 from django_quota.testing import QuotaKit, RedisServer, running_redis
@@ -172,7 +172,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
 
 @pytest.fixture
 def the_flusher_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(flusher, "wake", partial(Flusher.wake, flusher))
+    monkeypatch.setattr(flusher, "wake", partial(Background.wake, flusher))
     yield
     flusher.stop(PATIENCE)
     flusher.after_fork()

@@ -1,4 +1,4 @@
-"""Leases that are renewed in the background, all by one thread of the process."""
+"""Leases that are renewed in the background, by the flusher."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import weakref
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
-from django_quota.core.clock import elapsed
+from django_quota.core import clock
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.forks import register_fork_aware
+from django_quota.limiting.flusher import flusher
 
 if TYPE_CHECKING:
     from django_quota.features.leases import Lease
@@ -29,37 +30,40 @@ class Renewer:
 
     def after_fork(self) -> None:
         """Start over in a forked process: the parent renews the leases."""
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()
         self._due: weakref.WeakKeyDictionary[Lease, tuple[float, float, Context]] = weakref.WeakKeyDictionary()
-        self._thread: threading.Thread | None = None
+        self._next = float("inf")
+        """When the flusher renews next."""
+
+    def __len__(self) -> int:
+        return len(self._due)
 
     def add(self, lease: Lease, interval: float) -> None:
         """Renew a lease every `interval` seconds from now on."""
-        with self._changed:
-            self._due[lease] = (elapsed() + interval, interval, copy_context())  # `freeze` sets a context variable
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="django-quota-leases", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        due = clock.elapsed() + interval
+        with self._changing:
+            self._due[lease] = (due, interval, copy_context())  # `freeze` sets a context variable
+            if due < self._next:
+                self._plan(due)
 
     def remove(self, lease: Lease) -> None:
         """Stop renewing a lease. A renewal that is under way goes on."""
-        with self._changed:
+        with self._changing:
             self._due.pop(lease, None)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._due:
-                    self._thread = None
-                    return
-                lease, (due, interval, context) = min(self._due.items(), key=lambda item: item[1][0])
-                wait = due - elapsed()
-                if wait > 0:
-                    del lease
-                    self._changed.wait(wait)
-                    continue
-                self._due[lease] = (elapsed() + interval, interval, context)
+    def _plan(self, moment: float) -> None:
+        self._next = moment
+        flusher.call_at(moment, self._renew_due)
+
+    def _renew_due(self) -> None:
+        """Renew the leases that are due. One that hangs delays the others by the timeout of the store."""
+        now = clock.elapsed()
+        with self._changing:
+            due = [(lease, interval, context) for lease, (at, interval, context) in self._due.items() if at <= now]
+            for lease, interval, context in due:
+                self._due[lease] = (now + interval, interval, context)
+        while due:
+            lease, _, context = due.pop()
             try:
                 context.run(run_sync, lease.keeping())
             except StoreUnavailable:  # the next round tries again
@@ -67,6 +71,10 @@ class Renewer:
             except Exception:  # the thread renews the other leases, too
                 logger.exception("A lease could not be renewed; the next round tries again.")
             del lease
+        with self._changing:
+            self._next = float("inf")
+            if self._due:
+                self._plan(min(at for at, _, _ in self._due.values()))
 
 
 renewer = Renewer()

@@ -1,8 +1,13 @@
-"""The flusher: one thread of a process that sends what requests need not wait for.
+"""The threads of a process that do what requests need not wait for.
 
-A request only counts in memory. While the process serves requests, the thread sends the metrics about once a second,
-counts what overrides decided, and says that this worker is alive. Between requests it sleeps. A forked
-process starts a thread of its own. At exit, the thread sends what is left.
+There are two, and each starts when it is first needed:
+
+* The flusher asks the store. While the process serves requests, it sends the metrics, counts what was decided without
+  the store, says that this worker is alive and deletes expired rows, about once a second. It also renews leases.
+* The reader asks the database for overrides.
+
+One thread would do, if it did not hang with the database: leases would end, and other workers would take this one for
+dead. A forked process starts threads of its own. At exit, the flusher sends what is left.
 """
 
 from __future__ import annotations
@@ -11,9 +16,11 @@ import atexit
 import logging
 import threading
 import weakref
-from queue import SimpleQueue
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from django_quota.core import clock
 from django_quota.core.forks import register_fork_aware
 
 logger = logging.getLogger("django_quota")
@@ -38,22 +45,29 @@ class Job(Protocol):
         ...
 
 
-class Flusher:
-    """The thread and its jobs. It holds the jobs weakly, so a job ends with its owner."""
+class Background:
+    """One thread. It does rounds of jobs when it is woken, and calls functions at given moments.
 
-    def __init__(self) -> None:
+    It holds the jobs weakly, so a job ends with its owner.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
         self.after_fork()
         register_fork_aware(self)
 
     def after_fork(self) -> None:
-        """Start without a thread, as a forked process does."""
+        """Start without a thread, as a forked process does. The parent makes its own calls."""
         # A signal handler may check a limit in the middle of `wake`: so the lock and the queue are reentrant.
         self._changing = threading.RLock()
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self.is_asleep = self._wakeups.empty
-        """Returns whether the thread needs a `wake`."""
-        self._ending = threading.Event()
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        """Ends the sleep of the thread."""
+        self._planned: dict[Callable[[], object], float] = {}
+        """What to call, and when, by `clock.elapsed`."""
+        self.is_woken = False
+        """Whether a round is due, or will be when a second has passed since the last one."""
+        self._is_ending = False
         self._thread: threading.Thread | None = None
         self._failing: weakref.WeakSet[Job] = weakref.WeakSet()
 
@@ -69,17 +83,19 @@ class Flusher:
 
     def wake(self) -> None:
         """Have the thread do a round, at once or a second after the last one. Call it as often as you like."""
-        if not self.is_asleep():
-            return
+        if not self.is_woken:
+            self.is_woken = True
+            if not self._signal():
+                self.is_woken = False
+
+    def call_at(self, moment: float, function: Callable[[], object]) -> bool:
+        """Call a function in the thread, once, at a moment of `clock.elapsed` that replaces any earlier plan for it.
+
+        Return whether the thread runs.
+        """
         with self._changing:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="django-quota-flusher", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # no more threads, or the process is ending
-                    return
-                self._thread = thread
-        self._wakeups.put(None)
+            self._planned[function] = moment
+        return self._signal()
 
     def flush(self, *, at_exit: bool = False) -> bool:
         """Do a round of all jobs in the calling thread; return whether all went well. A problem is logged once."""
@@ -98,28 +114,70 @@ class Flusher:
 
     def stop(self, timeout: float = EXIT_TIMEOUT) -> None:
         """Do the last round and end the thread; wait for it for some seconds at most."""
-        self._ending.set()
-        self._wakeups.put(None)
+        self._is_ending = True
+        self._signals.put(None)
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def _signal(self) -> bool:
+        """End the sleep of the thread, and start it if there is none; return whether it runs."""
+        with self._changing:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or the process is ending
+                    return False
+                self._thread = thread
+        self._signals.put(None)
+        return True
+
     def _run(self) -> None:
         try:
-            is_ending = False
-            while not is_ending:
-                self._wakeups.get()
-                is_ending = self._ending.is_set()
-                is_done = self.flush(at_exit=is_ending)
-                self._ending.wait(INTERVAL)
-                if not is_done:
-                    self.wake()
+            next_round = 0.0
+            while not self._is_ending:
+                now = clock.elapsed()
+                for function in self._due(now):
+                    function()
+                if self.is_woken and next_round <= now:
+                    self.is_woken = False  # first: what is counted from now on wakes the thread again
+                    is_done = self.flush()
+                    next_round = clock.elapsed() + INTERVAL
+                    self.is_woken = self.is_woken or not is_done
+                self._sleep(next_round)
+            self.flush(at_exit=True)
         finally:
-            if not self._ending.is_set():  # a handler of the log failed, for example
+            if not self._is_ending:  # a handler of the log failed, for example
                 with self._changing:
-                    self._thread = None  # the next `wake` starts another
+                    self._thread = None  # the next signal starts another
+                    self.is_woken = False
+
+    def _due(self, now: float) -> list[Callable[[], object]]:
+        """Take what must be called now out of the plan."""
+        with self._changing:
+            due = [function for function, moment in self._planned.items() if moment <= now]
+            for function in due:
+                del self._planned[function]
+        return due
+
+    def _sleep(self, next_round: float) -> None:
+        with self._changing:
+            moments = list(self._planned.values())
+        if self.is_woken:
+            moments.append(next_round)
+        seconds = max(0.0, min(moments) - clock.elapsed()) if moments else None
+        try:
+            self._signals.get(timeout=seconds)
+            while True:  # all signals so far: the loop looks at everything
+                self._signals.get_nowait()
+        except Empty:
+            pass
 
 
-flusher = Flusher()
-"""The flusher of this process."""
+flusher = Background("django-quota-flusher")
+"""The thread that asks the store."""
+
+reader = Background("django-quota-overrides")
+"""The thread that asks the database for overrides."""
 
 atexit.register(flusher.stop)

@@ -146,7 +146,7 @@ class DecisionMetrics:
                 for hit in plan.hits:
                     if hit.cost:
                         self._add(hit.field + ALLOWED)
-        if flusher.is_asleep():
+        if not flusher.is_woken:
             flusher.wake()
 
     def count_only_refusals(self, now: int, decision: Decision) -> None:

@@ -17,7 +17,9 @@ from django.contrib.auth.models import User
 
 from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.features.lease_renewal import renewer
 from django_quota.features.slot_queues import pause_before
+from django_quota.limiting.flusher import flusher
 from django_quota.testing import QuotaKit, RedisServer, freeze
 from django_quota.types import Lease, Slot
 from tests.support.commands import wait_until
@@ -202,7 +204,9 @@ class TestLeases:
 
 
 def nobody_renews() -> bool:
-    return not any(thread.name == "django-quota-leases" for thread in threading.enumerate())
+    after_the_others = threading.Event()
+    flusher.call_at(0.0, after_the_others.set)
+    return after_the_others.wait(60) and not renewer
 
 
 class TestRenewingInTheBackground:

@@ -15,9 +15,10 @@ import pytest
 import redis
 
 from django_quota import Rule, acheck, check, check_all, reserve
+from django_quota.core import clock
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage import Count, last_tiers, recent_usage
-from django_quota.limiting.flusher import Flusher, flusher
+from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import refused
 from django_quota.testing import RedisServer, freeze
@@ -308,15 +309,15 @@ def rounds_of(made: Any) -> int:
 
 
 @pytest.fixture
-def own_flusher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flusher]:
+def own_flusher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     monkeypatch.setattr("django_quota.limiting.flusher.INTERVAL", 0.001)
-    made = Flusher()
+    made = Background("django-quota-flusher")
     yield made
     made.stop(PATIENCE)
 
 
 def test_a_job_that_fails_is_tried_again_logged_once_and_stops_no_other(
-    own_flusher: Flusher, caplog: pytest.LogCaptureFixture
+    own_flusher: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing, other = job(), job()
     failing.flush.side_effect = RuntimeError("no event loop")
@@ -328,7 +329,7 @@ def test_a_job_that_fails_is_tried_again_logged_once_and_stops_no_other(
     assert caplog.messages == ["Cannot count, and will try again: no event loop"]
 
 
-def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for_it(own_flusher: Flusher) -> None:
+def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for_it(own_flusher: Background) -> None:
     last, other, threads = job(at_exit=True), job(), set[str]()
     other.flush.side_effect = lambda: threads.add(threading.current_thread().name)
     own_flusher.add(last)
@@ -343,8 +344,25 @@ def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for
         own_flusher.wake()
 
 
+def test_it_makes_a_call_at_its_moment_though_a_round_is_not_due(
+    own_flusher: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.limiting.flusher.INTERVAL", 3_600.0)
+    own_flusher.add(mine := job())
+    own_flusher.wake()
+    wait_until(lambda: rounds_of(mine) == 1)
+    own_flusher.wake()
+    calls = [threading.Event() for _ in range(2)]
+    own_flusher.call_at(clock.elapsed() + 0.01, calls[0].set)
+    own_flusher.call_at(clock.elapsed() + 3_600, calls[1].set)
+    assert calls[0].wait(PATIENCE)
+    own_flusher.call_at(clock.elapsed(), calls[1].set)  # the later plan replaces the earlier one
+    assert calls[1].wait(PATIENCE)
+    assert rounds_of(mine) == 1
+
+
 @forks
-def test_a_forked_process_has_a_thread_of_its_own(own_flusher: Flusher) -> None:
+def test_a_forked_process_has_a_thread_of_its_own(own_flusher: Background) -> None:
     def work() -> None:
         before = rounds_of(mine)
         own_flusher.wake()
