@@ -1,4 +1,4 @@
-"""The tables: overrides and the number of their last change, the daily usage, and what the database store keeps.
+"""The tables: overrides and the log of their changes, the daily usage, and what the database store keeps.
 
 Each process keeps a copy of the overrides, see `limiting.overrides`. `rollup` moves usage here from the store.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rates import parse_override_rates
@@ -28,8 +30,7 @@ from django_quota.requests.subjects import override_subject, user_subject
 overrides_changed: Signal = Signal()
 """Overrides were saved or deleted. Sent within the transaction.
 
-It carries `using`, the database; `change`, the number of the change; `rows`, a query for the saved ones; and `removed`,
-the primary keys of deleted ones.
+It carries `using`, the database; `rows`, a query for the saved ones; and `removed`, the primary keys of deleted ones.
 """
 
 
@@ -63,9 +64,10 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         """Delete rows."""
         self._for_write = True
         with transaction.atomic(using=self.db):
-            change = next_change(self.db, removes=True)
+            change = next_change(self.db)  # first: SQLite refuses a transaction that reads before it writes
             removed = list(self.values_list("pk", flat=True))
             deleted = super().delete()
+            OverrideChange.objects.using(self.db).filter(pk=change).update(removed=removed)
             self._tell(change, removed)
         return deleted
 
@@ -96,7 +98,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
 
     def _tell(self, change: int, removed: Collection[int] = ()) -> None:
         rows = self.model.objects.using(self.db).filter(change=change)
-        overrides_changed.send(self.model, using=self.db, change=change, rows=rows, removed=removed)
+        overrides_changed.send(self.model, using=self.db, rows=rows, removed=removed)
 
 
 class QuotaOverrideManager(models.Manager["QuotaOverride"]):
@@ -202,16 +204,17 @@ class QuotaOverride(models.Model):
                 kwargs["update_fields"] = {*kwargs["update_fields"], "change"}
             super().save(*args, **kwargs)
             rows = QuotaOverride.objects.using(using).filter(pk=self.pk)
-            overrides_changed.send(type(self), using=using, change=self.change, rows=rows)
+            overrides_changed.send(type(self), using=using, rows=rows)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         """Delete the override."""
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
-            change, removed = next_change(using, removes=True), [self.pk]
+            removed = [self.pk]
+            next_change(using, removed)
             deleted = super().delete(*args, **kwargs)
             rows = QuotaOverride.objects.using(using).none()
-            overrides_changed.send(type(self), using=using, change=change, rows=rows, removed=removed)
+            overrides_changed.send(type(self), using=using, rows=rows, removed=removed)
         return deleted
 
     @property
@@ -310,12 +313,21 @@ class Ban(QuotaOverride):
         default_permissions = ("view",)
 
 
-class OverrideChanges(models.Model):
-    """How many changes of overrides there were: one row. Processes ask it whether there is anything new."""
+class OverrideChange(models.Model):
+    """A change of overrides; or that the database is full. Kept for an hour: processes ask for what is new to them.
 
-    number = models.PositiveBigIntegerField(default=0)
-    removed = models.PositiveBigIntegerField(default=0)
-    """The number of the last change that deleted rows."""
+    Transactions may end in another order than the numbers of their changes. So none waits for another one, and who
+    reads asks again for numbers that were left out, see `limiting.overrides`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    """The number of the change."""
+    at = models.BigIntegerField()
+    """Microseconds since 1970."""
+    removed = models.JSONField(default=list)
+    """The primary keys of the overrides that it deleted. Those that it saved have its number."""
+    full = models.BooleanField(default=False)
+    """Whether it changes nothing, but says that the database had no connection left."""
 
     class Meta:
         """Nobody edits it."""
@@ -323,21 +335,28 @@ class OverrideChanges(models.Model):
         default_permissions = ()
 
     def __str__(self) -> str:
-        return str(self.number)
+        return str(self.pk)
 
 
-def next_change(using: str, *, removes: bool = False) -> int:
-    """Return the number of a change of overrides, at the beginning of its transaction.
+KEEP_CHANGES = 3600 * clock.SECOND
+"""Microseconds for which changes stay in the log. A process that has not asked for as long reads all overrides."""
 
-    Other transactions wait for the next number until this one ends, so numbers are committed in their order.
+
+def next_change(using: str, removed: Collection[int] = (), *, full: bool = False) -> int:
+    """Log a change of overrides in its transaction; return its number. It waits for no other transaction.
+
+    `removed`: the primary keys of the overrides that the change deletes. `full`: it only says that the database is.
     """
-    rows = OverrideChanges.objects.using(using).filter(pk=1)
-    values = {"removed": F("number") + 1} if removes else {}
-    values["number"] = F("number") + 1  # last: MySQL evaluates from left to right
-    if not rows.update(**values):
-        OverrideChanges.objects.using(using).get_or_create(pk=1)
-        rows.update(**values)
-    return rows.values_list("number", flat=True).get()
+    transaction.on_commit(partial(_forget_changes, using), using=using, robust=True)
+    return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=list(removed), full=full).pk
+
+
+def _forget_changes(using: str) -> None:
+    """Delete old changes, except the newest of them: the log is never empty."""
+    changes = OverrideChange.objects.using(using)
+    newest = changes.filter(at__lt=clock.machine_now() - KEEP_CHANGES).aggregate(pk=models.Max("pk"))["pk"]
+    if newest is not None:
+        changes.filter(pk__lt=newest).delete()
 
 
 class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):

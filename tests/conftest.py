@@ -134,7 +134,8 @@ def a_busy_machine_is_waited_for() -> Iterator[None]:
             patched.setattr(f"django_quota.stores.{bound}", PATIENCE)
         for bound in ("FIRST_WAIT", "MAX_WAIT"):
             patched.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
-        patched.setattr("django_quota.stores.database.store.is_testing", lambda: False)
+        for place in ("stores.database.store", "limiting.override_rows"):
+            patched.setattr(f"django_quota.{place}.is_testing", lambda: False)
         patched.setattr(flusher, "wake", lambda: None)
         yield
 

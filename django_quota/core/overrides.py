@@ -7,7 +7,7 @@ precedence over one of all rules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_network
 from typing import Any, Literal, NamedTuple
@@ -155,11 +155,6 @@ class OverrideTable:
         known = self._by_pk.pop(pk, None)
         if known is not None:
             self._set(known.subject, pk, ())
-
-    def keep(self, pks: Collection[int]) -> None:
-        """Drop all overrides except those with these primary keys."""
-        for pk in self._by_pk.keys() - set(pks):
-            self.drop(pk)
 
     def drop_ended(self, now: int) -> None:
         """Drop the overrides that have ended at a moment (microseconds)."""

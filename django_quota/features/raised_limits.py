@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, cast
-
-from django.db import transaction
+from typing import TYPE_CHECKING, Any, cast
 
 from django_quota.core import clock
 from django_quota.core.algorithms import Limit
@@ -20,6 +18,9 @@ from django_quota.engine.plans import rule_under
 from django_quota.features.bans import known_rule, subject_under_flow
 from django_quota.limiting.api import AnySubject, RuleOrRate
 from django_quota.limiting.overrides import overrides
+
+if TYPE_CHECKING:
+    from django_quota.models import QuotaOverride
 
 
 def raise_limit(
@@ -56,34 +57,40 @@ def raise_limit(
 def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:
     # The tables need the apps, which are not loaded yet when this module is imported.
     from django_quota.limiting import override_rows  # noqa: PLC0415
-    from django_quota.models import QuotaOverride, next_change  # noqa: PLC0415
 
-    now, database = clock.now(), override_rows.write_database()
+    def values(row: QuotaOverride | None) -> dict[str, Any]:
+        own = None if row is None else override_rows.override_of(row)
+        raised, ends = _raised_override(rule, subject, own, by, until)
+        return {**raised, "expires": override_rows.moment_of_row(ends) if ends else None}
+
     overrides.refresh()
-    with transaction.atomic(using=database):
-        next_change(database)  # whoever raises it at the same time waits here
-        row = QuotaOverride.objects.using(database).filter(subject=subject, rule=rule.name).first()
-        own = override_rows.override_of(row) if row is not None else None
-        if own is not None and own.begins > now:
-            raise RuleError(
-                f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
-                f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
-            )
-        rates, limits = _raised(rule, _held(subject, rule.name, own, now), by)
-        if isinstance(until, datetime):
-            ends = override_rows.microseconds_of_row(until)
-            if ends <= now:
-                raise RuleError(f"until={until} is in the past. Use a moment in the future.")
-        else:
-            ends = _end_of_period(rule, limits, now) if until is None else now + parse_duration("until", until)
-        values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
-        if own is not None and own.in_force(now):
-            ends = max(ends, own.ends) if own.ends else 0
-        else:
-            values |= {"label": "", "reason": "raise_limit()", "created_by": None}
-        values["expires"] = override_rows.moment_of_row(ends) if ends else None
-        override_rows.set_override(subject, rule.name, values)
-    return moment_of(ends) if ends else None
+    saved = override_rows.change_override(subject, rule.name, values)  # whoever raises it at the same time waits here
+    return None if saved.expires is None else moment_of(override_rows.microseconds_of_row(saved.expires))
+
+
+def _raised_override(
+    rule: Rule, subject: str, own: Override | None, by: int, until: datetime | Duration | None
+) -> tuple[dict[str, Any], int]:
+    """Return the fields of the raised override, and its end in microseconds, 0 for none; `own`: what it is now."""
+    from django_quota.limiting import override_rows  # noqa: PLC0415
+
+    now = clock.now()
+    if own is not None and own.begins > now:
+        raise RuleError(
+            f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
+            f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
+        )
+    rates, limits = _raised(rule, _held(subject, rule.name, own, now), by)
+    if isinstance(until, datetime):
+        ends = override_rows.microseconds_of_row(until)
+        if ends <= now:
+            raise RuleError(f"until={until} is in the past. Use a moment in the future.")
+    else:
+        ends = _end_of_period(rule, limits, now) if until is None else now + parse_duration("until", until)
+    values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
+    if own is not None and own.in_force(now):
+        return values, max(ends, own.ends) if own.ends else 0
+    return values | {"label": "", "reason": "raise_limit()", "created_by": None}, ends
 
 
 def _held(subject: str, rule: str, own: Override | None, now: int) -> Override | None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from datetime import datetime
 from typing import Any, cast
 
 from django.apps import apps
 from django.conf import settings
-from django.db import DatabaseError, connections, router, transaction
+from django.core.signals import got_request_exception
+from django.db import DatabaseError, Error, IntegrityError, OperationalError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.signals import post_migrate, post_save
 from django.utils import timezone
 
 from django_quota.core import clock
 from django_quota.core.clock import microseconds_of, moment_of
+from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Mode, Override
-from django_quota.limiting.overrides import overrides
-from django_quota.models import OverrideChanges, QuotaOverride, next_change, overrides_changed
+from django_quota.limiting.overrides import Change, NoConnectionError, overrides
+from django_quota.models import KEEP_CHANGES, OverrideChange, QuotaOverride, next_change, overrides_changed
+from django_quota.stores.database.store import is_testing
 
 BATCH_SIZE = 5_000
 """Rows that one query reads."""
@@ -46,6 +52,36 @@ def set_override(subject: str, rule: str, values: Mapping[str, Any]) -> QuotaOve
         return rows.update_or_create(subject=row.subject, rule=rule, defaults=values)[0]
 
 
+TRIES = 3
+"""How often a change is tried that another one has overtaken."""
+
+
+def change_override(
+    subject: str, rule: str, values: Callable[[QuotaOverride | None], Mapping[str, Any]]
+) -> QuotaOverride:
+    """Save the override of a subject and a rule by what it is, None if there is none; return it.
+
+    Others that change it at the same time wait, or are built on. Raises `ValidationError`.
+    """
+    database, tries = write_database(), 0
+    rows = QuotaOverride.objects.using(database)
+    while True:
+        tries += 1
+        try:
+            with transaction.atomic(using=database):
+                next_change(database)  # first, as above
+                row = rows.select_for_update().filter(subject=subject, rule=rule).first()
+                changed = row or QuotaOverride(subject=subject, rule=rule)
+                for name, value in values(row).items():
+                    setattr(changed, name, value)
+                changed.full_clean(validate_unique=False, validate_constraints=False)
+                changed.save(using=database, force_insert=row is None)
+                return changed
+        except IntegrityError:  # somebody has just added it
+            if tries == TRIES:
+                raise
+
+
 # --- what a process reads ---------------------------------------------------------------------------------------------
 
 _COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires")
@@ -53,7 +89,7 @@ _COLUMNS = ("pk", "subject", "rule", "mode", "rate", "starts", "expires")
 
 def missing_tables(using: str) -> set[str]:
     """Return the tables of overrides that a database lacks."""
-    ours = {model._meta.db_table for model in (QuotaOverride, OverrideChanges)}  # noqa: SLF001 — Django's public API
+    ours = {model._meta.db_table for model in (QuotaOverride, OverrideChange)}  # noqa: SLF001 — Django's public API
     return ours - set(connections[using].introspection.table_names())
 
 
@@ -62,8 +98,63 @@ def count_overrides() -> int:
     return _not_ended(_rows()).count()
 
 
+_PATIENCE: dict[str, dict[str, int]] = {
+    "postgresql": {"connect_timeout": 2, "tcp_user_timeout": 10_000},
+    "mysql": {"connect_timeout": 2, "read_timeout": 10},
+}
+"""OPTIONS of the reader's connection by vendor, if the site's have no others: a server that is gone ends it. Seconds,
+and for `tcp_user_timeout` milliseconds."""
+
+
+class ReaderConnection:
+    """The connection of the thread that reads overrides. Only this thread uses it."""
+
+    def __init__(self) -> None:
+        self._kept: BaseDatabaseWrapper | None = None
+        self._inherited: list[BaseDatabaseWrapper] = []
+        """Those of the parent in a forked process. They are kept: closing one would end the parent's session."""
+        self._settings: Any = None
+        """The settings of the database when the connection was made. A test runner changes its name."""
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Start without a connection in a forked process."""
+        if self._kept is not None:
+            self._inherited.append(self._kept)
+            self._kept = None
+
+    def use(self, alias: str) -> bool:
+        """Make this thread use the connection; return whether it was open before. Raises `NoConnectionError`."""
+        kept, settings = self._kept, connections.settings[alias]
+        if kept is not None and kept.alias == alias and kept.connection is not None and self._settings == settings:
+            return True
+        self.close()
+        wrapper = connections.create_connection(alias).copy()
+        self._settings = deepcopy(settings)
+        own: Any = wrapper.settings_dict
+        own["AUTOCOMMIT"] = True
+        own["OPTIONS"].pop("pool", None)  # the site's threads need what is in it
+        if own["ENGINE"].startswith("django."):
+            own["OPTIONS"] = _PATIENCE.get(wrapper.vendor, {}) | own["OPTIONS"]
+        connections[alias] = self._kept = wrapper
+        try:
+            wrapper.ensure_connection()
+        except Error as error:
+            raise NoConnectionError(str(error)) from error
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._kept is not None:
+            with suppress(Exception):  # it may be broken; nothing is lost with it
+                self._kept.close()
+
+
 class DatabaseRows:
     """The overrides in the database, as `limiting.overrides` reads them."""
+
+    def __init__(self) -> None:
+        self._connection = ReaderConnection()
 
     @property
     def is_private(self) -> bool:
@@ -71,29 +162,78 @@ class DatabaseRows:
         connection: Any = connections[write_database()]
         return not has_database() or (connection.vendor == "sqlite" and bool(connection.is_in_memory_db()))
 
-    def latest(self) -> tuple[int, int]:
-        """Return the numbers of the latest change, and of the latest one that deleted rows."""
-        using = write_database()
-        if not has_database():
-            return 0, 0
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether the calling thread is in a transaction, which may not see what was committed after it began."""
+        return connections[write_database()].in_atomic_block
+
+    def read(self, work: Callable[[], None]) -> None:
+        """Do work that reads, in the reader's thread, on its lasting connection. Raises `NoConnectionError`."""
+        alias = write_database()
         try:
-            return OverrideChanges.objects.using(using).values_list("number", "removed").first() or (0, 0)
+            was_open = self._connection.use(alias)
+            try:
+                work()
+            except Error:
+                self._connection.close()
+                if not was_open:
+                    raise
+                self._connection.use(alias)  # the server, or a firewall, had forgotten the old one
+                work()
+        finally:
+            if is_testing():
+                self._connection.close()
+
+    def read_here(self, work: Callable[[], None]) -> None:
+        """Do work that reads, on the connection of the calling thread, unless that is in a transaction that failed."""
+        connection = connections[write_database()]
+        if not connection.in_atomic_block:
+            try:
+                work()
+            except Error:
+                if has_database():
+                    connection.close_if_unusable_or_obsolete()
+                raise
+        elif not connection.needs_rollback:
+            with transaction.atomic(using=connection.alias):  # a query that fails must not end the site's transaction
+                work()
+
+    def close(self) -> None:
+        """Close the connection of the reader, in its thread."""
+        self._connection.close()
+
+    def changes(self, known: int | None, others: Collection[int]) -> Mapping[int, Change]:
+        """Return the logged changes from the number `known` on, and `others`, by their numbers; None: all."""
+        if not has_database():
+            return {}
+        using = write_database()
+        try:
+            if known and not others and _newest_change(using) == known:
+                return {known: Change((), full=False)}
+            rows = OverrideChange.objects.using(using)
+            if known is not None:
+                rows = rows.filter(Q(pk__gte=known) | Q(pk__in=list(others)))
+            hour_ago = clock.machine_now() - KEEP_CHANGES
+            found = rows.values_list("pk", "removed", "full", "at")
+            return {number: Change(removed, full and at > hour_ago) for number, removed, full, at in found}
         except DatabaseError as error:
             if not missing_tables(using):
                 raise
             raise DatabaseError("the tables of django_quota are missing; run `migrate` to create them") from error
 
+    def say_full(self) -> None:
+        """Tell the readers of all processes that the database had no connection left."""
+        using = write_database()
+        with transaction.atomic(using=using):
+            next_change(using, full=True)
+
     def all(self) -> Iterator[Override]:
         """Yield all overrides that have not ended."""
         return self._read(_not_ended(_rows())) if has_database() else iter(())
 
-    def since(self, number: int) -> Iterator[Override]:
-        """Yield the overrides that were saved after the change with this number, even those that have ended."""
-        return self._read(_rows().filter(change__gt=number))
-
-    def pks(self) -> Collection[int]:
-        """Return the primary keys of `all`."""
-        return set(_not_ended(_rows()).values_list("pk", flat=True))
+    def saved_by(self, changes: Collection[int]) -> Iterator[Override]:
+        """Yield the overrides whose last change is one of these, even those that have ended."""
+        return self._read(_rows().filter(change__in=changes))
 
     def _read(self, rows: QuerySet[QuotaOverride]) -> Iterator[Override]:
         """Yield overrides, without an open cursor meanwhile."""
@@ -102,6 +242,16 @@ class DatabaseRows:
         while batch:
             yield from map(_override_of, batch)
             batch = list(ordered.filter(pk__gt=batch[-1][0])[:BATCH_SIZE])
+
+
+def _newest_change(using: str) -> int | None:
+    """Return the number of the newest change. Each process asks all the time, and a QuerySet takes twice as long."""
+    connection = connections[using]
+    table = connection.ops.quote_name(OverrideChange._meta.db_table)  # noqa: SLF001 — Django's public API
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT MAX(id) FROM {table}")  # noqa: S608 — it is no input
+        (number,) = cursor.fetchone()
+    return cast("int | None", number)
 
 
 def override_of(row: QuotaOverride) -> Override:
@@ -153,13 +303,20 @@ def connect() -> None:
             post_save.connect(_loaded, model, dispatch_uid=DISPATCH_UID)
     overrides_changed.connect(_changed, dispatch_uid=DISPATCH_UID)
     post_migrate.connect(_migrated, dispatch_uid=DISPATCH_UID)
+    got_request_exception.connect(_request_failed, dispatch_uid=DISPATCH_UID)
     overrides.rows = DatabaseRows()
 
 
-def _changed(using: str, change: int, rows: QuerySet[QuotaOverride], removed: Collection[int] = (), **_: Any) -> None:
+def _changed(using: str, rows: QuerySet[QuotaOverride], removed: Collection[int] = (), **_: Any) -> None:
     """Use what was saved in the database that overrides are written to. Other databases hold copies."""
     if using == write_database():
-        overrides.change(using, change, [_override_of(row) for row in rows.values_list(*_COLUMNS)], removed)
+        overrides.change(using, [_override_of(row) for row in rows.values_list(*_COLUMNS)], removed)
+
+
+def _request_failed(**_: Any) -> None:
+    """Note that a request of the site may have got no connection."""
+    if isinstance(sys.exc_info()[1], OperationalError) and connections[write_database()].connection is None:
+        overrides.note_refusal()
 
 
 def _loaded(instance: QuotaOverride, using: str, *, raw: bool, **_: Any) -> None:

@@ -1,12 +1,17 @@
 """The overrides of this process: a copy of those in the database, which updates itself.
 
-The table is the truth. Each change of it has a number, which is raised in the same transaction, so changes are
-committed in the order of their numbers. A process reads all overrides at its first decision, and later only changes
-with a higher number than it knows. Decisions start a thread that reads; if nothing was read for `WAIT_AFTER` seconds,
-the next decision waits for the thread. What the process itself saves holds at once, until a rollback of the transaction
-undoes it.
+The table is the truth. Each change of it is a row of a log, written in the same transaction. A process reads all
+overrides at its first decision, and later only the changes that are new to it. Transactions may end in another order
+than the numbers of their changes: a number that was left out is asked for again until it comes, for an hour.
 
-Plain SQL changes rows without a number. So all overrides are read again every `ALL_AFTER` seconds, or more rarely if
+A decision has the reader read, a thread with one lasting connection; if nothing was read for `WAIT_AFTER` seconds, the
+next decision waits for it. If the database has no connection left for a reader, or for a request of the site, the
+readers of all processes close theirs for an hour. Then the thread of a decision reads, on the connection that it has
+anyway.
+
+What the process itself saves holds at once, until a rollback of the transaction undoes it.
+
+Plain SQL changes rows and logs nothing. So all overrides are read again every `ALL_AFTER` seconds, or more rarely if
 that takes more than a hundredth of the time.
 """
 
@@ -15,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
@@ -28,29 +33,56 @@ from django_quota.core import clock
 from django_quota.core.flow import IOCall
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideTable
+from django_quota.limiting.flusher import reader
 
 logger = logging.getLogger("django_quota")
 
 REFRESH_AFTER = 1.5
-"""Seconds after which a decision starts a refresh in a thread."""
+"""Seconds after which a decision has the reader read."""
 
 WAIT_AFTER = 2.0
-"""Seconds after which a decision waits for the refresh."""
+"""Seconds after which a decision waits for it."""
 
 ALL_AFTER = 60.0
-"""Seconds after which a refresh reads all overrides, whatever their numbers say."""
+"""Seconds after which a refresh reads all overrides, whatever the log says."""
 
 FIRST_WAIT, MAX_WAIT = 5.0, 1.0
-"""Seconds that a decision waits at most: for all overrides, and for changes. After that it uses what is known."""
+"""Seconds after its begin that decisions wait for a refresh: for all overrides, and for changes. Then they use what is
+known, and none waits again before a refresh succeeds."""
 
-GIVE_UP_AFTER = 10.0
-"""Seconds after which a refresh that hangs is left alone, and another one started."""
+IDLE_AFTER = 120.0
+"""Seconds without a refresh after which the reader closes its connection, before a firewall forgets it."""
+
+HERE_FOR = 3600.0
+"""Seconds for which decisions read on their own connections after the database had none left."""
+
+OPEN_FOR = 3600.0
+"""Seconds for which a number that was left out is asked for: its transaction may be open."""
+
+MAX_GAPS = 100
+"""How many such numbers are asked for; earlier ones are found when all overrides are read."""
+
+MAX_NEWS = 500
+"""How many changes are read by their numbers; if there are more, all overrides are read."""
 
 MAX_OWN = 1_000
 """Changes of its own that a process remembers until a refresh has read them."""
 
 MAX_OVERRIDES = 100_000
 """How many overrides a process holds with ease: about 50 MB, read in 2 seconds. Give larger groups a tier."""
+
+
+class NoConnectionError(Exception):
+    """The reader cannot connect to the database."""
+
+
+class Change(NamedTuple):
+    """A logged change."""
+
+    removed: Collection[int]
+    """The primary keys of the overrides that it deleted."""
+    full: bool
+    """Whether it only says that the database had no connection left, within the last hour."""
 
 
 class Rows(Protocol):
@@ -61,29 +93,45 @@ class Rows(Protocol):
         """Whether only this process can change them: there is no database, or it is in memory."""
         ...
 
-    def latest(self) -> tuple[int, int]:
-        """Return the numbers of the latest change, and of the latest one that deleted rows."""
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether the calling thread is in a transaction, which may not see what was committed after it began."""
+        ...
+
+    def read(self, work: Callable[[], None]) -> None:
+        """Do work that reads, in the reader's thread, on its lasting connection. Raises `NoConnectionError`."""
+        ...
+
+    def read_here(self, work: Callable[[], None]) -> None:
+        """Do work that reads, on the connection of the calling thread, unless that is in a transaction that failed."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection of the reader, in its thread."""
+        ...
+
+    def changes(self, known: int | None, others: Collection[int]) -> Mapping[int, Change]:
+        """Return the logged changes from the number `known` on, and `others`, by their numbers; None: all."""
+        ...
+
+    def say_full(self) -> None:
+        """Tell the readers of all processes that the database had no connection left."""
         ...
 
     def all(self) -> Iterable[Override]:
         """Return all overrides that have not ended."""
         ...
 
-    def since(self, number: int) -> Iterable[Override]:
-        """Return the overrides that were saved after the change with this number, even those that have ended."""
-        ...
-
-    def pks(self) -> Collection[int]:
-        """Return the primary keys of `all`."""
+    def saved_by(self, changes: Collection[int]) -> Iterable[Override]:
+        """Return the overrides whose last change is one of these, even those that have ended."""
         ...
 
 
 class OwnChange:
     """What this process changed in a transaction; a commit hook of the connection."""
 
-    def __init__(self, connection: Any, number: int, put: Collection[Override], removed: Collection[int]) -> None:
+    def __init__(self, connection: Any, put: Collection[Override], removed: Collection[int]) -> None:
         self.connection = connection
-        self.number = number
         self._put = put
         self._removed = removed
         self.is_committed = False
@@ -116,8 +164,10 @@ class OverrideCopy:
         """The overrides in the database; None while the app is not installed."""
         self._own: list[OwnChange] = []
         """What this process changed and no refresh has read from the database yet."""
-        self.clear()
+        self._running: Future[None] | None = None
+        """The refresh that reads; None if none does. An earlier one must not change anything."""
         self.after_fork()
+        self.clear()
         register_fork_aware(self)
 
     def clear(self) -> None:
@@ -128,23 +178,31 @@ class OverrideCopy:
         self._failed = float("-inf")
         """When that was noticed."""
         self._known: int | None = None
-        """The number of the latest change that was read; None: all overrides must be read."""
+        """The highest number of a change that was read; None: all overrides must be read."""
+        self._gaps: dict[int, float] = {}
+        """Lower numbers that were not there, and when that was noticed."""
         self._looked = float("-inf")
         """When the last refresh began."""
         self._all_due = 0.0
         """When all overrides are read again."""
         self._is_alone = False
         """Whether no other process can change the overrides."""
+        self._is_late = False
+        """Whether somebody has waited for a refresh in vain, and none has succeeded since."""
+        self._here_until = float("-inf")
+        """Until when decisions read on the connections of their own threads."""
+        self._is_refused = False
+        """Whether the reader or the site got no connection. If the next refresh succeeds, there was none left."""
+        self._running = None
 
     def after_fork(self) -> None:
-        """Forget what only the parent can finish: its threads, and its transactions."""
+        """Forget what only the parent can finish: its refresh, and its transactions."""
         self._lock = threading.RLock()
-        self._running: Future[None] | None = None
-        """The refresh that reads; None if none does. An earlier one must not change anything."""
+        self._reading_here = threading.RLock()
+        """Held by the thread that reads on its own connection."""
+        self._running = None
         self._started = 0.0
         """When this refresh was started."""
-        self._is_late = False
-        """Whether somebody has waited for this refresh in vain."""
         if self._own:
             self._own.clear()
             self._known = None
@@ -163,69 +221,121 @@ class OverrideCopy:
         now = clock.elapsed()
         if now - self._failed < REFRESH_AFTER:
             return None
-        if rows.is_private:  # another thread would not find such a database
-            return IOCall(self.refresh, sync_to_async(self.refresh))
-        running = self._start(rows, now)
+        if self._reads_here(rows):
+            return IOCall(self._read_due, sync_to_async(self._read_due), rows)
+        running = self._start(rows)
         if self._is_late or (self._known is not None and now - self._looked < WAIT_AFTER):
             return None
-        return IOCall(self._wait, self._await, running, MAX_WAIT if self._known is not None else FIRST_WAIT)
+        return IOCall(self._wait, self._await, rows, running)
 
     def refresh(self) -> None:
         """Read what has changed, and wait for it. A problem is logged once, and what is known stays in use."""
-        if self.rows is None:
+        rows = self.rows
+        if rows is None:
             return
-        if self.rows.is_private:
-            self._refresh(self.rows, None)
-        else:  # a new thread sees what is committed, whatever the transaction of this thread sees
-            self._wait(self._start(self.rows, clock.elapsed()), 0.0 if self._is_late else FIRST_WAIT)
+        if self._reads_here(rows):
+            self._read_here(rows)
+        else:  # the reader sees what is committed, whatever the transaction of this thread sees
+            self._wait(rows, self._start(rows))
 
-    def _start(self, rows: Rows, now: float) -> Future[None]:
+    def note_refusal(self) -> None:
+        """Note that a request of the site got no connection, and see whether the reader still has one."""
+        if self.rows is None or self.problem or self._is_alone or clock.elapsed() < self._here_until:
+            return
+        self._is_refused = True
+        self._start(self.rows)
+
+    # --- the reader ---------------------------------------------------------------------------------------------------
+
+    def _start(self, rows: Rows) -> Future[None]:
         with self._lock:
             running = self._running
-            if running is not None and not running.done() and now - self._started < GIVE_UP_AFTER:
+            if running is not None and not running.done():
                 return running
             self._running = running = Future()
-            self._started, self._is_late = now, False
-            work = partial(copy_context().run, self._run, rows, running)  # `freeze` sets a context variable
-            thread = threading.Thread(target=work, name="django-quota-overrides", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads, or the process is ending
+            self._started = clock.elapsed()
+            # `freeze` sets a context variable.
+            is_started = reader.call_at(self._started, partial(copy_context().run, self._run, rows, running))
+        if not is_started:
             running.set_result(None)
-            self._fail(error)
+            self._fail(RuntimeError("this process can start no thread"))
         return running
 
     def _run(self, rows: Rows, running: Future[None]) -> None:
+        reader.call_at(clock.elapsed() + IDLE_AFTER, rows.close)
         try:
-            self._refresh(rows, running)
+            rows.read(partial(self._read, rows, running))
+        except NoConnectionError as error:
+            if clock.elapsed() - self._started < MAX_WAIT:  # the server has answered; it may have no connection left
+                self._is_refused = True
+                self._read_here_from_now_on()
+            elif running is self._running:
+                self._is_late = True
+                self._fail(error)
+        except Exception as error:  # noqa: BLE001 — a test runner forbids queries by errors of its own
+            if running is self._running:
+                self._fail(error)
         finally:
-            try:
-                connections.close_all()
-            finally:
-                running.set_result(None)
+            running.set_result(None)
 
-    def _wait(self, running: Future[None], seconds: float) -> None:
-        wait([running], seconds)
-        self._waited(running)
+    def _wait(self, rows: Rows, running: Future[None]) -> None:
+        wait([running], self._patience())
+        if self._waited(running):
+            self._read_due(rows)
 
-    async def _await(self, running: Future[None], seconds: float) -> None:
-        await asyncio.wait([asyncio.wrap_future(running)], timeout=seconds)
-        self._waited(running)
+    async def _await(self, rows: Rows, running: Future[None]) -> None:
+        await asyncio.wait([asyncio.wrap_future(running)], timeout=self._patience())
+        if self._waited(running):
+            await sync_to_async(self._read_due)(rows)
 
-    def _waited(self, running: Future[None]) -> None:
-        if not running.done() and not self._is_late:
-            self._is_late = True  # nobody waits for this refresh again
+    def _patience(self) -> float:
+        """Return how many seconds a decision waits for the refresh that runs."""
+        if self._is_late:
+            return 0.0
+        return max(0.0, self._started + (MAX_WAIT if self._known is not None else FIRST_WAIT) - clock.elapsed())
+
+    def _waited(self, running: Future[None]) -> bool:
+        """Return whether the calling thread must read, because the reader has no connection."""
+        if running.done():
+            return clock.elapsed() < self._here_until
+        if not self._is_late:
+            self._is_late = True
             self._fail(TimeoutError("the database does not answer"))
+        return False
+
+    # --- the thread of a decision -------------------------------------------------------------------------------------
+
+    def _reads_here(self, rows: Rows) -> bool:
+        return rows.is_private or clock.elapsed() < self._here_until  # no other thread finds a database in memory
+
+    def _read_here_from_now_on(self) -> None:
+        with self._lock:
+            self._running = None
+            self._here_until = clock.elapsed() + HERE_FOR
+
+    def _read_due(self, rows: Rows) -> None:
+        """Read if no other thread does. Without a copy, wait for the other thread."""
+        waits = self._known is None and not self._is_late
+        if not self._reading_here.acquire(timeout=FIRST_WAIT if waits else 0):
+            self._is_late = self._is_late or waits
+            return
+        try:
+            now = clock.elapsed()
+            is_old = self._known is None or now - self._looked >= REFRESH_AFTER
+            if is_old and now - self._failed >= REFRESH_AFTER:
+                self._read_here(rows)
+        finally:
+            self._reading_here.release()
+
+    def _read_here(self, rows: Rows) -> None:
+        try:
+            with self._reading_here:
+                rows.read_here(partial(self._read, rows, None))
+        except Exception as error:  # noqa: BLE001 — a test runner forbids queries by errors of its own
+            self._here_until, self._is_refused = float("-inf"), False
+            self._fail(error)
 
     # --- reading ------------------------------------------------------------------------------------------------------
-
-    def _refresh(self, rows: Rows, running: Future[None] | None) -> None:
-        began = clock.elapsed()
-        try:
-            self._read(rows, running, began)
-        except Exception as error:  # noqa: BLE001 — a test runner forbids queries by errors of its own
-            if running in (None, self._running):
-                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         is_new = not self.problem
@@ -237,55 +347,87 @@ class OverrideCopy:
                 len(self.table),
             )
 
-    def _read(self, rows: Rows, running: Future[None] | None, began: float) -> None:
+    def _read(self, rows: Rows, running: Future[None] | None) -> None:
+        began = clock.elapsed()
         own = list(self._own)
         undone = _rolled_back(own)
         done = {id(each) for each in own if each.is_committed}.union(map(id, undone))  # what is read now says the same
-        number, removed = rows.latest()
-        table, known, all_due = None, self._known, self._all_due
-        changed, kept = list[Override](), None
-        if known is None or undone or number < known or began >= all_due:
+        known, gaps = self._known, self._gaps
+        found = rows.changes(known, gaps)
+        if known and known not in found:  # the table went back in time, or this process slept for an hour
+            if rows.is_in_transaction and not undone:  # or the transaction sees what was there when it began
+                return
+            known, gaps, found = None, {}, rows.changes(None, ())
+        new = found.keys() - {known}
+        table, all_due, changed = None, self._all_due, list[Override]()
+        if known is None or undone or began >= all_due or len(new) > MAX_NEWS:
             table = OverrideTable(rows.all())
             all_due = began + max(ALL_AFTER, 100 * (clock.elapsed() - began))
-        elif number > known:
-            changed = list(rows.since(known))
-            kept = rows.pks() if removed > known else None
+        elif new:
+            changed = list(rows.saved_by(new))
         with self._lock:
-            if running not in (None, self._running):  # this refresh came too late
+            if running is not None and running is not self._running:  # this refresh came too late
                 return
-            table = self._changed(changed, kept) if table is None else table
+            if table is None:
+                table = self._changed({pk for number in new for pk in found[number].removed}, changed)
             self._own = [each for each in self._own if id(each) not in done]
             for each in self._own:
-                if each.number > number:  # what was read has the others, or what came after them
-                    each.apply(table)
-            self.table, self._known, self._looked, self._all_due = table, number, began, all_due
+                each.apply(table)
+            self.table, self._looked, self._all_due = table, began, all_due
+            self._known, self._gaps = max(found, default=0), _gaps(gaps, known, found, began)
             self._is_alone = rows.is_private
-            was_failing, self.problem, self._failed = bool(self.problem), "", float("-inf")
-            self._running = None  # later decisions need a newer refresh, even while this thread closes its connection
+            was_failing, self.problem, self._failed, self._is_late = bool(self.problem), "", float("-inf"), False
+            self._running = None  # later decisions need a newer refresh, even before this one has told its end
         if was_failing:
             logger.warning("The overrides can be read again.")
+        if self._is_refused or any(found[number].full for number in new):
+            self._give_way(rows)
 
-    def _changed(self, changed: Iterable[Override], kept: Collection[int] | None) -> OverrideTable:
-        """Return the table with these overrides; `kept`: the primary keys that are left, if some were deleted."""
-        for override in changed:
+    def _give_way(self, rows: Rows) -> None:
+        """Leave the connection of the reader to the site, and have the readers of other processes do so."""
+        is_first = self._is_refused and not rows.is_in_transaction
+        self._read_here_from_now_on()
+        if is_first:
+            self._is_refused = False
+            rows.say_full()
+            logger.warning(
+                "The database had no connection left. For an hour, overrides are read on those of the site's threads."
+            )
+        reader.call_at(clock.elapsed(), rows.close)
+
+    def _changed(self, removed: Collection[int], put: Collection[Override]) -> OverrideTable:
+        """Return the table with these changes."""
+        for pk in removed:
+            self.table.drop(pk)
+        for override in put:
             self.table.put(override)
-        if kept is not None:
-            self.table.keep(kept)
-        if changed:
+        if put:
             self.table.drop_ended(clock.now())
         return self.table
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def change(self, using: str, number: int, put: Collection[Override], removed: Collection[int] = ()) -> None:
-        """Use what this process has just saved or deleted in a transaction; `number`: the number of the change."""
-        own = OwnChange(connections[using], number, put, removed)
+    def change(self, using: str, put: Collection[Override], removed: Collection[int] = ()) -> None:
+        """Use what this process has just saved or deleted in a transaction."""
+        own = OwnChange(connections[using], put, removed)
         transaction.on_commit(own, using=using)
         with self._lock:
             if self._is_alone or len(self._own) >= MAX_OWN:  # no refresh may come
                 self._own = [each for each in self._own if not each.is_committed]
             self._own.append(own)
             own.apply(self.table)
+
+
+def _gaps(before: Mapping[int, float], known: int | None, found: Iterable[int], now: float) -> dict[int, float]:
+    """Return the numbers that were left out, and since when: those before, and those between the new ones."""
+    numbers = sorted(found)
+    gaps = {number: since for number, since in before.items() if number not in found and now - since < OPEN_FOR}
+    if known is None:
+        known = numbers[0] if numbers and numbers[0] > MAX_GAPS else 0
+    for number in numbers:
+        gaps |= dict.fromkeys(range(max(known + 1, number - MAX_GAPS), number), now)
+        known = max(known, number)
+    return dict(list(gaps.items())[-MAX_GAPS:])
 
 
 overrides = OverrideCopy()

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from django.db import transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from django_quota.core.errors import RuleError
-from django_quota.limiting.override_rows import write_database
+from django_quota.limiting.override_rows import TRIES, write_database
 from django_quota.models import QuotaOverride, next_change
 from django_quota.requests.addresses import is_address
 from django_quota.requests.subjects import override_subject
@@ -82,13 +82,27 @@ def save_list(
     database = write_database()
     probe = QuotaOverride(subject="ip:203.0.113.9", label=label, rule=rule, **values)
     probe.full_clean(validate_unique=False, validate_constraints=False)
-    with transaction.atomic(using=database):
-        if not dry_run:
-            next_change(database)  # callers that save at the same time wait here
-        change = _difference(set(subjects), label, rule, values)
-        if not dry_run:
-            _write(change, label, rule, values)
-    return change
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            with transaction.atomic(using=database):
+                if not dry_run:
+                    next_change(database)  # first: SQLite refuses a transaction that reads before it writes
+                    _lock(label)
+                change = _difference(set(subjects), label, rule, values)
+                if not dry_run:
+                    _write(change, label, rule, values)
+                return change
+        except (IntegrityError, OperationalError):  # somebody has added the same rows, or it is a deadlock
+            if tries == TRIES:
+                raise
+
+
+def _lock(label: str) -> None:
+    """Wait for whoever saves the same list; all take its rows in one order."""
+    rows = QuotaOverride.objects.using(write_database()).filter(label=label)
+    list(rows.select_for_update().order_by("pk").values_list("pk"))
 
 
 def _difference(wanted: set[str], label: str, rule: str, values: Mapping[str, Any]) -> ListChange:

@@ -27,7 +27,7 @@ from django_quota.limiting.known_rules import rules_of_requests
 from django_quota.limiting.override_rows import count_overrides, has_database, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
-from django_quota.models import OverrideChanges, QuotaOverride
+from django_quota.models import OverrideChange, QuotaOverride
 from django_quota.stores.database.sql import BANS, EVENTS, STATES
 from django_quota.stores.database.store import is_testing, vendor_of
 from django_quota.web.rule_checks import check_rules, finding
@@ -168,7 +168,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     """
     needed: dict[str, set[str]] = {}
     if has_database():
-        needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChanges._meta.db_table}  # noqa: SLF001
+        needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChange._meta.db_table}  # noqa: SLF001
     if _value("store") == "database" and _is_postgresql(_value("database")):  # a file of SQLite makes its tables itself
         needed.setdefault(_value("database"), set()).update((STATES, EVENTS, BANS))
     found = []

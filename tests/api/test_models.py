@@ -42,7 +42,7 @@ def test_no_migration_is_missing_and_the_tables_can_be_removed_and_made_again() 
     call_command("makemigrations", "django_quota", "--check", "--dry-run", stdout=StringIO())
     before = tables()
     call_command("migrate", "django_quota", "zero", verbosity=0)
-    assert (len(before), tables()) == (6, set())
+    assert (len(before), tables()) == (7, set())
     call_command("migrate", "django_quota", verbosity=0)
     assert tables() == before
 

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,17 +21,21 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import acheck, check, peek
+from django_quota import Rule, acheck, check, peek, raise_limit
+from django_quota.core import clock
 from django_quota.limiting import overrides as copies
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
-from django_quota.models import OverrideChanges, Overview, QuotaOverride, Subject
-from django_quota.testing import QuotaKit
+from django_quota.models import OverrideChange, Overview, QuotaOverride, Subject
+from django_quota.testing import QuotaKit, freeze
 from tests.support.databases import default_database, sqlite_database
 from tests.support.inputs import inputs
 from tests.support.processes import forks, in_child
 
 SUBJECT = "ip:192.0.2.1"
+
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+"""SQLite has one transaction that writes, and others see what it has committed."""
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -51,9 +57,7 @@ def watch(database: Any, monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Let the test say how old the copy is, which was read just now."""
     watch = Watch()
     monkeypatch.setattr("django_quota.core.clock.elapsed", watch)
-    with overrides._lock:  # a refresh of the test before, whose clock was another, changes nothing any more
-        overrides._running = None
-        overrides.clear()
+    overrides.clear()
     assert admits("ip:203.0.113.9")
     return watch
 
@@ -63,7 +67,7 @@ def admits(subject: str = SUBJECT, rule: str = "1000/m") -> bool:
 
 
 def block(subject: str = SUBJECT, **values: Any) -> QuotaOverride:
-    return QuotaOverride.objects.create(subject=subject, mode="blocked", **values)
+    return QuotaOverride.objects.create(subject=subject, **{"mode": "blocked", **values})
 
 
 @contextmanager
@@ -74,9 +78,9 @@ def elsewhere() -> Iterator[None]:
 
 
 def let_refreshes_end() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "django-quota-overrides":
-            thread.join(60)
+    running = overrides._running
+    if running is not None:
+        running.result(60)
 
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(1, 4)]
@@ -181,7 +185,7 @@ TABLE = "django_quota_quotaoverride"
         ([f"DELETE FROM {TABLE} WHERE subject = 'ip:192.0.2.2'"], copies.ALL_AFTER),
         ([f"UPDATE {TABLE} SET subject = 'ip:192.0.2.1'"], copies.ALL_AFTER),
         # a table that went back in time
-        ([f"DELETE FROM {TABLE}", "UPDATE django_quota_overridechanges SET number = 0"], copies.WAIT_AFTER),
+        ([f"DELETE FROM {TABLE}", "DELETE FROM django_quota_overridechange"], copies.WAIT_AFTER),
     ],
 )
 def test_what_sql_changes_is_noticed_within_a_minute(watch: Watch, changes: list[str], after: float) -> None:
@@ -200,7 +204,7 @@ def test_without_its_database_what_is_known_holds_and_one_line_says_why(
     watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
     block()
-    with patch.object(DatabaseRows, "latest", side_effect=DatabaseError("the connection is closed")):
+    with patch.object(DatabaseRows, "changes", side_effect=DatabaseError("the connection is closed")):
         for _ in range(5):
             watch.let_pass(10)
             assert not admits()
@@ -215,34 +219,65 @@ def test_without_its_database_what_is_known_holds_and_one_line_says_why(
     assert "can be read again" in caplog.text
 
 
-def test_a_query_that_hangs_is_made_anew_and_changes_nothing_in_the_end(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latest, hung, released = DatabaseRows.latest, threading.Event(), threading.Event()
+@contextmanager
+def a_database_that_hangs() -> Iterator[None]:
+    """Let the next query of a refresh hang for as long as the block lasts."""
+    changes, hung, goes_on = DatabaseRows.changes, threading.Event(), threading.Event()
 
-    def hanging(rows: DatabaseRows) -> tuple[int, int]:
-        found = latest(rows)
-        if not hung.is_set():
-            hung.set()
-            released.wait(60)
+    def hanging(rows: DatabaseRows, *given: Any) -> Any:
+        found = changes(rows, *given)
+        hung.set()
+        goes_on.wait(60)
         return found
 
-    monkeypatch.setattr(DatabaseRows, "latest", hanging)
+    with patch.object(DatabaseRows, "changes", hanging):
+        try:
+            overrides.refreshing()
+            assert hung.wait(60)
+            yield
+        finally:
+            goes_on.set()
+            let_refreshes_end()
+
+
+def test_while_the_database_hangs_decisions_wait_once_and_no_second_thread_asks(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block()
+    watch.let_pass(10)
+    with a_database_that_hangs(), patch.object(copies, "wait", return_value=None) as waited:
+        monkeypatch.setattr(copies, "MAX_WAIT", 1.0)
+        for _ in range(4):
+            assert not admits()
+            watch.now += 10  # not by `let_pass`, which waits for the refresh
+        assert overrides.problem == "the database does not answer"
+        assert waited.call_count == 1
+        assert [thread.name for thread in threading.enumerate()].count("django-quota-overrides") == 1
+    assert (admits(), overrides.problem) == (False, "")
+
+
+def test_a_decision_that_comes_later_waits_only_for_the_rest_of_the_second(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "MAX_WAIT", 1.0)
+    watch.let_pass(10)
+    with a_database_that_hangs(), patch.object(copies, "wait", return_value=None) as waited:
+        watch.now += 0.75
+        admits()
+    assert waited.call_args.args[1] == 0.25
+
+
+def test_after_a_hang_what_changed_meanwhile_holds_with_the_next_refresh(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copies, "MAX_WAIT", 0.0)
     watch.let_pass(10)
-    assert [admits(), admits(), admits()] == [True, True, True]
-    assert hung.wait(60)  # else the refresh in its place may hang instead
-    refresh = overrides._running
-    assert refresh is not None
-    with elsewhere():
-        block()
-    watch.now += copies.REFRESH_AFTER
-    assert admits()
-    watch.now += copies.GIVE_UP_AFTER
+    with a_database_that_hangs():
+        assert admits()
+        with elsewhere():
+            block()
     monkeypatch.setattr(copies, "MAX_WAIT", 60.0)
-    assert (admits(), overrides.problem) == (False, "")
-    released.set()
-    refresh.result(60)
+    watch.now += copies.WAIT_AFTER
     assert not admits()
 
 
@@ -255,7 +290,7 @@ def test_missing_tables_are_named_and_a_site_without_a_database_logs_nothing(
             assert admits()
     assert (caplog.text, overrides.problem) == ("", "")
     rename = "ALTER TABLE {} RENAME TO {}"
-    tables = ["django_quota_overridechanges", "elsewhere"]
+    tables = ["django_quota_overridechange", "elsewhere"]
     with connection.cursor() as cursor:
         cursor.execute(rename.format(*tables))
         try:
@@ -270,7 +305,7 @@ class ElsewhereAndLate:
     """A router that sends overrides to another database, with a replica that is not even there."""
 
     def db_for_write(self, model: Any, **_: Any) -> str | None:
-        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChanges")) else None
+        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
 
     def db_for_read(self, *_: Any, **__: Any) -> str:
         return "replica"
@@ -317,16 +352,17 @@ def test_what_a_fixture_loads_holds_at_once_here_and_soon_elsewhere(
         assert (check("1000/m", SUBJECT).retry_after, admits("ip:192.0.2.2")) == (3_600, True)
 
 
-@pytest.mark.parametrize("reads", ["all", "since", "pks"])
+@pytest.mark.parametrize("reads", ["all", "changes", "saved_by"])
 def test_what_is_saved_during_a_refresh_holds(watch: Watch, monkeypatch: pytest.MonkeyPatch, reads: str) -> None:
     read = getattr(DatabaseRows, reads)
     with elsewhere():
         block("ip:192.0.2.2")
         block("ip:192.0.2.3").delete()
 
-    def overtaken(rows: DatabaseRows, *given: int) -> Any:
+    def overtaken(rows: DatabaseRows, *given: Any) -> Any:
         monkeypatch.setattr(DatabaseRows, reads, read)
-        found = list(read(rows, *given))
+        found = read(rows, *given)
+        found = found if isinstance(found, dict) else list(found)
         block()
         return found
 
@@ -340,7 +376,7 @@ def test_what_is_saved_during_a_refresh_holds(watch: Watch, monkeypatch: pytest.
 
 @pytest.mark.always("postgresql")
 def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) -> None:
-    number = OverrideChanges.objects.count()
+    number = OverrideChange.objects.count()
     row = block()
 
     def save(mode: str) -> None:
@@ -353,11 +389,87 @@ def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) ->
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(save, ("blocked", "exempt") * 2))
-    assert OverrideChanges.objects.get().number == number + 1 + 4 * 5 * 2
+    assert OverrideChange.objects.count() == number + 1 + 4 * 5 * 2
     is_exempt = QuotaOverride.objects.get().mode == "exempt"
     assert admits(rule="0/m") == is_exempt
     watch.let_pass(copies.WAIT_AFTER)
     assert admits(rule="0/m") == is_exempt
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["saved", "deleted"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["an old process", "a new process"])
+@on_postgresql
+def test_a_change_that_is_committed_after_a_later_one_reaches_every_process(
+    watch: Watch, is_new: bool, is_deleted: bool
+) -> None:
+    row = block("ip:192.0.2.2", mode="exempt") if is_deleted else None
+    watch.let_pass(copies.WAIT_AFTER)
+    with ThreadPoolExecutor(1) as other, elsewhere(), transaction.atomic():
+        if row is not None:
+            row.delete()
+        else:
+            block("ip:192.0.2.2")
+        other.submit(in_a_thread, block).result(60)  # it waits for no other change
+        if is_new:
+            overrides.clear()
+        watch.let_pass(copies.WAIT_AFTER)
+        assert not admits()
+        assert admits("ip:192.0.2.2", rule="0/m") == is_deleted
+    with patch.object(DatabaseRows, "all", side_effect=AssertionError):
+        watch.let_pass(copies.WAIT_AFTER)
+        assert admits("ip:192.0.2.2") == is_deleted
+        assert not admits("ip:192.0.2.2", rule="0/m")
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    try:
+        work()
+    finally:
+        connections.close_all()
+
+
+@on_postgresql
+def test_a_long_transaction_that_raises_a_limit_holds_up_no_other_change(watch: Watch) -> None:
+    with ThreadPoolExecutor(1) as other, transaction.atomic():
+        raise_limit("org:7", Rule.make("tokens", "1000/d"), 500)
+        switch_off = partial(call_command, "quota_override", "set", "*", "exempt", verbosity=0, stdout=StringIO())
+        other.submit(in_a_thread, switch_off).result(60)
+    assert admits(rule="0/m")
+
+
+def test_what_was_deleted_is_dropped_and_nothing_else_is_read(watch: Watch) -> None:
+    rows = [block("ip:192.0.2.2"), block(), block("ip:192.0.2.3")]
+    watch.let_pass(copies.WAIT_AFTER)
+    with elsewhere():
+        rows[0].delete()
+        QuotaOverride.objects.filter(pk=rows[1].pk).delete()
+    with CaptureQueriesContext(connection) as here, patch.object(DatabaseRows, "all", side_effect=AssertionError):
+        watch.let_pass(copies.WAIT_AFTER)
+        assert [admits(subject) for subject in SUBJECTS] == [True, True, False]
+    assert not here.captured_queries
+
+
+def test_old_changes_are_forgotten_and_who_has_not_asked_for_them_reads_all(watch: Watch) -> None:
+    hour_ago = clock.machine_now() - 3_600 * clock.SECOND
+    block("ip:192.0.2.2").delete()
+    admits()
+    watch.let_pass(copies.WAIT_AFTER)
+    admits()
+    with elsewhere():
+        block("ip:192.0.2.3")
+        OverrideChange.objects.update(at=hour_ago)
+        block()
+    assert OverrideChange.objects.filter(at__lte=hour_ago).count() == 1
+    watch.let_pass(copies.WAIT_AFTER)
+    assert (admits(), admits("ip:192.0.2.3")) == (False, False)
+
+
+def test_a_refresh_reads_what_holds_by_the_clock_that_a_test_has_frozen(watch: Watch) -> None:
+    with freeze(datetime(2026, 1, 31, 12, tzinfo=UTC)):
+        with elsewhere():
+            block(expires=datetime(2026, 1, 31, 13, tzinfo=UTC))
+        overrides.clear()
+        assert not admits()
 
 
 @forks

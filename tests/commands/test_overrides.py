@@ -1,7 +1,9 @@
 """`quota_override` lists, sets, imports and clears overrides."""
 
 import io
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
@@ -224,3 +226,20 @@ def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatc
         imported("192.0.2.3\n192.0.2.4")
     assert rows() == {("ip:192.0.2.2", "*"): "blocked"}
     assert (check("search", "ip:192.0.2.2").allowed, check("search", "ip:192.0.2.3").allowed) == (False, True)
+
+
+@pytest.mark.always("postgresql")
+def test_two_imports_of_a_new_list_at_the_same_time_save_it_once() -> None:
+    def save() -> override_lists.ListChange:
+        try:
+            both.wait(60)
+            return override_lists.save_list(subjects, "crawlers", "*", {"mode": "exempt"})
+        finally:
+            connections.close_all()
+
+    subjects = [f"ip:192.0.2.{number}" for number in range(100)]
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        changes = [future.result() for future in [threads.submit(save) for _ in range(2)]]
+    assert QuotaOverride.objects.filter(label="crawlers").count() == 100
+    assert sorted(len(change.added) for change in changes) == [0, 100]

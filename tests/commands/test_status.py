@@ -1,5 +1,6 @@
 """`quota_status` shows what is known of a subject, `quota_reset` forgets it, `quota_bans` has its bans."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first(
     ]
 
     class Away(DatabaseRows):
-        def latest(self) -> tuple[int, int]:
+        def read_here(self, work: Callable[[], None]) -> None:
             raise DatabaseError("the connection is closed")
 
     monkeypatch.setattr(overrides, "rows", Away())
