@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +22,8 @@ from django_quota.limiting.flusher import reader
 from django_quota.limiting.override_rows import DatabaseRows, ReaderConnection
 from django_quota.limiting.overrides import NoConnectionError, overrides
 from django_quota.models import OverrideChange, QuotaOverride
-from tests.support.commands import wait_until
+from tests.support.commands import PATIENCE, ROOT, wait_until
+from tests.support.databases import default_database
 from tests.support.processes import ended, forks, processes, started, threads_ran
 
 SUBJECT = "ip:192.0.2.1"
@@ -40,10 +44,12 @@ class Age:
 
     def refresh_is_due(self) -> None:
         """Let the next decision wait for a refresh."""
-        running = overrides._running
-        if running is not None:
-            running.result(60)
+        let_the_refresh_end()
         self.now += copies.WAIT_AFTER
+
+
+def let_the_refresh_end() -> None:
+    in_the_reader(lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -317,14 +323,44 @@ def test_a_forked_process_reads_on_a_connection_of_its_own_and_leaves_that_of_it
     assert of_the_reader(opened) == []
 
 
-@forks
-@threads_ran
-def test_a_process_ends_while_its_database_hangs() -> None:
-    def end() -> None:
-        with patch.object(ReaderConnection, "use", lambda *_: threading.Event().wait()):
-            overrides.refreshing()
-        os._exit(0)
+ENDING = """
+import threading
+from pathlib import Path
+import django
+from django.conf import settings
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": Path("never.sqlite3")}
+apps = ["django.contrib.contenttypes", "django.contrib.auth", "django_quota"]
+settings.configure(DATABASES={"default": database}, INSTALLED_APPS=apps, QUOTA={"STORE": "memory"})
+django.setup()
+from django_quota import check
+from django_quota.limiting import override_rows, overrides
+overrides.FIRST_WAIT = 0.0
+override_rows.ReaderConnection.use = lambda *_: threading.Event().wait()
+print(bool(check("10/m", "user:1")))
+"""
 
-    with processes() as children:
-        children.append(started(end))
-        assert ended(children) == [0]
+
+def test_a_process_ends_though_its_database_hangs(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDING]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=PATIENCE)
+    assert done.stdout == b"True\n"
+
+
+def test_in_a_test_run_the_connection_is_closed_at_once_so_that_the_test_database_can_be_dropped(
+    age: Age, opened: list[BaseDatabaseWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.limiting.override_rows.is_testing", lambda: True)
+    for _ in range(2):
+        age.refresh_is_due()
+        admits()
+        let_the_refresh_end()
+        assert of_the_reader(opened)[-1].connection is None
+
+
+@on_postgresql
+def test_the_pool_of_the_site_is_left_to_the_site(database: dict[str, Any], opened: list[BaseDatabaseWrapper]) -> None:
+    with default_database({**database, "OPTIONS": {"pool": True}}):
+        admits()
+        (own,) = opened
+        assert (overrides.problem, "pool" in own.settings_dict["OPTIONS"]) == ("", False)
