@@ -24,7 +24,7 @@ from django_quota.limiting.overrides import NoConnectionError, overrides
 from django_quota.models import OverrideChange, QuotaOverride
 from tests.support.commands import PATIENCE, ROOT, wait_until
 from tests.support.databases import default_database
-from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.processes import ended, forks, processes, started
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -167,6 +167,14 @@ def test_without_a_connection_of_its_own_a_new_block_arrives_and_none_is_asked_f
     assert no_connection_left.call_count == 1
 
 
+def test_if_requests_get_no_connection_either_the_reader_tries_again(age: Age, no_connection_left: Any) -> None:
+    with patch.object(DatabaseRows, "changes", side_effect=OperationalError("too many clients already")):
+        for _ in range(2):
+            admits()
+            age.refresh_is_due()
+    assert (no_connection_left.call_count, overrides.problem) == (2, "too many clients already")
+
+
 @pytest.mark.usefixtures("no_connection_left")
 def test_a_refresh_in_a_transaction_of_the_site_leaves_it_whole(age: Age) -> None:
     admits()
@@ -299,7 +307,6 @@ def test_a_database_that_hangs_costs_no_slot(age: Age, renewed_often: list[float
 
 
 @forks
-@threads_ran
 def test_a_forked_process_reads_on_a_connection_of_its_own_and_leaves_that_of_its_parent_open(
     age: Age, opened: list[BaseDatabaseWrapper]
 ) -> None:
@@ -307,6 +314,9 @@ def test_a_forked_process_reads_on_a_connection_of_its_own_and_leaves_that_of_it
         age.now += copies.WAIT_AFTER
         assert not admits()
         assert len(opened) == 1
+        assert overrides.rows is not None
+        in_the_reader(overrides.rows.close)
+        assert opened[0].connection is None
 
     admits()
     block_elsewhere()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
@@ -243,3 +243,29 @@ def test_two_imports_of_a_new_list_at_the_same_time_save_it_once() -> None:
         changes = [future.result() for future in [threads.submit(save) for _ in range(2)]]
     assert QuotaOverride.objects.filter(label="crawlers").count() == 100
     assert sorted(len(change.added) for change in changes) == [0, 100]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_an_import_of_a_list_waits_for_another_one_and_replaces_what_that_has_saved() -> None:
+    def save(subject: str) -> None:
+        override_lists.save_list([subject], "crawlers", "*", {"mode": "exempt"})
+
+    def save_meanwhile() -> None:
+        try:
+            save("ip:192.0.2.3")
+        finally:
+            connections.close_all()
+
+    def is_waiting() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            return bool(cursor.fetchone()[0])
+
+    save("ip:192.0.2.1")
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            save("ip:192.0.2.2")
+            other = threads.submit(save_meanwhile)
+            commands.wait_until(is_waiting)
+        other.result(60)
+    assert list(rows()) == [("ip:192.0.2.3", "*")]
