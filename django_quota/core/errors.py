@@ -93,6 +93,13 @@ class StoreDataError(StoreUnavailable):
     """The store works, but a key holds data that is not ours. Other subjects are still decided."""
 
 
+class StoreConnectionLost(StoreUnavailable):
+    """A connection was lost while a call was under way. The call may have been done, so it is not made again.
+
+    The next call uses another connection. So one such loss is not an outage.
+    """
+
+
 class StoreFull(StoreUnavailable):
     """The memory store holds its maximum of keys and cannot add another. Nothing was changed."""
 

@@ -97,6 +97,11 @@ class Decide(Operation):
         """Whether the operation never writes."""
         return self.mode == "peek"
 
+    @property
+    def gives_back(self) -> bool:  # type: ignore[override]
+        """Whether it settles or refunds hits."""
+        return self.mode not in ("check", "force", "peek")
+
     def arguments(self) -> list[str | int]:
         """Return the arguments that `lua/decide.lua` lists."""
         arguments: list[str | int] = [encode_mode(self.mode), self.log.length]

@@ -74,6 +74,7 @@ class Renew(_LeaseOperation):
     """
 
     script: ClassVar[Script] = _script("lease_renew")
+    gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, span: int, *, again: bool = False) -> None:
         super().__init__(keys[:1], token, span, int(again))
@@ -96,6 +97,7 @@ class Release(_LeaseOperation):
     """
 
     script: ClassVar[Script] = _script("lease_release")
+    gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, since: int | None, span: int) -> None:
         super().__init__(keys, token, "" if since is None else since, span)

@@ -144,6 +144,8 @@ class Operation(ABC):
     """All keys that the operation uses."""
     is_reading: ClassVar[bool] = False
     """Whether the operation never writes. Then a database reads without a lock."""
+    gives_back: ClassVar[bool] = False
+    """Whether somebody else waits for what it gives back. Then it waits its turn in a busy process for longer."""
 
     def __init__(self, keys: Sequence[str], *arguments: Any) -> None:
         self.keys = keys

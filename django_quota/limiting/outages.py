@@ -6,6 +6,7 @@ An outage begins with a failure. It ends with an answer when there was no failur
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from django_quota.core.errors import (
     StoreBusy,
     StoreCommandDenied,
+    StoreConnectionLost,
     StoreDataError,
     StoreFull,
     StoreOutOfMemory,
@@ -34,7 +36,14 @@ SETTLE_TIME = 1.0
 PERMISSION_SETTLE_TIME = 60.0
 """The same if the user lacks a command that only some decisions need: the others still get answers."""
 
+BUSY_PAUSE = 60.0
+"""Seconds after which the log says again that this process is too busy."""
+
 _LOST = "%s. Rules decide by on_unavailable until it answers again."
+_BUSY = (
+    "This process has more requests than it can ask the quota store about: %s. Those that waited in vain are counted "
+    'in its memory, except for rules with on_unavailable="deny". Run more processes.'
+)
 _LOST_OUT_OF_MEMORY = (
     "%s. Redis is full: until it takes changes again, each process counts by itself for rules that do not say "
     'on_unavailable, unless ON_UNAVAILABLE says "deny".'
@@ -56,6 +65,10 @@ class Outages:
         self._began = 0.0
         self._failed = 0.0
         """When the store failed last."""
+        self._cut = -math.inf
+        """When a connection was lost last."""
+        self._told_busy = -math.inf
+        """When the log said last that this process is too busy."""
         self._settle_time = SETTLE_TIME
         self._refuses_writes = False
         """Whether the store still answers reads: then only a write shows that the store is back."""
@@ -76,6 +89,7 @@ class Outages:
         `is_decision`: whether a rule was decided. Other operations may need a command that decisions do not.
         """
         if isinstance(error, StoreBusy):
+            self._log_busy(error)
             return []
         if isinstance(error, StoreDataError):
             _log_foreign_data(tuple(dict.fromkeys(subjects)), error.reason)
@@ -85,6 +99,8 @@ class Outages:
             _log_denied_command(error.reason)
             return []
         with self._lock:
+            if isinstance(error, StoreConnectionLost) and not self.is_on and self._is_first_cut():
+                return []
             self._failed = self._clock()
             self._refuses_writes = self._refuses_writes or isinstance(error, StoreRefusesWrites)
             self._settle_time = max(self._settle_time, PERMISSION_SETTLE_TIME if lacks_command else SETTLE_TIME)
@@ -95,6 +111,20 @@ class Outages:
         is_full = isinstance(error, StoreOutOfMemory)
         logger.error(_LOST_OUT_OF_MEMORY if is_full else _LOST, str(error).rstrip("."))
         return [(store_lost, {"reason": error.reason})]
+
+    def _is_first_cut(self) -> bool:
+        """Note a lost connection; return whether it is the first for a while. One alone is replaced."""
+        before, self._cut = self._cut, self._clock()
+        return self._cut - before > SETTLE_TIME
+
+    def _log_busy(self, error: StoreBusy) -> None:
+        """Log that this process is too busy, now and then."""
+        with self._lock:
+            now = self._clock()
+            if now - self._told_busy < BUSY_PAUSE:
+                return
+            self._told_busy = now
+        logger.warning(_BUSY, error.reason.rstrip("."))
 
     def answered(self, *, wrote: bool = True) -> list[Announcement]:
         """Note an answer. Log the end of an outage, and return the signals to send.

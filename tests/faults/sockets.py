@@ -73,6 +73,44 @@ class ConnectionFault(NamedTuple):
 GARBAGE = b"\xff\xfe\r\n$-7\r\n*x\r\n"
 
 
+class Firewall:
+    """Stands before a Redis. It can forget the connections that there are; new ones work.
+
+    `how`: what comes of a packet of a forgotten connection: `"reset"`, or `"silence"`.
+    """
+
+    def __init__(self, port: int, how: str) -> None:
+        self._behind = port
+        self._how = how
+        self._forgotten = 0
+        self._met = 0
+        self.port = 0
+
+    def forget(self) -> None:
+        self._forgotten = self._met
+
+    def serve(self, client: socket.socket) -> None:
+        self._met += 1
+        number = self._met
+        with socket.create_connection(("127.0.0.1", self._behind)) as server:
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(65_536)
+                    if not data:
+                        return
+                    if number > self._forgotten:
+                        (server if source is client else client).sendall(data)
+                    elif self._how == "reset":
+                        reset(client)
+                        return
+
+
+def reset(client: socket.socket) -> None:
+    """Close a connection by RST: its other side hears that it is unknown."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
 class Proxy:
     """Stands before a Redis, and hands on byte by byte; the next connection meets a fault, where there is one."""
 
@@ -107,8 +145,7 @@ class Proxy:
 
     def _do(self, fault: ConnectionFault, client: socket.socket) -> None:
         if fault.how == "reset":
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()
+            reset(client)
         elif fault.how == "garbage":
             client.sendall(GARBAGE)  # and then the end: what waits for more would wait for its time-out
         elif fault.how == "stall":

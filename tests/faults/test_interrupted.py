@@ -123,12 +123,12 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
     pool: Any = ours.server.pool
     permits = pool._permits.qsize()
     for where in ("send_packed_command", "read_response"):
-        (kept,) = pool._idle
+        ((kept, _),) = pool._idle
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kept, where, Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 check("5/m", "user:2")
-        assert kept not in pool._idle
+        assert kept not in [each for each, _ in pool._idle]
         assert pool._permits.qsize() == permits
         assert_own_answers("sync")
     assert not ours.server.breaker.is_open

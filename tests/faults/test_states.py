@@ -1,8 +1,11 @@
 """A server without memory, and one in another state: each call keeps its promise and recovers."""
 
 import asyncio
+import os
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import product
 from random import Random
 from typing import Any
@@ -12,10 +15,12 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, acheck, check, counter
+from django_quota import Decision, Rule, acheck, check, counter, slot
+from django_quota.core.errors import StoreBusy
 from django_quota.engine.codec import PER_LIMIT
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.exceptions import QuotaError, StoreUnavailable
+from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer, running_redis
@@ -25,7 +30,7 @@ from tests.faults.sockets import listening
 from tests.support.calls import both
 from tests.support.commands import PATIENCE
 from tests.support.inputs import inputs
-from tests.support.outages import FAILURES, Mute, ask, fail, new_breaker, with_clock
+from tests.support.outages import FAILURES, Mute, ask, fail, heard, new_breaker, with_clock
 from tests.support.processes import forks, in_child
 from tests.support.selection import thorough
 from tests.support.sentinels import behind
@@ -125,15 +130,21 @@ def test_a_key_of_another_type_raises_only_our_errors(
     assert failed_calls(mode) == {}
 
 
+def one_connection(server: RedisServer, timeout: float) -> dict[str, Any]:
+    """Return CACHES with one connection, for which a call waits so long (seconds)."""
+    found = caches_at(server.url, max_connections=1, timeout=timeout)
+    found["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
+    return found
+
+
 def test_callers_without_a_free_connection_fail_in_time(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
-    settings.CACHES = caches_at(redis_server.url, max_connections=1, timeout=0.05)
-    settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
+    settings.CACHES = one_connection(redis_server, 0.05)
     permits = redis_store().server.pool._permits
     permits.get()
     for _ in range(2 * FAILURES):  # it says nothing about the server
-        with pytest.raises(StoreUnavailable, match="all 1 connections are in use"):
+        with pytest.raises(StoreBusy, match="all connections of this process were in use"):
             counter("a").incr("user:7")
     permits.put(None)
     assert not check("9/m", "user:7").degraded
@@ -142,11 +153,103 @@ def test_callers_without_a_free_connection_fail_in_time(
         pool = await redis_store().server.async_pools.get()
         async with pool.permits:
             for _ in range(2 * FAILURES):
-                with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):
+                with pytest.raises(StoreBusy, match="all connections of this event loop were in use"):
                     await counter("a").aincr("user:7")
         assert not any([(await acheck("9/m", "user:7")).degraded for _ in range(3)])
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_flood_that_waits_for_the_connections_of_a_process_admits_one_limit_more_at_most(
+    kind: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = one_connection(redis_server, 0.001)
+    if kind == "async":
+
+        async def ask_all() -> list[Decision]:
+            return await asyncio.gather(*(acheck("5/h", "user:7") for _ in range(300)))
+
+        decisions = asyncio.run(ask_all())
+    else:
+        with ThreadPoolExecutor(64) as threads:
+            decisions = list(threads.map(lambda _: check("5/h", "user:7"), range(300)))
+    assert 5 <= sum(decision.allowed for decision in decisions) <= 10
+    assert not redis_store().server.breaker.has_failed
+
+
+@both
+def test_what_gives_back_waits_its_turn_for_longer(
+    kind: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = one_connection(redis_server, 0.01)
+
+    def by_threads() -> None:
+        lease = slot("s", 1).acquire()
+        permits = redis_store().server.pool._permits
+        permits.get()
+        with ThreadPoolExecutor(1) as threads:
+            released = threads.submit(lease.release)
+            for _ in range(3):
+                with pytest.raises(StoreBusy):
+                    counter("a").incr("user:7")
+            permits.put(None)
+            released.result()
+
+    async def by_tasks() -> None:
+        lease = await slot("s", 1).aacquire()
+        async with (await redis_store().server.async_pools.get()).permits:
+            released = asyncio.ensure_future(lease.arelease())
+            for _ in range(3):
+                with pytest.raises(StoreBusy):
+                    await counter("a").aincr("user:7")
+        await released
+
+    by_threads() if kind == "sync" else asyncio.run(by_tasks())
+    assert slot("s", 1).holders() == []
+
+
+def test_a_reply_that_has_arrived_is_read_though_the_time_is_over(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under gevent, a busy process ends the wait before it looks at the socket."""
+    settings.CACHES = caches_at(redis_server.url)
+    check("9/m", "user:7")
+    ((connection, _),) = redis_store().server.pool._idle
+    read, met = connection.read_response, list[bool]()
+
+    def too_late(**options: Any) -> Any:
+        if not met:
+            met.append(connection.can_read(timeout=5))
+            raise redis.TimeoutError("Timeout reading from socket")
+        return read(**options)
+
+    monkeypatch.setattr(connection, "read_response", too_late)
+    decision = check("9/m", "user:7")
+    assert (decision.degraded, decision.remaining, met) == (False, 7, [True])
+
+
+@both
+def test_a_process_without_free_files_is_busy_and_redis_is_not_away(
+    kind: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches_at(redis_server.url)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as opened, heard() as reported:
+        loop = asyncio.new_event_loop()
+        opened.callback(loop.close)
+        get_limiter()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        with suppress(OSError):
+            while True:
+                opened.enter_context(open(os.devnull))  # noqa: PTH123
+        if kind == "sync":
+            decisions = [check("2/m", "user:7") for _ in range(5)]
+        else:
+            decisions = [loop.run_until_complete(acheck("2/m", "user:7")) for _ in range(5)]
+    assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, True)] * 2 + [(False, True)] * 3
+    assert (reported, redis_store().server.breaker.has_failed) == ([], False)
 
 
 def test_tasks_waiting_for_a_dead_server_fail_together(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

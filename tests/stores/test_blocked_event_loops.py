@@ -45,11 +45,11 @@ def test_every_missing_reply_times_out(redis_server: RedisServer) -> None:
 
     async def read() -> list[Any]:
         pool, patient = pool_of(0.02), pool_of(60)
-        pool._idle = [await patient._connected() for _ in range(3)]  # so that nothing but a reply takes time
-        taken = list(pool._idle)
+        taken = [await patient._connected() for _ in range(3)]
+        pool._idle = [(each, time.monotonic()) for each in taken]  # so that nothing but a reply takes time
 
         def is_under_way(wanted: Any) -> bool:
-            return wanted in pool._busy if wanted else not pool._is_watching
+            return wanted in pool._timeouts._deadlines if wanted else not pool._timeouts._is_ticking
 
         calls = []
         for connection in (*reversed(taken[1:]), None):
@@ -62,6 +62,21 @@ def test_every_missing_reply_times_out(redis_server: RedisServer) -> None:
         return found
 
     assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 3
+
+
+@pytest.mark.usefixtures("raw")
+def test_a_busy_loop_makes_new_connections(redis_server: RedisServer, settings: Any) -> None:
+    """Each of its rounds takes longer than Redis may take to answer."""
+    settings.CACHES = caches(redis_server, socket_timeout=0.05, socket_connect_timeout=0.05)
+
+    async def decide() -> list[bool]:
+        deciding = asyncio.gather(*(acheck("99/m", "user:1") for _ in range(8)))
+        while not deciding.done():
+            hold_up(0.2)
+            await asyncio.sleep(0)
+        return [decision.degraded for decision in deciding.result()]
+
+    assert asyncio.run(decide()) == [False] * 8
 
 
 def scripts_run(raw: Any) -> int:

@@ -17,11 +17,11 @@ from redis import exceptions as theirs
 
 from django_quota import acheck, check, once
 from django_quota.adapters import digest
-from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreRefusesWrites
+from django_quota.core.errors import StoreBusy, StoreCommandDenied, StoreDataError, StoreRefusesWrites
 from django_quota.engine.decide import Decide
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker
-from django_quota.stores.redis.errors import AllInUseError, answered, translate_error
+from django_quota.stores.redis.errors import answered, translate_error
 from django_quota.testing import RedisServer
 from tests.support.clusters import Cluster
 from tests.support.inputs import inputs
@@ -122,7 +122,7 @@ ERRORS: Any = {
         theirs.BusyLoadingError("LOADING Redis is loading the dataset in memory"), theirs.ClusterDownError("down"),
     ],
     None: [
-        theirs.ConnectionError("Connection closed by server."), ConnectionResetError(), AllInUseError("all in use"),
+        theirs.ConnectionError("Connection closed by server."), ConnectionResetError(), StoreBusy("all in use"),
         theirs.ConnectionError("Error while reading from /tmp/s : (104, 'Connection reset by peer')"),
         theirs.ConnectionError("Error UNKNOWN while writing to socket. Connection lost."),
     ],

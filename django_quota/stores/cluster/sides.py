@@ -20,9 +20,9 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ClusterError
 from redis.retry import Retry
 
+from django_quota.core.errors import StoreBusy
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import Command
-from django_quota.stores.redis.errors import AllInUseError
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
 from django_quota.stores.redis.sources import pool_of_server
 from django_quota.stores.redis.urls import Address
@@ -40,7 +40,7 @@ class ClusterSettings:
     def __init__(self, which: WhichRedis) -> None:
         which.raise_problem()
         self.addresses, given = which.cluster()
-        self.connections = int(given.get("max_connections") or connections.ASYNC_CONNECTIONS)
+        self.connections = int(given.get("max_connections") or connections.CONNECTIONS)
         """How many calls of an event loop may be under way. Threads wait for one call each."""
         self.patience = given.get("timeout") or connections.CONNECTION_TIMEOUT
         """Seconds that a call waits for others to end."""
@@ -118,7 +118,9 @@ class AsyncSide:
             async with asyncio.timeout(self.settings.patience):
                 await self._permits.acquire()
         except TimeoutError:
-            raise AllInUseError(f"all {self.settings.connections} connections are in use") from None
+            raise StoreBusy(
+                f"all connections of this event loop were in use for {self.settings.patience:g} s"
+            ) from None
         try:
             return await client.execute_command(*command, target_nodes=node)
         finally:

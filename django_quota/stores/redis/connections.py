@@ -7,8 +7,9 @@ repeat a command whose reply got lost. A hit must not count twice.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,11 +17,14 @@ from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
 from redis import RedisError
-from redis.asyncio.sentinel import MasterNotFoundError
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
 
+from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.redis.errors import AllInUseError, ConnectFailedError, answered, is_cut, leaves_a_reply
+from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
 from django_quota.stores.redis.settings import TIMEOUTS, WhichRedis
 from django_quota.stores.redis.sources import Source, async_source, sync_source
 
@@ -30,14 +34,23 @@ pack_command: Callable[[tuple[Any, ...]], bytes] | None = None
 with suppress(ImportError):  # PyPy does without hiredis
     from hiredis import pack_command
 
-SYNC_CONNECTIONS = 1_000
-"""Connections for the threads of a process, unless its settings allow fewer; further calls wait."""
+CONNECTIONS = 50
+"""Connections for the threads of a process, and for each event loop, unless the settings say `max_connections`.
 
-ASYNC_CONNECTIONS = 50
-"""Connections for each event loop, unless the settings say `max_connections`; further calls wait."""
+Further calls wait: more calls under way would not be answered sooner, since one process sends and reads them all.
+"""
 
 CONNECTION_TIMEOUT = 1.0
 """Seconds that a call waits for a free connection, unless the settings say `timeout`."""
+
+GIVING_BACK = 30.0
+"""The same for a call that gives back, such as the end of a slot, which others wait for."""
+
+IDLE = 1.0
+"""Seconds without a use after which a connection is asked before its next use: a firewall may have forgotten it."""
+
+LATE = 0.1
+"""If a time-out is this many seconds late, this process was too busy to see what has arrived."""
 
 Command = Sequence[str | int]
 
@@ -52,10 +65,15 @@ def pack(command: Command) -> bytes:
 
 @contextmanager
 def _connecting() -> Iterator[None]:
-    """Raise `ConnectFailedError` if a new connection is cut: a server may cut an old one and still serve others."""
+    """Raise `ConnectFailedError` if a new connection is cut: a server may cut an old one and still serve others.
+
+    Raise `StoreBusy` if this process may open no more connections.
+    """
     try:
         yield
     except Exception as error:
+        if of_this_process(error):
+            raise StoreBusy(f"this process cannot open another connection: {error}") from None
         if is_cut(error):
             raise ConnectFailedError(f"cut before an answer: {error}") from error
         raise
@@ -63,14 +81,33 @@ def _connecting() -> Iterator[None]:
 
 _NOT_ALONE = "it sent more than answers when it was connected"
 
+_TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError, AsyncMasterNotFoundError)
+"""What connecting raises after a time-out. No sentinel names a primary if none has answered in time."""
+
+_ASK = pack(("TIME",))
+"""Asks a connection whether it still leads to a server. The user of the limits is permitted to, as the scripts do."""
+
+
+def _busy(what: str, patience: float) -> StoreBusy:
+    return StoreBusy(f"all connections of this {what} were in use for {patience:g} s")
+
+
+def _too_late(began: float, source: Source, now: float) -> bool:
+    """Say whether connecting timed out later than it can: this process was busy, and did not see what arrived."""
+    longest = max(source.options[name] for name in TIMEOUTS)
+    return now - began > longest * (1 + len(source.sentinel_clients)) + LATE
+
+
+def _most(pool: Any, which: WhichRedis) -> int:
+    return min(pool.max_connections, which.option("max_connections") or CONNECTIONS)
+
 
 # --- sync -------------------------------------------------------------------------------------------------------------
 
 
 def sync_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> SyncPool:
     """Return our connections for a pool of redis-py."""
-    patience = which.option("timeout") or CONNECTION_TIMEOUT
-    return SyncPool(sync_source(pool), min(pool.max_connections, SYNC_CONNECTIONS), patience, breaker)
+    return SyncPool(sync_source(pool), _most(pool, which), which.option("timeout") or CONNECTION_TIMEOUT, breaker)
 
 
 class SyncPool:
@@ -81,46 +118,84 @@ class SyncPool:
         self._max_connections = max_connections
         self._patience = patience
         self._breaker = breaker
-        self._idle: deque[Any] = deque()
+        self._idle: deque[tuple[Any, float]] = deque()
+        """Each with the time of its last use (seconds of the monotonic clock)."""
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
             self._permits.put(None)
 
-    def execute(self, command: Command) -> Any:
-        """Send a command once, and return its reply. Raises redis-py's errors, also for error replies."""
+    def execute(self, command: Command, *, gives_back: bool = False) -> Any:
+        """Send a command once, and return its reply. One that gives back waits its turn for longer.
+
+        Raises redis-py's errors, also for error replies; `StoreBusy` if nothing was sent because others keep this
+        process busy.
+        """
         try:
-            self._permits.get(timeout=self._patience)
+            self._permits.get(timeout=max(self._patience, GIVING_BACK) if gives_back else self._patience)
         except Empty:
-            raise AllInUseError(f"all {self._max_connections} connections are in use") from None
+            raise _busy("process", self._patience) from None
         try:
             with Call(self._breaker, answered):  # the breaker may have opened while the call waited
                 connection = self._connected()
                 try:
-                    connection.send_packed_command((pack(command),))
-                    reply = connection.read_response()
-                except BaseException as error:
-                    if leaves_a_reply(error):  # the next call must not read it
-                        connection.disconnect()
-                    else:
-                        self._idle.append(connection)
+                    reply = self._ask(connection, pack(command))
+                except ResponseError as error:
+                    if not leaves_a_reply(error):
+                        self._idle.append((connection, time.monotonic()))
                     raise
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
                 return reply
         finally:
             self._permits.put(None)
 
+    def _ask(self, connection: Any, command: bytes) -> Any:
+        """Return the reply over a connection. It is closed if a reply may still come, which the next must not read."""
+        try:
+            connection.send_packed_command((command,))
+            return _read(connection)
+        except BaseException as error:
+            if leaves_a_reply(error):
+                connection.disconnect()
+                if isinstance(error, Exception):  # the others may lead nowhere, or to a replica, as well
+                    self._drop_idle()
+            raise
+
     def _connected(self) -> Any:
         while True:
             try:
-                connection = self._idle.pop()
+                connection, used = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if self._is_ready(connection):
+            if not self._is_ready(connection):
+                connection.disconnect()
+            elif time.monotonic() < used + IDLE or self._answers(connection):
                 return connection
-            connection.disconnect()
+
+    def _answers(self, connection: Any) -> bool:
+        """Say whether a connection still leads to a server."""
+        try:
+            self._ask(connection, _ASK)
+        except ResponseError:
+            return True
+        except (RedisError, OSError):
+            return False
+        return True
 
     def _connect(self) -> Any:
+        """Return a new connection. It tries once more if this process was too busy to see what had arrived."""
+        for is_last in (False, True):
+            began = time.monotonic()
+            try:
+                return self._connect_once()
+            except _TIMED_OUT as error:
+                if not _too_late(began, self._source, time.monotonic()):
+                    raise
+                if is_last:
+                    raise StoreBusy(f"this process was too busy to connect: {error}") from None
+        raise AssertionError
+
+    def _connect_once(self) -> Any:
         with _connecting():
             connection = self._source.make()
             try:
@@ -139,25 +214,32 @@ class SyncPool:
         except (RedisError, OSError):
             return False
 
-    def close(self) -> None:
-        """Close the idle connections."""
+    def _drop_idle(self) -> None:
         with suppress(IndexError):
             while True:
-                self._idle.pop().disconnect()
+                self._idle.pop()[0].disconnect()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._drop_idle()
         for sentinel in self._source.sentinel_clients:
             sentinel.close()
 
 
+def _read(connection: Any) -> Any:
+    """Return the reply to what was sent. One that has arrived is not late, though gevent may end a time-out first."""
+    try:
+        return connection.read_response(disconnect_on_error=False)
+    except RedisTimeoutError:
+        if not connection.can_read():
+            raise
+        return connection.read_response(disconnect_on_error=False)
+
+
 # --- async ------------------------------------------------------------------------------------------------------------
 
-LATE = 0.1
-"""If a time-out is this many seconds late, something has blocked the event loop."""
-
-GRACE = 0.01
-"""More seconds for a late reply: a busy event loop ends time-outs before it reads sockets."""
-
-_TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError)
-"""What connecting raises after a time-out. No sentinel names a primary if none has answered in time."""
+ROUNDS = 20
+"""How often the event loop reads its sockets, at least, before a call is late. Connecting takes some eight rounds."""
 
 _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_read_destructive"
 """The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
@@ -165,8 +247,53 @@ _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_rea
 
 def async_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> AsyncPool:
     """Return new connections for an event loop; see `sync_pool`."""
-    most = min(pool.max_connections, which.option("max_connections") or ASYNC_CONNECTIONS)
-    return AsyncPool(async_source(pool), most, which.option("timeout") or CONNECTION_TIMEOUT, breaker)
+    return AsyncPool(async_source(pool), _most(pool, which), which.option("timeout") or CONNECTION_TIMEOUT, breaker)
+
+
+class Timeouts:
+    """Ends what waits for a server for too long, by the time in which the event loop read its sockets.
+
+    What blocks the loop, or keeps it busy, makes no reply late: of the time between two looks, `tick` seconds count at
+    most. redis-py's own time-outs cost more, and give up a reply that came while something blocked the loop.
+    """
+
+    def __init__(self, tick: float) -> None:
+        self._tick = tick
+        self._served = 0.0
+        """Seconds in which the loop read its sockets, until the last look."""
+        self._looked = 0.0
+        """When the last look was (seconds of the loop)."""
+        self._deadlines: dict[Any, float] = {}
+        """What waits: a connection for its reply, or the `asyncio.Timeout` of a block. Each with its `_served`."""
+        self._is_ticking = False
+
+    def begin(self, waiting: Any, seconds: float) -> None:
+        """End `waiting` after so many seconds, unless `end` is called before."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if not self._is_ticking:
+            self._is_ticking, self._looked = True, now
+            loop.call_at(now + self._tick, self._look, loop)
+        self._deadlines[waiting] = self._served + min(self._tick, now - self._looked) + seconds
+
+    def end(self, waiting: Any) -> bool:
+        """Stop waiting; return whether it was in time."""
+        return self._deadlines.pop(waiting, None) is not None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        self._served += min(self._tick, now - self._looked)
+        self._looked = now
+        for waiting in [waiting for waiting, deadline in self._deadlines.items() if deadline <= self._served]:
+            del self._deadlines[waiting]
+            if isinstance(waiting, asyncio.Timeout):
+                waiting.reschedule(now)
+            else:
+                waiting._writer.transport.abort()  # noqa: SLF001 — `disconnect()` would wait for what is not sent
+        self._is_ticking = bool(self._deadlines)
+        if self._is_ticking:
+            left = min(self._deadlines.values()) - self._served
+            loop.call_at(now + min(self._tick, max(left, 0.001)), self._look, loop)
 
 
 class AsyncPool:
@@ -176,109 +303,111 @@ class AsyncPool:
         self._source = source
         self._patience = patience
         self._breaker = breaker
-        self._idle: list[Any] = []
-        self._busy: dict[Any, float] = {}
-        """The connections that wait for a reply, each with its deadline (seconds of the loop), in rising order."""
-        self._is_watching = False
+        self._idle: list[tuple[Any, float]] = []
+        """Each with the time of its last use (seconds of the monotonic clock)."""
+        self._timeouts = Timeouts(min(source.options[name] for name in TIMEOUTS) / ROUNDS)
         self.permits = asyncio.Semaphore(max_connections)
         """One for each connection that a call may use."""
 
-    async def execute(self, command: Command) -> Any:
+    async def execute(self, command: Command, *, gives_back: bool = False) -> Any:
         """Send a command once, and return its reply; see `SyncPool.execute`."""
         if self.permits.locked():
-            await self._wait()
+            await self._wait(max(self._patience, GIVING_BACK) if gives_back else self._patience)
         else:
             await self.permits.acquire()
         try:
             with Call(self._breaker, answered):
-                return await self._ask(command)
+                connection = await self._connected()
+                try:
+                    reply = await self._ask(connection, pack(command))
+                except ResponseError as error:
+                    if not leaves_a_reply(error):
+                        self._idle.append((connection, time.monotonic()))
+                    raise
+                self._idle.append((connection, time.monotonic()))
+                return reply
         finally:
             self.permits.release()
 
-    async def _ask(self, command: Command) -> Any:
-        connection = await self._connected()
-        self._watch(connection)
+    async def _ask(self, connection: Any, command: bytes) -> Any:
+        """Return the reply over a connection; see `SyncPool`."""
+        timeouts = self._timeouts
+        timeouts.begin(connection, self._source.options["socket_timeout"])
         try:
-            await connection.send_packed_command((pack(command),))
+            await connection.send_packed_command((command,))
             reply = await connection.read_response()
         except BaseException as error:
-            is_late = self._busy.pop(connection, None) is None
+            in_time = timeouts.end(connection)
             if leaves_a_reply(error):
                 await connection.disconnect(nowait=True)
-            else:
-                self._idle.append(connection)
-            if is_late and isinstance(error, Exception):
+                if isinstance(error, Exception):
+                    await self._drop_idle()
+            if not in_time and isinstance(error, Exception):
                 raise RedisTimeoutError("Timeout reading from socket") from None
             raise
-        self._busy.pop(connection, None)
-        self._idle.append(connection)
+        timeouts.end(connection)
         return reply
 
-    def _watch(self, connection: Any) -> None:
-        """Cut a connection unless the reply comes in time.
-
-        redis-py's own time-outs cost more, and give up a reply that came while something blocked the event loop.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = self._busy[connection] = loop.time() + self._source.options["socket_timeout"]
-        if not self._is_watching:
-            self._is_watching = True
-            loop.call_at(deadline, self._check, loop, {})
-
-    def _check(self, loop: asyncio.AbstractEventLoop, late: Mapping[Any, float]) -> None:
-        """Cut connections that were late a moment ago and still are: the loop may not have read them at that time."""
-        for connection, deadline in late.items():
-            if self._busy.get(connection) == deadline:
-                del self._busy[connection]
-                connection._writer.transport.abort()  # noqa: SLF001 — `disconnect()` would wait for what is not sent
-        now = loop.time()
-        late = {connection: deadline for connection, deadline in self._busy.items() if deadline <= now}
-        self._is_watching = bool(self._busy)
-        if self._is_watching:
-            loop.call_at(now + GRACE if late else next(iter(self._busy.values())), self._check, loop, late)
-
-    async def _wait(self) -> None:
+    async def _wait(self, patience: float) -> None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(patience):
                 await self.permits.acquire()
         except TimeoutError:
             if self.permits.locked():
-                raise AllInUseError(f"all connections of the event loop were in use for {self._patience:g} s") from None
+                raise _busy("event loop", self._patience) from None
             await self.permits.acquire()  # one came free while something blocked the event loop
 
     async def _connected(self) -> Any:
         while self._idle:
-            connection = self._idle.pop()
-            if await self._is_ready(connection):
+            connection, used = self._idle.pop()
+            if await self._is_ready(connection) and (time.monotonic() < used + IDLE or await self._answers(connection)):
                 return connection
         return await self._connect()
 
-    async def _connect(self) -> Any:
-        """Return a new connection.
-
-        It tries again if something has blocked the event loop: then the time-out says nothing about the server.
-        """
-        loop = asyncio.get_running_loop()
-        longest = max(self._source.options[name] for name in TIMEOUTS) + LATE
-        deadline = loop.time() + longest * (1 + len(self._source.sentinel_clients))
+    async def _answers(self, connection: Any) -> bool:
+        """Say whether a connection still leads to a server."""
         try:
-            return await self._connect_once()
-        except _TIMED_OUT:
-            if loop.time() < deadline:
-                raise
-        return await self._connect_once()
+            await self._ask(connection, _ASK)
+        except ResponseError:
+            return True
+        except (RedisError, OSError):
+            return False
+        return True
+
+    async def _connect(self) -> Any:
+        """Return a new connection; see `SyncPool`. Only sentinels are asked with time-outs of redis-py."""
+        for is_last in (False, True):
+            began = time.monotonic()
+            try:
+                return await self._connect_once()
+            except _TIMED_OUT as error:
+                if not self._source.sentinels or not _too_late(began, self._source, time.monotonic()):
+                    raise
+                if is_last:
+                    raise StoreBusy(f"this process was too busy to connect: {error}") from None
+        raise AssertionError
 
     async def _connect_once(self) -> Any:
+        longest = max(self._source.options[name] for name in TIMEOUTS) * (1 + len(self._source.sentinel_clients))
         with _connecting():
             connection = self._source.make()
+            of_redis_py = connection.socket_connect_timeout
+            connection.socket_timeout = connection.socket_connect_timeout = None
             try:
-                await cancellable(connection.connect())
+                async with asyncio.timeout(None) as waiting:
+                    self._timeouts.begin(waiting, longest)
+                    try:
+                        await cancellable(connection.connect())
+                    finally:
+                        self._timeouts.end(waiting)
+                connection.socket_connect_timeout = of_redis_py  # for `disconnect`
                 if not await self._is_ready(connection):
                     raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
-            except BaseException:
+            except BaseException as error:
                 await connection.disconnect(nowait=True)
+                if isinstance(error, TimeoutError):
+                    raise RedisTimeoutError("Timeout connecting to server") from None
                 raise
-            connection.socket_timeout = None  # from now on `_watch` sets a deadline
             return connection
 
     async def _is_ready(self, connection: Any) -> bool:
@@ -293,10 +422,14 @@ class AsyncPool:
                 await connection.disconnect(nowait=True)
         return is_ready
 
+    async def _drop_idle(self) -> None:
+        while self._idle:
+            await self._idle.pop()[0].disconnect(nowait=True)
+
     async def aclose(self) -> None:
         """Close the idle connections."""
         while self._idle:
-            await self._idle.pop().disconnect()
+            await self._idle.pop()[0].disconnect()
         for client in self._source.sentinel_clients:
             await client.aclose(close_connection_pool=True)
 

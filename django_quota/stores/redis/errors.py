@@ -5,6 +5,7 @@ Only this module turns errors of redis-py into ours.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from types import TracebackType
@@ -31,6 +32,7 @@ from django_quota.core.errors import (
     ConfigurationError,
     QuotaError,
     StoreCommandDenied,
+    StoreConnectionLost,
     StoreDataError,
     StoreOutOfMemory,
     StorePermissionDenied,
@@ -41,10 +43,6 @@ from django_quota.core.errors import (
 
 MAX_REASON_LENGTH = 400
 """Characters of redis-py's text that are passed on. A server that is no Redis may have sent anything."""
-
-
-class AllInUseError(RedisConnectionError):
-    """All connections are in use, and none came free in time."""
 
 
 class ConnectFailedError(RedisConnectionError):
@@ -87,12 +85,26 @@ def is_cut(error: BaseException) -> bool:
     return is_ours and any(words in str(error).lower() for words in _CUT)
 
 
+_USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What the system says if it has no more files or memory for this process."""
+
+
+def of_this_process(error: BaseException) -> bool:
+    """Say whether a connection failed for want of something that this process has used up, such as open files."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _USED_UP:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def answered(error: BaseException) -> bool | None:
     """Say whether the server has answered; None if an error tells nothing: a cut connection says nothing of the next.
 
     A redirection to another server is an answer, and so is every error reply except CLUSTERDOWN.
     """
-    if is_passthrough(error) or isinstance(error, AllInUseError) or is_cut(error):
+    if is_passthrough(error) or is_cut(error):
         return None
     return isinstance(error, (ResponseError, ClusterError)) and not isinstance(error, ClusterDownError)
 
@@ -206,6 +218,8 @@ redis-py removes the first word of the errors that it has a class for.
 
 
 def _kind_of(error: BaseException) -> type[StoreUnavailable]:
+    if is_cut(error):
+        return StoreConnectionLost
     said = str(error) if isinstance(error, ResponseError) else ""
     for kind, classes, words in _KINDS:
         if isinstance(error, classes) or any(word in said for word in words):

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from redis.sentinel import SentinelConnectionPool
 
-from django_quota.core.errors import ConfigurationError, without_secrets
+from django_quota.core.errors import ConfigurationError, StoreBusy, without_secrets
+from django_quota.stores.redis.errors import of_this_process
 from django_quota.stores.redis.urls import Address, Options
 
 ANSWER_TIMEOUT = 0.25
@@ -98,6 +99,8 @@ def _option_problem(which: WhichRedis) -> RedisProblem | None:
                 words = f"{place} is {reprlib.repr(value)}, which is not a timeout."
                 return RedisProblem("E013", words, f"Use a number of seconds above 0, for example {ANSWER_TIMEOUT:g}.")
     except Exception as error:  # noqa: BLE001 — the first call would raise it too
+        if of_this_process(error):  # the options may be right
+            raise StoreBusy(f"this process cannot open another file: {error}") from None
         said = without_secrets(f"{type(error).__name__}: {str(error).rstrip('.')}")
         words = f"The options of {which.name} do not make a connection: {said}."
         return RedisProblem("E014", words, which.options_hint)

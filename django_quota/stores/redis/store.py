@@ -52,9 +52,9 @@ class RedisStore:
         with translated():
             pool = self.server.pool
             try:
-                reply = pool.execute(operation.command(now))
+                reply = pool.execute(operation.command(now), gives_back=operation.gives_back)
             except NoScriptError:
-                reply = pool.execute(operation.in_full(now))
+                reply = pool.execute(operation.in_full(now), gives_back=operation.gives_back)
         return operation.read_reply(reply)
 
     @contextmanager
@@ -121,9 +121,9 @@ class RedisStore:
         with translated():
             pool = await self.server.async_pools.get()
             try:
-                reply = await pool.execute(operation.command(now))
+                reply = await pool.execute(operation.command(now), gives_back=operation.gives_back)
             except NoScriptError:
-                reply = await pool.execute(operation.in_full(now))
+                reply = await pool.execute(operation.in_full(now), gives_back=operation.gives_back)
         return operation.read_reply(reply)
 
     def close(self) -> None:
