@@ -19,7 +19,15 @@ from django.utils.module_loading import import_string
 
 from django_quota.core.algorithms.calendar import is_zone
 from django_quota.core.caching import cached
-from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
+from django_quota.core.errors import (
+    ConfigurationError,
+    RateError,
+    RuleError,
+    StoreBusy,
+    StoreOutOfMemory,
+    StoreUnavailable,
+    did_you_mean,
+)
 from django_quota.core.rule_options import Ban, Network, OnUnavailable, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 
@@ -143,6 +151,10 @@ def _read_response(_: QuotaSettings, given: object) -> object:
     raise ConfigurationError(f'QUOTA["RESPONSE"] is {given!r}.', hint)
 
 
+def _read_login(ours: QuotaSettings, given: object) -> tuple[Rule, ...]:
+    return login_rules(given, ours.without_store(None, is_precious=True))
+
+
 def _is_slot(given: object) -> bool:
     return isinstance(given, Mapping) and "at_once" in given
 
@@ -215,13 +227,24 @@ class QuotaSettings:
     on_unavailable: Setting[OnUnavailable] = _one_of(get_args(OnUnavailable), "allow")
     """The default of a rule's `on_unavailable`."""
 
-    def without_store(self, *, is_full: bool) -> OnUnavailable:
-        """Return the default of `on_unavailable` while the store cannot decide.
+    def without_store(
+        self,
+        said: OnUnavailable | None,
+        failure: type[StoreUnavailable] = StoreUnavailable,
+        *,
+        is_precious: bool = False,
+    ) -> OnUnavailable:
+        """Return what a rule or a slot does after a failure of the store.
 
-        `is_full`: whether the store is full. Then "allow" becomes "local", so that nobody switches the limits off by
-        filling the store.
+        `said`: its own `on_unavailable`; None: the default. `is_precious`: whether it stands before a password, a code
+        or money. Such a rule counts locally rather than allow, unless it says so itself. So does every rule that does
+        not say, while the store is full; and each, whatever it says, while this process is too busy to ask the store.
+        Otherwise a client could switch the limits off by filling the store or by keeping the process busy.
         """
-        return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
+        how = said or self.on_unavailable
+        is_urged = issubclass(failure, StoreBusy)
+        is_free = said is None and (is_precious or issubclass(failure, StoreOutOfMemory))
+        return "local" if how == "allow" and (is_urged or is_free) else how
 
     time_zone = _text(
         "",
@@ -286,7 +309,7 @@ class QuotaSettings:
         rules = self.rules  # raises for what is not a dict
         return {str(name): each for name, each in self.given.get("RULES", {}).items() if name not in rules}
 
-    login: Setting[tuple[Rule, ...]] = Setting(DEFAULT_LOGIN, read=lambda _, given: login_rules(given))
+    login: Setting[tuple[Rule, ...]] = Setting(DEFAULT_LOGIN, read=_read_login)
     """The limits on failed logins, one rule for each combination of "username" and "ip"."""
 
     def rule(self, name: str) -> Rule:
@@ -457,8 +480,11 @@ def limits_logins() -> bool:
     return (isinstance(given, Mapping) and "LOGIN" in given) or LOGIN_BACKEND in settings.AUTHENTICATION_BACKENDS
 
 
-def login_rules(given: object) -> tuple[Rule, ...]:
-    """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong."""
+def login_rules(given: object, on_unavailable: OnUnavailable = "local") -> tuple[Rule, ...]:
+    """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong.
+
+    `on_unavailable`: what holds if the setting does not say.
+    """
     if not isinstance(given, Mapping):
         raise ConfigurationError(f'QUOTA["LOGIN"] is {given!r}, not a dict of limits.', _LOGIN_EXAMPLE)
     options = {name: given[name] for name in _LOGIN_OPTIONS if name in given}
@@ -471,6 +497,7 @@ def login_rules(given: object) -> tuple[Rule, ...]:
     if "ban" in options and set(rates) == {("username",)}:
         problem = 'QUOTA["LOGIN"] has "ban", but no limit by "ip": a user name alone is never banned.'
         raise ConfigurationError(problem, _LOGIN_EXAMPLE)
+    options = {"on_unavailable": on_unavailable, **options}
     return tuple(_login_rule(parts, of_parts, options) for parts, of_parts in rates.items())
 
 

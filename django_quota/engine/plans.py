@@ -249,7 +249,7 @@ class Plan:
         if counts_day(rule, subject):
             hit.day = _NO_DAY
         self.timeless = self.timeless and hit.timeless and hit.day is None
-        hit.is_estimate = self._estimates is not None and self._estimates(rule)
+        hit.is_estimate = self.settles_later(rule)
         if isinstance(rule, CounterRule) and rule.group is not None:
             base = group_base(self._prefix, rule.group)
             hit.move_to(base + "}:", key_of(base, "c", rule.name, subject))
@@ -291,6 +291,10 @@ class Plan:
     def estimate(self, estimates: Callable[[Rule], bool] = lambda _: True) -> None:
         """Treat the costs of these rules as estimates, to settle later. Call this before the first look at `hits`."""
         self._estimates = estimates
+
+    def settles_later(self, rule: Rule) -> bool:
+        """Say whether the cost of a rule is an estimate."""
+        return self._estimates is not None and self._estimates(rule)
 
     @property
     def decided_at(self) -> int | None:

@@ -7,7 +7,8 @@ from functools import partial
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import StoreFull, StoreOutOfMemory, StoreUnavailable
+from django_quota.core.errors import StoreFull, StoreUnavailable
+from django_quota.core.rule_options import OnUnavailable
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import Plan, PlanMode
 from django_quota.limiting.workers import Workers, part_of
@@ -24,17 +25,15 @@ class Fallback:
 
     def allows(self, plan: Plan) -> bool:
         """Say whether all rules of a plan allow everything while the store does not answer."""
-        default = current().on_unavailable
-        return all((rule.on_unavailable or default) == "allow" for rule in plan.rules)
+        return all(_how(plan, rule, StoreUnavailable) == "allow" for rule in plan.rules)
 
     def decide(self, plan: Plan, mode: PlanMode, failure: StoreUnavailable) -> Decision:
         """Decide each rule by its `on_unavailable`."""
-        default = current().without_store(is_full=isinstance(failure, StoreOutOfMemory))
-        rules = [rule for rule, _, _, _ in plan.sent]
-        denied = plan.without_store([rule for rule in rules if (rule.on_unavailable or default) == "deny"])
+        hows = [(rule, _how(plan, rule, type(failure))) for rule, _, _, _ in plan.sent]
+        denied = plan.without_store([rule for rule, how in hows if how == "deny"])
         if denied.enforced:
             return denied
-        local = [rule for rule in rules if rule.limits and (rule.on_unavailable or default) == "local"]
+        local = [rule for rule, how in hows if rule.limits and how == "local"]
         try:
             decision = self._decide_locally(plan, local, mode) if local else plan.unlimited(degraded=True)
         except StoreFull:
@@ -51,3 +50,9 @@ class Fallback:
         if decision is None:
             raise RuntimeError("The memory store asked for another form of a plan at its own time.")
         return decision
+
+
+def _how(plan: Plan, rule: Rule, failure: type[StoreUnavailable]) -> OnUnavailable:
+    """Return what decides a rule of a plan after a failure."""
+    is_precious = bool(rule.reads_body) or plan.settles_later(rule)
+    return current().without_store(rule.on_unavailable, failure, is_precious=is_precious)

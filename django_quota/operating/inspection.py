@@ -22,7 +22,7 @@ from django_quota.core import keys
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.operations import text
@@ -440,7 +440,8 @@ def _peek_at(
         if others and not limit.used:
             continue
         if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
-            without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
+            failure = StoreOutOfMemory if is_full(snapshot.refuses) else StoreUnavailable
+            without = current().without_store(rule.on_unavailable, failure, is_precious=bool(rule.reads_body))
             limit = replace(limit, instead=without)
         yield limit
 

@@ -24,7 +24,6 @@ from django_quota.core.errors import (
     LeaseLost,
     RuleError,
     StoreFull,
-    StoreOutOfMemory,
     StoreUnavailable,
     did_you_mean,
 )
@@ -244,7 +243,7 @@ class RequestSlot:
         try:
             return (yield from _lease_flow(slot, subject, limiter.reporting_store))
         except StoreUnavailable as error:  # the store has reported it
-            how = self._on_unavailable or current().without_store(is_full=isinstance(error, StoreOutOfMemory))
+            how = current().without_store(self._on_unavailable, type(error))
             how = "deny" if isinstance(error, StoreFull) else how
         if how == "local":
             try:

@@ -15,6 +15,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import check, concurrency, peek, quota, slot
+from django_quota.core.errors import StoreBusy
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import both, fetch, get, run
@@ -33,6 +34,10 @@ def held(name: str = "view", subject: str | None = None) -> int:
 
 def plain(request: Any) -> HttpResponse:
     return HttpResponse(str(held() + held("exports")))
+
+
+def plain_view(request: Any) -> HttpResponse:
+    return HttpResponse("ok")
 
 
 async def plain_async(request: Any) -> HttpResponse:
@@ -230,6 +235,22 @@ def test_a_view_whose_lease_is_lost_is_answered_and_the_log_says_so(caplog: pyte
         with ExitStack() as stack:
             assert one(view)(get(method)).status_code == 200
         assert words in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "statuses"), [(None, [200, 429]), ("allow", [200, 429]), ("local", [200, 429]), ("deny", [503, 503])]
+)
+def test_a_busy_process_counts_who_is_in_a_view_by_itself(said: Any, statuses: list[int]) -> None:
+    limited = concurrency(1, on_unavailable=said, name="view")
+
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse(str(limited(plain_view)(get()).status_code))
+
+    with no_answer(StoreBusy("all connections are in use")):
+        for _ in range(2):  # the slot is given back
+            response = limited(view)(get())
+            inner = int(response.content) if response.status_code == 200 else limited(view)(get()).status_code
+            assert [response.status_code, inner] == statuses
 
 
 @pytest.mark.parametrize("url", ["/stream/", "/twice/", "/astream/", "/export/stream/", "/export/astream/"])

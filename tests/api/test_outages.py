@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, check, counter, peek, reserve, slot
 from django_quota.adapters import adecide, decide
-from django_quota.core.errors import StoreFull, StoreOutOfMemory
-from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.core.errors import StoreBusy, StoreConnectionLost, StoreFull, StoreOutOfMemory
+from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, clear, freeze, running_redis
 from tests.support.calls import both, get
@@ -152,6 +152,51 @@ def test_a_server_that_runs_no_scripts_says_so_in_the_log_and_in_quota_status(
         assert not call("5/m", "ip:203.0.113.9")
 
 
+@both
+@pytest.mark.parametrize(("said", "admitted"), [(None, 3), ("allow", 3), ("local", 3), ("deny", 0)])
+@pytest.mark.usefixtures("redis_cache")
+def test_a_client_that_keeps_a_process_busy_does_not_switch_the_limits_off(
+    kind: str, said: Any, admitted: int, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, rule = with_clock(clock), Rule.make("r", "3/m", on_unavailable=said)
+
+    async def acheck_all() -> list[Any]:
+        return [await acheck(rule, "user:1") for _ in range(9)]
+
+    with heard() as reported, no_answer(StoreBusy("all connections are in use")):
+        decisions = asyncio.run(acheck_all()) if kind == "async" else [check(rule, "user:1") for _ in range(9)]
+    assert sum(decision.allowed for decision in decisions) == admitted
+    assert all(decision.degraded for decision in decisions)
+    assert (reported, store.server.breaker.has_failed) == ([], False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once a minute
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "admitted"),
+    [(None, None, 2), ("allow", None, 2), (None, "allow", 9), (None, "deny", 0), ("deny", None, 0)],
+)
+@pytest.mark.parametrize("what", ["a field of the body", "a reservation"])
+@pytest.mark.usefixtures("redis_cache")
+def test_codes_and_reservations_count_in_the_process_while_redis_is_away(
+    what: str, setting: str | None, said: Any, admitted: int, settings: Any
+) -> None:
+    settings.QUOTA = {"ON_UNAVAILABLE": setting} if setting else {}
+    key = "post:phone" if what == "a field of the body" else "ip"
+    rule = Rule.make("r", "2/m", key=key, on_unavailable=said)
+
+    def take() -> bool:
+        if key != "ip":
+            return bool(check(rule, "post.phone:1"))
+        try:
+            reserve(rule, "user:1")
+        except QuotaExceeded:
+            return False
+        return True
+
+    with no_answer():
+        assert sum(take() for _ in range(9)) == admitted
+
+
 # --- reports: one at the start, one at the end, and a key of another type is no outage --------------------------------
 
 GONE, NO_MEMORY = StoreUnavailable("gone"), StoreOutOfMemory("OOM")
@@ -189,6 +234,18 @@ def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_seco
     with heard() as reported, no_answer(StoreFull()):  # a full memory store is none
         assert check("9/m", "user:1").degraded
     assert reported == []
+
+
+def test_one_lost_connection_is_no_outage_and_two_in_a_row_are(memory_store: None, clock: Clock) -> None:
+    new_outages(clock)
+    with heard() as reported:
+        for _ in range(3):
+            ask_once(StoreConnectionLost("reset by peer"))
+            clock.now += SETTLE_TIME * 1.1
+        assert reported == []
+        ask_once(StoreConnectionLost("reset by peer"))
+        ask_once(StoreConnectionLost("reset by peer"))
+        assert [what for what, _ in reported] == ["lost"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
