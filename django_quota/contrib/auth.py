@@ -141,6 +141,7 @@ class LoginQuotaBackend:
         yield from _check_backends(settings.AUTHENTICATION_BACKENDS)
         with suppress(ConfigurationError):  # reported with the values of the settings
             yield from _check_names(current().login)
+            yield from _check_open(current().login)
 
     def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
         if not self.is_limited(credentials):
@@ -266,6 +267,17 @@ def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
             "the name can lock its owner out.",
             hint="Use ['username', 'ip'] for the low limit, and a higher one for 'username', for example '100/h'.",
             id="django_quota.W019",
+        )
+
+
+def _check_open(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """Find limits on logins that allow everything without the store."""
+    if rules and rules[0].on_unavailable == "allow":  # all have the same
+        yield CheckWarning(
+            'QUOTA["LOGIN"] has on_unavailable="allow": it fails open. While the store does not answer, anybody may '
+            "guess passwords without a limit.",
+            hint='Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',
+            id="django_quota.W050",
         )
 
 

@@ -458,6 +458,19 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
             )
 
 
+def _check_open(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules in front of a code or money that allow everything without the store."""
+    for rule in dict.fromkeys([*site.named, *site.rules]):
+        if rule.on_unavailable == "allow" and (rule.reads_body or rule.settle is not None):
+            what = "limits by a field of the body" if rule.reads_body else "charges what a response used"
+            yield finding(
+                "W050",
+                f'Rule {rule.name!r} {what}, and has on_unavailable="allow": it fails open. While the store does not '
+                "answer, anybody may go on without a limit.",
+                'Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',
+            )
+
+
 def _chosen_key(rule: Rule) -> str | None:
     keys = [part for option, part in key_parts(rule) if option == "key" and isinstance(part, str) and rule.rates]
     return next((key for key in keys if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), None)
@@ -516,4 +529,5 @@ _CHECKS = (
     _check_other_urls,
     _check_name_conflicts,
     _check_client_chosen_keys,
+    _check_open,
 )

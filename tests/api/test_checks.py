@@ -232,6 +232,20 @@ def test_w014_a_client_chooses_the_key_and_no_rule_by_ip_covers_the_same_request
     assert all("QUOTA[\"RULES\"]['api'] is limited by" in each and "'key': 'ip'" in each for each in found)
 
 
+@pytest.mark.parametrize(
+    ("options", "is_open"),
+    [
+        ({"key": "json:phone"}, False),
+        ({"key": ("ip", "post:code"), "on_unavailable": "allow"}, True),
+        ({"key": "post:code", "on_unavailable": "local"}, False),
+        ({"key": "ip", "on_unavailable": "allow"}, False),
+    ],
+)
+def test_w050_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], is_open: bool, settings: Any) -> None:
+    found = found_on(settings, {"code": {"rate": "5/m", **options}})
+    assert [each[:4] for each in found] == ["W050"] * is_open
+
+
 def test_w014_of_views(settings: Any) -> None:
     by_phone, by_ip, used = quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b"), quota(rule="api")
     unused = {"api": {"rate": "9/m", "key": "get:q"}}

@@ -494,6 +494,21 @@ def test_on_unavailable_decides_while_redis_is_away(
 
 
 @pytest.mark.parametrize(
+    ("setting", "expected"),
+    [(None, ["wrong", "wrong", "refused"]), ("allow", ["wrong", "wrong", "refused"]), ("deny", ["refused"] * 3)],
+)
+@pytest.mark.usefixtures("ann")
+def test_logins_count_in_the_process_while_redis_is_away_unless_the_setting_denies(
+    setting: str | None, expected: list[str], settings: Any, hashed: list[str]
+) -> None:
+    given = {"ON_UNAVAILABLE": setting} if setting else {}
+    settings.QUOTA = {**settings.QUOTA, **given, "LOGIN": {"2/h": ["username", "ip"]}}
+    with no_answer():
+        assert [attempt() for _ in range(3)] == expected
+        assert len(hashed) == expected.count("wrong")
+
+
+@pytest.mark.parametrize(
     ("backends", "login", "found"),
     [
         ([OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, []),
@@ -502,6 +517,8 @@ def test_on_unavailable_decides_while_redis_is_away(
         ([OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"]),
         ([MODEL], {"5/10m": "ip"}, ["W022"]),
         ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
+        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W050"]),
+        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, []),
         ([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, []),
     ],
 )
