@@ -1,14 +1,15 @@
-"""redis-py's clients of a Redis Cluster: one for all threads, and one for each event loop.
+"""How a Redis Cluster is reached: by redis-py's clients, which know its servers, and by our connections to each.
 
-The clients know which server has a slot, follow MOVED and ASK, and read the slot table again when a server does not
-answer. A server that answers MOVED, ASK or TRYAGAIN has not run the command, so only such commands are sent again: one
-without an answer may have been run.
+There is a client for all threads, and one for each event loop. They read the slot table; commands go over our own
+connections, which keep to one policy on every kind of Redis. A server that answers MOVED, ASK or TRYAGAIN has not run
+the command, so only such commands are sent again: one without an answer may have been run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
@@ -17,12 +18,10 @@ from redis import Redis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import ClusterError
 from redis.retry import Retry
 
-from django_quota.core.errors import StoreBusy
-from django_quota.stores.redis import connections
-from django_quota.stores.redis.connections import Command
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.redis.connections import AsyncPool, SyncPool, async_pool, sync_pool
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
 from django_quota.stores.redis.sources import pool_of_server
 from django_quota.stores.redis.urls import Address
@@ -40,10 +39,7 @@ class ClusterSettings:
     def __init__(self, which: WhichRedis) -> None:
         which.raise_problem()
         self.addresses, given = which.cluster()
-        self.connections = int(given.get("max_connections") or connections.CONNECTIONS)
-        """How many calls of an event loop may be under way. Threads wait for one call each."""
-        self.patience = given.get("timeout") or connections.CONNECTION_TIMEOUT
-        """Seconds that a call waits for others to end."""
+        self._limits = {name: given.get(name) for name in ("max_connections", "timeout")}
         self._given = {name: value for name, value in given.items() if name not in _OURS}
         self.options: dict[str, Any] = {
             **with_timeouts(self._given),
@@ -55,6 +51,17 @@ class ClusterSettings:
             "reinitialize_steps": 0,  # a slot that has moved says nothing about the others
         }
 
+    def sync_pool(self, server: Address, breaker: Breaker) -> SyncPool:
+        """Return the connections of all threads to a server."""
+        return sync_pool(self._pool(server), self._limits.get, breaker)
+
+    def async_pool(self, server: Address, breaker: Breaker) -> AsyncPool:
+        """Return new connections of an event loop to a server."""
+        return async_pool(self._pool(server), self._limits.get, breaker)
+
+    def _pool(self, server: Address) -> Any:
+        return pool_of_server(server, {**self._given, "protocol": 2})
+
     def plain_client(self, server: str) -> Redis:
         """Return a client for plain commands on one server, `"<host>:<port>"`."""
         host, _, port = server.rpartition(":")
@@ -63,12 +70,17 @@ class ClusterSettings:
 
 
 class SyncSide:
-    """The client of all threads."""
+    """The client of all threads, and their connections to each server."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.client: Any = None
         """None before it has read the slot table, and after it reached no server: then `connect` makes a new one."""
+        self._pools: dict[Address, SyncPool] = {}
+
+    def pool(self, server: Address, breaker: Breaker) -> SyncPool:
+        """Return the connections to a server."""
+        return self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
 
     def connect(self) -> None:
         """Make the client."""
@@ -79,23 +91,33 @@ class SyncSide:
         self.client = client
 
     def read_slots(self) -> None:
-        """Read the slot table again."""
+        """Read the slot table again, and close the connections to servers that have left."""
         self.client.nodes_manager.initialize()
+        for server in self._pools.keys() - known_servers(self.client):
+            self._pools.pop(server).close()
 
-    def execute(self, client: Any, node: Any, command: Command) -> Any:
-        """Send a command to a server."""
-        return client.execute_command(*command, target_nodes=node)
+    pause = staticmethod(time.sleep)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for pool in self._pools.values():
+            pool.close()
+        if self.client is not None:
+            self.client.close()
 
 
 class AsyncSide:
-    """The client of an event loop; see `SyncSide`."""
+    """The client of an event loop, and its connections to each server; see `SyncSide`."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.client: Any = None
         self._making: Any = None
-        self._permits = asyncio.Semaphore(settings.connections)
-        """One for each call that may be under way: redis-py would connect once more for each."""
+        self._pools: dict[Address, AsyncPool] = {}
+
+    def pool(self, server: Address, breaker: Breaker) -> AsyncPool:
+        """Return the connections to a server."""
+        return self._pools.get(server) or self._pools.setdefault(server, self.settings.async_pool(server, breaker))
 
     async def connect(self) -> None:
         """Make the client."""
@@ -108,27 +130,21 @@ class AsyncSide:
         self.client, self._making = client, None
 
     async def read_slots(self) -> None:
-        """Read the slot table again."""
-        self.client._initialize = True  # noqa: SLF001 — redis-py has no other way to say so
-        await self.client.initialize()
+        """Read the slot table again, and close the connections to servers that have left."""
+        client = self.client
+        client._initialize = True  # noqa: SLF001 — redis-py has no other way to say so
+        await client.initialize()
+        for server in self._pools.keys() - known_servers(client):
+            await self._pools.pop(server).aclose()
 
-    async def execute(self, client: Any, node: Any, command: Command) -> Any:
-        """Send a command to a server."""
-        try:
-            async with asyncio.timeout(self.settings.patience):
-                await self._permits.acquire()
-        except TimeoutError:
-            raise StoreBusy(
-                f"all connections of this event loop were in use for {self.settings.patience:g} s"
-            ) from None
-        try:
-            return await client.execute_command(*command, target_nodes=node)
-        finally:
-            self._permits.release()
+    pause = staticmethod(asyncio.sleep)
 
     async def aclose(self) -> None:
         """Close the connections; the next call makes new ones."""
         client, self.client = self.client, None
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.aclose()
         if client is not None:
             await client.aclose()
 
@@ -136,21 +152,20 @@ class AsyncSide:
 Side: TypeAlias = SyncSide | AsyncSide
 
 
+def address_of(node: Any) -> Address:
+    """Return where a node of redis-py is."""
+    return Address(node.host, int(node.port))
+
+
+def known_servers(client: Any) -> set[Address]:
+    """Return the servers that the slot table names."""
+    return {address_of(node) for node in client.get_nodes()}
+
+
 # --- what redis-py does otherwise -------------------------------------------------------------------------------------
 
 
-class _KnownNodes:
-    """Raises for a server that is not known yet, where redis-py would go on with None: ASK may name a new server."""
-
-    def get_node(self, *arguments: Any, **named: Any) -> Any:
-        """Return a server of the slot table. Raises `ClusterError` if there is none."""
-        node = cast("Any", super()).get_node(*arguments, **named)
-        if node is None:
-            raise ClusterError("it is not in the slot table yet")
-        return node
-
-
-class _SyncCluster(_KnownNodes, RedisCluster):
+class _SyncCluster(RedisCluster):
     """redis-py's client, without the commands of Redis."""
 
     def command(self, **_: Any) -> dict[str, Any]:
@@ -178,7 +193,7 @@ class _NoCommands:
     async def initialize(self, *_: Any) -> None: ...
 
 
-class _AsyncCluster(_KnownNodes, aioredis.RedisCluster):  # type: ignore[misc]  # redis-py's own bases differ
+class _AsyncCluster(aioredis.RedisCluster):
     """redis-py's client, but the tasks that need the slot table share one reading, and its error."""
 
     _reading: asyncio.Future[Any] | None = None

@@ -12,8 +12,20 @@ from itertools import chain
 from typing import Any
 
 from redis import Redis, RedisError
+from redis.cluster import get_node_name
 from redis.crc import key_slot
-from redis.exceptions import NoScriptError, RedisClusterException, SlotNotCoveredError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ClusterError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.errors import QuotaError
 from django_quota.core.flow import Flow, run_async, run_sync
@@ -22,17 +34,24 @@ from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
 from django_quota.stores.base import all_well
 from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide
-from django_quota.stores.redis.connections import PoolsByLoop, cancellable
+from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide, address_of
+from django_quota.stores.redis.connections import Command, PoolsByLoop, cancellable
 from django_quota.stores.redis.errors import answered, translate_cluster_error, translated
 from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.redis.store import RedisStore, Server
+from django_quota.stores.redis.urls import Address
 
 SYSTEM_TAG = "{!}"
 """The hash tag that puts the keys without a subject into one slot."""
 
 MAX_TAGS = 1_000
 """Slots that are tried for a system key of a server."""
+
+MAX_REDIRECTIONS = 16
+"""How often a command is sent to the next server before its slot counts as lost between them."""
+
+PAUSE = 0.05
+"""Seconds before a command is sent again, if its keys are on both sides of a move for longer."""
 
 ANY = "the Cluster"
 """Stands for the server in calls that may go to any of them."""
@@ -94,9 +113,11 @@ class ClusterStore(RedisStore):
     @contextmanager
     def _asking(self, name: str) -> Iterator[None]:
         """Ask a server if its breaker allows that, and tell the breaker the result. Raises our errors only."""
-        breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
-        with translated(translate_cluster_error), Call(breaker, answered, name):
+        with translated(translate_cluster_error), Call(self._breaker(name), answered, name):
             yield
+
+    def _breaker(self, name: str) -> Breaker:
+        return self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -126,16 +147,56 @@ class ClusterStore(RedisStore):
         return replies
 
     def _one(self, side: Side, operation: Operation, now: int | None) -> Flow[Any]:
-        client, node = yield from self._place(side, slot_of(operation.keys[0]))
-        with self._asking(node.name):
+        slot = slot_of(operation.keys[0])
+        client, node = yield from self._place(side, slot)
+        with translated(translate_cluster_error):
             try:
-                reply = yield partial(side.execute, client, node, operation.command(now))
+                reply = yield from self._sent(side, client, node, operation.command(now), operation.gives_back)
             except NoScriptError:
-                reply = yield partial(side.execute, client, node, operation.in_full(now))
-            except RedisClusterException:
-                side.client = None if side.client is client else side.client  # the client reached no server
-                raise
+                reply = yield from self._sent(side, client, node, operation.in_full(now), operation.gives_back)
             return operation.read_reply(reply)
+
+    def _sent(self, side: Side, client: Any, node: Any, command: Command, gives_back: bool) -> Flow[Any]:
+        """Return the reply to a command of the server that has its slot, from wherever the servers redirect it."""
+        server, is_asking = address_of(node), False
+        for number in range(MAX_REDIRECTIONS):
+            pool = side.pool(server, self._breaker(get_node_name(*server)))
+            try:
+                return (yield partial(pool.execute, command, gives_back=gives_back, is_asking=is_asking))
+            except AskError as error:
+                server, is_asking = _redirected(client, error), True
+            except MovedError as error:
+                server, is_asking = _redirected(client, error), False
+                yield from self._note_move(side, client, error.slot_id, server)
+            except TryAgainError:
+                if number > MAX_REDIRECTIONS // 2:
+                    yield partial(side.pause, PAUSE)
+            except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+                yield from self._read_slots_again(side, client, node.name)
+                raise
+        raise ClusterError(f"its servers keep redirecting a command, the last to {get_node_name(*server)}")
+
+    def _note_move(self, side: Side, client: Any, slot: int, server: Address) -> Flow[None]:
+        """Note where a slot is now. That it has moved says nothing about the others, unless its server is new."""
+        primary = next((each for each in client.get_primaries() if address_of(each) == server), None)
+        if primary is None:
+            yield from self._read_slots_again(side, client)
+        else:
+            client.nodes_manager.slots_cache[slot] = [primary]
+
+    def _read_slots_again(self, side: Side, client: Any, gone: str = "") -> Flow[None]:
+        """Read the slot table, for the next calls. `gone`: the name of a server that did not answer, asked last."""
+        if side.client is not client:
+            return
+        known = client.nodes_manager.startup_nodes
+        if (last := known.pop(gone, None)) is not None:
+            known[gone] = last
+        try:
+            yield side.read_slots
+        except RedisClusterException:  # the client reached no server
+            side.client = None if side.client is client else side.client
+        except (RedisError, OSError):
+            pass
 
     def _place(self, side: Side, slot: int) -> Flow[tuple[Any, Any]]:
         """Return the client, and its node that has a slot."""
@@ -184,11 +245,17 @@ class ClusterStore(RedisStore):
 
     def close(self) -> None:
         """Close connections; an event loop closes its own."""
-        client, plain = self._sync.client if "_sync" in vars(self) else None, self._plain
+        sync, plain = vars(self).get("_sync"), self._plain
         self.after_fork()
         vars(self).pop("_settings", None)
-        for each in (*plain.values(), *([client] if client else [])):
+        for each in (*plain.values(), *([sync] if sync else [])):
             each.close()
+
+
+def _redirected(client: Any, error: AskError) -> Address:
+    """Return the server that a server names, where the settings map it."""
+    host, port = client.nodes_manager.remap_host_port(error.host, error.port)
+    return Address(host, int(port))
 
 
 def _call(call: Callable[[], Any]) -> Any:

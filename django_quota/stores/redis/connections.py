@@ -25,7 +25,7 @@ from redis.sentinel import MasterNotFoundError
 from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
-from django_quota.stores.redis.settings import TIMEOUTS, WhichRedis
+from django_quota.stores.redis.settings import TIMEOUTS
 from django_quota.stores.redis.sources import Source, async_source, sync_source
 
 T = TypeVar("T")
@@ -88,6 +88,10 @@ _ASK = pack(("TIME",))
 """Asks a connection whether it still leads to a server. The user of the limits is permitted to, as the scripts do."""
 
 
+_ASKING = pack(("ASKING",))
+"""Comes before a command for a slot that a server of a Cluster takes over."""
+
+
 def _busy(what: str, patience: float) -> StoreBusy:
     return StoreBusy(f"all connections of this {what} were in use for {patience:g} s")
 
@@ -95,19 +99,24 @@ def _busy(what: str, patience: float) -> StoreBusy:
 def _too_late(began: float, source: Source, now: float) -> bool:
     """Say whether connecting timed out later than it can: this process was busy, and did not see what arrived."""
     longest = max(source.options[name] for name in TIMEOUTS)
-    return now - began > longest * (1 + len(source.sentinel_clients)) + LATE
+    return bool(now - began > longest * (1 + len(source.sentinel_clients)) + LATE)
 
 
-def _most(pool: Any, which: WhichRedis) -> int:
-    return min(pool.max_connections, which.option("max_connections") or CONNECTIONS)
+Option = Callable[[str], Any]
+"""Returns an option of a pool by its name; None if it is not set."""
+
+
+def _bounds(pool: Any, option: Option) -> tuple[int, float]:
+    """Return how many connections there are at most, and how many seconds a call waits for one."""
+    return min(pool.max_connections, option("max_connections") or CONNECTIONS), option("timeout") or CONNECTION_TIMEOUT
 
 
 # --- sync -------------------------------------------------------------------------------------------------------------
 
 
-def sync_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> SyncPool:
+def sync_pool(pool: Any, option: Option, breaker: Breaker) -> SyncPool:
     """Return our connections for a pool of redis-py."""
-    return SyncPool(sync_source(pool), _most(pool, which), which.option("timeout") or CONNECTION_TIMEOUT, breaker)
+    return SyncPool(sync_source(pool), *_bounds(pool, option), breaker)
 
 
 class SyncPool:
@@ -125,8 +134,10 @@ class SyncPool:
         for _ in range(max_connections):
             self._permits.put(None)
 
-    def execute(self, command: Command, *, gives_back: bool = False) -> Any:
+    def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply. One that gives back waits its turn for longer.
+
+        `is_asking`: whether another server of a Cluster sent us here, since it moves the slot.
 
         Raises redis-py's errors, also for error replies; `StoreBusy` if nothing was sent because others keep this
         process busy.
@@ -139,7 +150,7 @@ class SyncPool:
             with Call(self._breaker, answered):  # the breaker may have opened while the call waited
                 connection = self._connected()
                 try:
-                    reply = self._ask(connection, pack(command))
+                    reply = self._ask(connection, pack(command), is_asking=is_asking)
                 except ResponseError as error:
                     if not leaves_a_reply(error):
                         self._idle.append((connection, time.monotonic()))
@@ -149,10 +160,13 @@ class SyncPool:
         finally:
             self._permits.put(None)
 
-    def _ask(self, connection: Any, command: bytes) -> Any:
+    def _ask(self, connection: Any, command: bytes, *, is_asking: bool = False) -> Any:
         """Return the reply over a connection. It is closed if a reply may still come, which the next must not read."""
         try:
-            connection.send_packed_command((command,))
+            connection.send_packed_command((_ASKING + command if is_asking else command,))
+            if is_asking:
+                with suppress(ResponseError):  # the reply to the command tells
+                    _read(connection)
             return _read(connection)
         except BaseException as error:
             if leaves_a_reply(error):
@@ -245,9 +259,9 @@ _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_rea
 """The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
 
 
-def async_pool(pool: Any, which: WhichRedis, breaker: Breaker) -> AsyncPool:
+def async_pool(pool: Any, option: Option, breaker: Breaker) -> AsyncPool:
     """Return new connections for an event loop; see `sync_pool`."""
-    return AsyncPool(async_source(pool), _most(pool, which), which.option("timeout") or CONNECTION_TIMEOUT, breaker)
+    return AsyncPool(async_source(pool), *_bounds(pool, option), breaker)
 
 
 class Timeouts:
@@ -309,7 +323,7 @@ class AsyncPool:
         self.permits = asyncio.Semaphore(max_connections)
         """One for each connection that a call may use."""
 
-    async def execute(self, command: Command, *, gives_back: bool = False) -> Any:
+    async def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply; see `SyncPool.execute`."""
         if self.permits.locked():
             await self._wait(max(self._patience, GIVING_BACK) if gives_back else self._patience)
@@ -319,7 +333,7 @@ class AsyncPool:
             with Call(self._breaker, answered):
                 connection = await self._connected()
                 try:
-                    reply = await self._ask(connection, pack(command))
+                    reply = await self._ask(connection, pack(command), is_asking=is_asking)
                 except ResponseError as error:
                     if not leaves_a_reply(error):
                         self._idle.append((connection, time.monotonic()))
@@ -329,12 +343,15 @@ class AsyncPool:
         finally:
             self.permits.release()
 
-    async def _ask(self, connection: Any, command: bytes) -> Any:
+    async def _ask(self, connection: Any, command: bytes, *, is_asking: bool = False) -> Any:
         """Return the reply over a connection; see `SyncPool`."""
         timeouts = self._timeouts
         timeouts.begin(connection, self._source.options["socket_timeout"])
         try:
-            await connection.send_packed_command((command,))
+            await connection.send_packed_command((_ASKING + command if is_asking else command,))
+            if is_asking:
+                with suppress(ResponseError):
+                    await connection.read_response()
             reply = await connection.read_response()
         except BaseException as error:
             in_time = timeouts.end(connection)

@@ -20,7 +20,7 @@ class ServerClient:
 
     def __init__(self, which: WhichRedis) -> None:
         self.breaker = Breaker()
-        self.async_pools = PoolsByLoop(lambda: async_pool(pool_of(which), which, self.breaker))
+        self.async_pools = PoolsByLoop(lambda: async_pool(pool_of(which), which.option, self.breaker))
         self._which = which
         self.after_fork()
         register_fork_aware(self)
@@ -34,7 +34,7 @@ class ServerClient:
         found = self._made.get("")
         if found is None:
             pool = pool_of(self._which)
-            ours = sync_pool(pool, self._which, self.breaker)
+            ours = sync_pool(pool, self._which.option, self.breaker)
             pool.connection_kwargs.update(with_timeouts(pool.connection_kwargs, PLAIN_TIMEOUT))
             found = self._made.setdefault("", (ours, Redis(connection_pool=pool)))
         return found
