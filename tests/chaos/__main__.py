@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 import time
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -20,32 +21,46 @@ from django_quota.testing import server_programs
 from tests.chaos import site
 from tests.chaos.driver import USUAL, play
 from tests.chaos.figures import Figures
+from tests.chaos.floods import FLOODS, SERVERS, Flood, FloodFigures, play_flood, play_idle
 from tests.chaos.picture import picture
-from tests.chaos.scenes import SCENES, Scene, scene_named
+from tests.chaos.scenes import SCENES, Scene
 from tests.support.pages import ROOT, write_part
 from tests.support.stores import server_name
 
 PAGE, PICTURE = "docs/reliability.md", "docs/pictures/outage.svg"
 COLUMNS = ("tried", "exceptions", "over, Redis answering", "over, after a loss", "longest ms", "all s")
+FLOOD_COLUMNS = ("one client's flood, Redis answering", "requests", "passed", "counted in the process", "s")
 DEAREST = 2.0
 """A limited view may cost up to this many times a view that does nothing, while Redis is gone."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [scene.name for scene in SCENES]
+    names = [each.name for each in (*SCENES, *FLOODS)]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE}")
     options = parser.parse_args()
     program = server_programs()[0]
     lines, broken = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)], []
-    for scene in map(scene_named, options.scene or names):
+    chosen = options.scene or names
+    for scene in (scene for scene in SCENES if scene.name in chosen):
         found, accounts, times = play(scene, USUAL, program)
         lines.append(_row(scene, found))
         broken += [f"{scene.name}: {words}" for words in (*found.broken, *found.strict)]
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
             (ROOT / PICTURE).write_text(picture(scene.title, accounts, times))
+    floods = [flood for flood in FLOODS if flood.name in chosen]
+    if floods:
+        lines += ["", "| " + " | ".join(FLOOD_COLUMNS) + " |", "|---|" + "---:|" * (len(FLOOD_COLUMNS) - 1)]
+    for flood in floods:
+        of_flood = play_flood(flood, program)
+        lines.append(_flood_row(flood, of_flood))
+        broken += [f"{flood.name}: {words}" for words in of_flood.broken]
+        print(lines[-1], flush=True)
+    if not options.scene:
+        for server, how in product(SERVERS, ("reset", "silence")):
+            broken += [f"idle connections, {server}, {how}: {words}" for words in play_idle(server, how, program)]
     cost = _cost_without_redis()
     if cost >= DEAREST:
         broken.append(f"Without Redis a limited view costs {cost:.2f} times the bare one.")
@@ -66,6 +81,11 @@ def _row(scene: Scene[Any], found: Figures) -> str:
     after = found.after_loss if scene.allowance.losses else "—"
     cells = f"{found.tried:,} | {found.failed} | {found.over} | {after} | {found.longest * 1_000:.0f}"
     return f"| {scene.title} | {cells} | {found.all_normal:.2f} |"
+
+
+def _flood_row(flood: Flood, found: FloodFigures) -> str:
+    cells = f"{found.tried:,} | {found.passed} | {found.degraded:,} | {found.seconds:.0f}"
+    return f"| {flood.title} | {cells} |"
 
 
 def _cost_without_redis(batches: int = 200, size: int = 100) -> float:

@@ -44,7 +44,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
     ):
         _say(workers, "go", "known")
         time.sleep(pace.before)
-        times = _break(scene, place, pace.fault, workers)
+        times = _break(scene, place, 0 if scene.is_brief else pace.fault, workers)
         time.sleep(pace.after)
         _say(workers, "enough", "done")
         accounts = _say(workers, "look")

@@ -15,6 +15,7 @@ from redis.sentinel import Sentinel
 from tests.chaos.figures import Allowance
 from tests.chaos.servers import WRITE, Server, running, until
 from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, POLICIES, one_alias
+from tests.faults.sockets import Firewall, listening
 from tests.support.clusters import Cluster, running_cluster, slot_of
 from tests.support.ports import free_port
 from tests.support.sentinels import behind, running_sentinel
@@ -46,6 +47,8 @@ class Scene(Generic[T]):
     """What is done over and over while the fault lasts."""
     every: float = 0.05
     """Seconds between two of those."""
+    is_brief: bool = False
+    """Whether all is well again at once."""
     allowance: Allowance = Allowance()  # noqa: RUF009 — it is frozen
 
 
@@ -58,6 +61,15 @@ def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Ser
 def lasting_server(program: Path, folder: Path) -> AbstractContextManager[Place[Server]]:
     """Run one server that hands each change to the system before it answers: who kills the process loses none."""
     return one_server(program, folder, "--appendonly", "yes", "--appendfsync", "no")
+
+
+@contextmanager
+def behind_a_firewall(program: Path, folder: Path, how: str) -> Iterator[Place[Firewall]]:
+    """Run one server behind a firewall, which the fault is done to."""
+    with running(Server(program, folder, port=free_port())) as server:
+        firewall = Firewall(server.port, how)
+        with listening(firewall.serve) as port:
+            yield Place(one_alias(f"redis://127.0.0.1:{port}/0"), firewall, server.is_well)
 
 
 @contextmanager
@@ -140,6 +152,12 @@ def _forget_scripts(server: Server) -> None:
     server.client.script_flush()
 
 
+@contextmanager
+def _forgotten(firewall: Firewall) -> Iterator[None]:
+    firewall.forget()
+    yield
+
+
 def _nothing(_: object) -> AbstractContextManager[object]:
     return nullcontext()
 
@@ -209,6 +227,11 @@ SCENES: tuple[Scene[Any], ...] = (
           allowance=Allowance(outages=(0, 0), spared=POLICIES, gives_back=True)),
     Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
           allowance=Allowance(outages=(0, inf))),
+    Scene("reset", "Connections forgotten on the way (RST), once a second", _nothing,
+          partial(behind_a_firewall, how="reset"), again=Firewall.forget, every=1,
+          allowance=Allowance(outages=(0, inf))),
+    Scene("silent", "Dies silently, while its address answers from elsewhere", _forgotten,
+          partial(behind_a_firewall, how="silence"), is_brief=True),
     Scene("max-clients", "No more clients (maxclients)",
           _between("CONFIG SET maxclients 1", "CONFIG SET maxclients 1000", cuts_off=True), one_server),
     Scene("forbidden", "Not permitted (ACL takes EVALSHA away)",

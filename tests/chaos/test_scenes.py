@@ -9,6 +9,7 @@ import pytest
 from django_quota.testing import server_programs
 from tests.chaos.driver import BRIEF, play
 from tests.chaos.figures import Account, Allowance, Figures, Record, Times, figures
+from tests.chaos.floods import FLOODS, SERVERS, Flood, play_flood, play_idle
 from tests.chaos.scenes import SCENES, Scene
 from tests.chaos.site import DENY, LOCAL, PAIR
 
@@ -33,6 +34,19 @@ def test_no_promise_is_broken(scene: Scene[Any], played: Callable[[Scene[Any]], 
     least, most = scene.allowance.outages
     assert found.degraded >= least, "the fault has done nothing"
     assert most or not found.degraded
+
+
+@pytest.mark.thorough("chaos")
+@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
+def test_a_flood_opens_no_limit(flood: Flood) -> None:
+    assert play_flood(flood.times(0.25), server_programs()[0]).broken == []
+
+
+@pytest.mark.thorough("chaos")
+@pytest.mark.parametrize("how", ["reset", "silence"])
+@pytest.mark.parametrize("server", SERVERS)
+def test_connections_that_idled_and_were_forgotten_cost_no_decision(server: str, how: str) -> None:
+    assert play_idle(server, how, server_programs()[0]) == []
 
 
 def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: str = "") -> list[Record]:

@@ -4,6 +4,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -74,7 +75,7 @@ GARBAGE = b"\xff\xfe\r\n$-7\r\n*x\r\n"
 
 
 class Firewall:
-    """Stands before a Redis. It can forget the connections that there are; new ones work.
+    """Stands before a Redis. It can forget connections; new ones work.
 
     `how`: what comes of a packet of a forgotten connection: `"reset"`, or `"silence"`.
     """
@@ -82,23 +83,25 @@ class Firewall:
     def __init__(self, port: int, how: str) -> None:
         self._behind = port
         self._how = how
-        self._forgotten = 0
-        self._met = 0
-        self.port = 0
+        self._used: dict[socket.socket, float] = {}
+        """When each connection was used last."""
 
-    def forget(self) -> None:
-        self._forgotten = self._met
+    def forget(self, idle: float = 0) -> None:
+        """Forget the connections that nobody has used for so many seconds."""
+        for client, used in list(self._used.items()):
+            if time.monotonic() - used >= idle:
+                self._used.pop(client, None)
 
     def serve(self, client: socket.socket) -> None:
-        self._met += 1
-        number = self._met
+        self._used[client] = time.monotonic()
         with socket.create_connection(("127.0.0.1", self._behind)) as server:
             while True:
                 for source in select.select([client, server], [], [])[0]:
                     data = source.recv(65_536)
                     if not data:
                         return
-                    if number > self._forgotten:
+                    if client in self._used:
+                        self._used[client] = time.monotonic()
                         (server if source is client else client).sendall(data)
                     elif self._how == "reset":
                         reset(client)
