@@ -277,7 +277,7 @@ def _check_open(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
             'QUOTA["LOGIN"] has on_unavailable="allow": it fails open. While the store does not answer, anybody may '
             "guess passwords without a limit.",
             hint='Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',
-            id="django_quota.W050",
+            id="django_quota.W044",
         )
 
 

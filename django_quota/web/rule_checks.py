@@ -464,7 +464,7 @@ def _check_open(site: _Site) -> Iterator[CheckMessage]:
         if rule.on_unavailable == "allow" and (rule.reads_body or rule.settle is not None):
             what = "limits by a field of the body" if rule.reads_body else "charges what a response used"
             yield finding(
-                "W050",
+                "W044",
                 f'Rule {rule.name!r} {what}, and has on_unavailable="allow": it fails open. While the store does not '
                 "answer, anybody may go on without a limit.",
                 'Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',

@@ -241,9 +241,9 @@ def test_w014_a_client_chooses_the_key_and_no_rule_by_ip_covers_the_same_request
         ({"key": "ip", "on_unavailable": "allow"}, False),
     ],
 )
-def test_w050_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], is_open: bool, settings: Any) -> None:
+def test_w044_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], is_open: bool, settings: Any) -> None:
     found = found_on(settings, {"code": {"rate": "5/m", **options}})
-    assert [each[:4] for each in found] == ["W050"] * is_open
+    assert [each[:4] for each in found] == ["W044"] * is_open
 
 
 def test_w014_of_views(settings: Any) -> None:

@@ -36,7 +36,7 @@ DEAREST = 2.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [each.name for each in (*SCENES, *FLOODS)]
+    names = [*(scene.name for scene in SCENES), *(flood.name for flood in FLOODS)]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE}")
     options = parser.parse_args()

@@ -517,7 +517,7 @@ def test_logins_count_in_the_process_while_redis_is_away_unless_the_setting_deni
         ([OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"]),
         ([MODEL], {"5/10m": "ip"}, ["W022"]),
         ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
-        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W050"]),
+        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"]),
         ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, []),
         ([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, []),
     ],

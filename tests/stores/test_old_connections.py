@@ -56,7 +56,12 @@ def forget(request: pytest.FixtureRequest, place: Any, settings: Any) -> Iterato
             settings.CACHES["default"]["OPTIONS"].update(timeouts, REDIS_CLIENT_KWARGS=remap)
         else:
             settings.CACHES = caches_at(f"redis://127.0.0.1:{led_by[place]}/0", 1.0)
-        yield lambda: [each.forget() for each in firewalls] and None
+
+        def forget_all() -> None:
+            for each in firewalls:
+                each.forget()
+
+        yield forget_all
         current_store().close()
 
 
