@@ -194,7 +194,23 @@ def read_network(value: object) -> Network:
     """Return the network of a text, or of a network or an address. Raises `ValueError`."""
     if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
         raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY004
-    return ip_network(value)
+    return network_of(value)
+
+
+def network_of(value: Any, *, strict: bool = True) -> Network:
+    """Return the network of a text; one of IPv4 addresses that are written as IPv6 is IPv4. Raises `ValueError`."""
+    network = ip_network(value, strict)
+    bits = network.prefixlen - 96
+    if isinstance(network, IPv6Network) and bits >= 0 and int(network.network_address) >> 32 in IPV4_AS_IPV6:
+        return IPv4Network((int(network.network_address) & 0xFFFFFFFF, bits))
+    return network
+
+
+IPV4_AS_IPV6 = (0xFFFF, 0x64FF9B << 64)
+"""The first 96 bits of IPv4 addresses that are written as IPv6: ::ffff:a.b.c.d, and 64:ff9b::a.b.c.d behind NAT64.
+
+A network of your own behind NAT64 (64:ff9b:1::/48, RFC 8215) has no fixed place for the IPv4 address, and stays IPv6.
+"""
 
 
 def read_methods(given: object) -> frozenset[str]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import reprlib
 import sys
+from contextlib import suppress
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from django.http import HttpRequest
 
 from django_quota.conf import UNIX, QuotaSettings, current
 from django_quota.core.errors import ConfigurationError, RuleError
-from django_quota.core.rule_options import Network
+from django_quota.core.rule_options import IPV4_AS_IPV6, Network, network_of
 
 logger = logging.getLogger("django_quota")
 
@@ -38,7 +40,8 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
     X-Forwarded-For that is not a trusted proxy, or the address in `CLIENT_IP_HEADER`. With `TRUSTED_PROXY_COUNT`, it is
     the address in that place from the right. The client may have written the addresses further left, so they are
-    ignored. Raises `ConfigurationError` if there is no address.
+    ignored. If a proxy names no address, that is logged, and the peer counts. Raises `ConfigurationError` if there is
+    no address.
     """
     settings = current()
     proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
@@ -49,11 +52,10 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
         if hasattr(request, "scope") and _server_trusts_everybody():
             _warn_of_server()
     if count or (proxies and _is_in(peer, proxies)):
-        header = settings.client_ip_header
-        if header:
-            peer = _address(request.META.get(header, "")) or peer
+        if settings.client_ip_header:
+            peer = _from_header(peer, request.META.get(settings.client_ip_header, ""), settings)
         else:
-            peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies, count)
+            peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), settings)
     address = canonical(peer, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix))
     if address is None:
         raise _unknown(peer, settings)
@@ -81,14 +83,57 @@ def is_trusted_proxy(address: str) -> bool:
     return _is_in(address, current().trusted_proxies)
 
 
-_warned_proxies: set[str] = set()
+# --- what is logged ---------------------------------------------------------------------------------------------------
+
+_logged: set[str] = set()
+"""What this process has logged. Each kind of problem is logged once."""
+
+
+def _is_logged(what: str) -> bool:
+    """Return whether something was logged before, and note that it is now."""
+    before = len(_logged)
+    _logged.add(what)
+    return len(_logged) == before
+
+
+def _log_unreadable(value: str, peer: str, settings: QuotaSettings) -> None:
+    """Log once that a proxy wrote something else than an address."""
+    name = _header_of(settings)
+    if _is_logged(f"unreadable {name}"):
+        return
+    logger.error(
+        "%s from %s holds %.100r, which is not an IP address. Such a request counts for the address of the proxy, so "
+        "all clients whose address cannot be read share a limit. Let the proxy write one address, such as 203.0.113.9, "
+        "203.0.113.9:4711 or [2001:db8::7]:4711.",
+        name,
+        peer or "the unix socket",
+        value.strip(),
+    )
+
+
+def _log_missing(peer: str, settings: QuotaSettings) -> None:
+    """Log once that a proxy sent no address. It does so rightly only for requests of its own, such as health checks."""
+    name = _header_of(settings)
+    if _is_logged(f"missing {name}"):
+        return
+    logger.warning(
+        "A request from %s has no %s, so it counts for the address of the proxy. This is right if the proxy asked by "
+        "itself, as for a health check. If not, all its clients share a limit: let it send %s.",
+        peer or "the unix socket",
+        name,
+        name,
+    )
+
+
+def _header_of(settings: QuotaSettings) -> str:
+    """Return the name of the header that names the client."""
+    return settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
 
 
 def _warn_of_proxy(peer: str) -> None:
     """Log once that all clients of a proxy count as one. A client without a proxy may send the header, too."""
-    if _warned_proxies or not _is_private(peer):
+    if not _is_private(peer) or _is_logged("unknown proxy"):
         return
-    _warned_proxies.add(peer)
     logger.warning(
         'X-Forwarded-For came from %s, and QUOTA["TRUSTED_PROXIES"] is empty. If that is your proxy, all clients '
         'behind it count as one. Set, for example, "TRUSTED_PROXIES": [%r].',
@@ -125,28 +170,51 @@ def _warn_of_server() -> None:
 
 
 def _is_private(peer: str) -> bool:
-    try:
-        return ip_address(peer).is_private
-    except ValueError:
-        return False
+    address = canonical(peer, FULL)
+    return address is not None and ip_address(address).is_private
 
 
 def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
-    header = settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
     return ConfigurationError(
         f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one.",
         "Let the server put the peer's address into REMOTE_ADDR. Behind a proxy that connects by a unix socket, set "
-        f'QUOTA["TRUSTED_PROXIES"] = ["unix"], and let the proxy set {header}.',
+        f'QUOTA["TRUSTED_PROXIES"] = ["unix"], and let the proxy set {_header_of(settings)}.',
     )
 
 
-def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...], count: int) -> str:
-    """Walk X-Forwarded-For from the right: past `count` proxies, or, if that is 0, past those in `proxies`."""
+# --- reading addresses ------------------------------------------------------------------------------------------------
+
+
+def _from_header(peer: str, value: str, settings: QuotaSettings) -> str:
+    """Return the address in `CLIENT_IP_HEADER`; the peer if there is none."""
+    if not value.strip():
+        _log_missing(peer, settings)
+        return peer
+    bare = value.rpartition(":")[0] if settings.client_ip_header == _ENDS_WITH_PORT else ""
+    address = _address(bare) or _address(value)
+    if address is None:
+        _log_unreadable(value, peer, settings)
+        return peer
+    return address
+
+
+_ENDS_WITH_PORT = "HTTP_CLOUDFRONT_VIEWER_ADDRESS"
+"""A header that ends with a port, after an IPv6 address without brackets too: 2001:db8::7:4711."""
+
+
+def _walk(peer: str, forwarded: str, settings: QuotaSettings) -> str:
+    """Walk X-Forwarded-For from the right, past the trusted proxies, or past as many as `TRUSTED_PROXY_COUNT` says."""
+    proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
+    if not forwarded.strip():
+        if count:
+            _log_missing(peer, settings)
+        return peer
     nearest = peer
     for number, hop in enumerate(reversed(forwarded.split(",")), 1):
         address = _address(hop)
-        if address is None:
-            break  # the proxy that sent it is the last one to trust
+        if address is None:  # the proxy that sent it is the last one to trust
+            _log_unreadable(hop, nearest, settings)
+            break
         nearest = address
         if number == count or (not count and not _is_in(address, proxies)):
             break
@@ -154,29 +222,42 @@ def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...], count: 
 
 
 def _address(hop: str) -> str | None:
-    """Return the address in a header, without the port that some proxies add; None if it is not an address."""
-    address = hop.strip()
-    if address.startswith("["):  # [2001:db8::1]:567
-        address = address[1:].partition("]")[0]
-    else:  # 1.2.3.4:567
-        host, colon, _ = address.partition(":")
-        address = host if colon and "." in host else address
-    return None if len(address) > MAX_LENGTH or canonical(address, FULL) is None else address
+    """Return the text of an address in a header; None if it is not an address."""
+    text = hop.strip()
+    return None if len(text) > MAX_LENGTH or canonical(text, FULL) is None else text
 
 
 @lru_cache(maxsize=4096)
 def canonical(text: str, prefixes: Prefixes) -> str | None:
-    """Return an address in its canonical form, or as its network; None if the text is not an address."""
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
+    """Return an address in its canonical form, or as its network; None if the text is not an address.
+
+    The text may have a port, a zone and brackets: `203.0.113.9:4711`, `[2001:db8::7]:4711`, `fe80::1%eth0`. IPv4
+    addresses that are written as IPv6 are IPv4.
+    """
+    address = _read(text)
+    if address is None:
         return None
-    if not isinstance(address, IPv4Address):
-        if address.ipv4_mapped is None:
+    if isinstance(address, IPv6Address):
+        if int(address) >> 32 not in IPV4_AS_IPV6:
             full = prefixes[1] == FULL[1]
             return str(address if full else IPv6Network((int(address), prefixes[1]), strict=False))
-        address = address.ipv4_mapped
+        address = IPv4Address(int(address) & 0xFFFFFFFF)
     return str(address if prefixes[0] == FULL[0] else IPv4Network((int(address), prefixes[0]), strict=False))
+
+
+def _read(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address in a text. What is an address as a whole has no port: `2001:db8::7:4711`."""
+    if text.startswith("["):
+        text, _, port = text[1:].partition("]")
+        if port and not _PORT.fullmatch(port):
+            return None
+    for each in (text, _PORT.sub("", text)):
+        with suppress(ValueError):
+            return ip_address(each.partition("%")[0])
+    return None
+
+
+_PORT = re.compile(r":[0-9]{1,5}\Z")
 
 
 @lru_cache(maxsize=4096)
@@ -227,7 +308,7 @@ def canonical_network(text: str, prefixes: Prefixes) -> str:
     A network smaller than `prefixes` cannot be told from others, and is an error.
     """
     try:
-        network = ip_network(text, strict=False)
+        network = network_of(text, strict=False)
     except ValueError as error:
         raise RuleError(f"{reprlib.repr(text)} is not a network. Use, for example, 'ip:198.51.100.0/24'.") from error
     own = prefixes[network.version == 6]  # noqa: PLR2004 — IPv6

@@ -168,6 +168,7 @@ class TestWhoIsLimited:
             ({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1"),
             ({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9"),
             ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"}, "198.51.100.1", "ip:203.0.113.8"),
+            ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8:4711"}, "198.51.100.1", "ip:203.0.113.8"),
             ({"QUOTA": {"STORE": "memory", "TRUSTED_PROXIES": ["192.0.2.0/24"]}}, "192.0.2.1", "ip:203.0.113.7"),
         ],
     )

@@ -232,6 +232,7 @@ def test_install_or_an_exception_handler_answers_in_the_form_of_the_api() -> Non
         # A proxy adds what is right; a client writes what is left of it. A client of IPv6 has a whole network.
         (1, [], ["203.0.113.1", "203.0.113.2", "198.51.100.1, 203.0.113.1"], [200, 200, 429]),
         (1, [], ["2001:db8::1", "2001:db8::2", "a", "a"], [200, 429, 200, 429]),
+        (1, [], ["203.0.113.1:4711", "203.0.113.1:4712"], [200, 429]),
         (0, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 429]),
     ],
 )

@@ -419,6 +419,16 @@ class TestTheFrameworksThrottles:
         several = {"X-Forwarded-For": "192.0.2.1, 192.0.2.2"}  # NUM_PROXIES is not set: the framework takes all
         assert subject_of(Burst, headers=several).startswith("throttle:")
 
+    @pytest.mark.parametrize(
+        ("sent", "subject"),
+        [
+            ("192.0.2.1:4711", "ip:192.0.2.1"), ("2001:db8::1", "ip:2001:db8::/64"),
+            ("[2001:db8::1]:4711", "ip:2001:db8::/64"), ("192.0.2.1+user:7", "throttle:[0-9a-f]{32}"),
+        ],
+    )  # fmt: skip
+    def test_a_port_behind_the_address_of_a_client_makes_no_new_client(self, sent: str, subject: str) -> None:
+        assert re.fullmatch(subject, subject_of(Burst, headers={"X-Forwarded-For": sent}))
+
     def test_get_cache_key_may_count_by_anything_and_is_stored_as_a_digest(self) -> None:
         sent: list[dict[str, str]] = [{}, {}, {"X-Tenant": "secret"}, {"X-Tenant": "secret"}, {"X-Tenant": "b" * 500}]
         requests: list[Any] = [APIRequestFactory().get("/", headers=headers) for headers in sent]

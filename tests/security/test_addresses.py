@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from django_quota.exceptions import ConfigurationError, QuotaError
 from tests.support.calls import always, get
 from tests.support.commands import ROOT
 from tests.support.inputs import inputs
+from tests.support.outages import log_everything_again
 
 PROXIES = ["10.0.0.0/8", "2001:db8::/32"]
 BY_PROXY = {"TRUSTED_PROXIES": PROXIES}
@@ -33,7 +35,8 @@ MANY = inputs(400)
 PROXY, PEER, VICTIM = "10.0.0.1", "198.51.100.7", "203.0.113.9"
 FORGED = [
     VICTIM, f"{VICTIM}, 10.0.0.1", f"10.0.0.1, {VICTIM}", f"::ffff:{VICTIM}", f"[::ffff:{VICTIM}]:443",
-    f"{VICTIM}:8080", f" \t{VICTIM}\t ", f'"{VICTIM}"', f"for={VICTIM}", "fe80::1%eth0", "[2001:4860::1%25lo]:1",
+    f"{VICTIM}:8080", f"64:ff9b::{VICTIM}", f" \t{VICTIM}\t ", f'"{VICTIM}"', f"for={VICTIM}",
+    "fe80::1%eth0", "[2001:4860::1%25lo]:1",
     f",,{VICTIM},,", f"{VICTIM},", "unix", "unknown", "localhost", "127.0.0.1", "::1", "0.0.0.0", "\xa0\xff\xe9",
     "\u0662\u0660\u0663.\u0660.\u0661\u0661\u0663.\u0669", "203.0.113.009", "3405803785", "0xcb007109",
     ", ".join([VICTIM] * 10_000), ", ".join(["10.0.0.1"] * 10_000), "," * 10_000, "1" * 100_000,
@@ -197,15 +200,86 @@ def test_under_real_servers_nobody_chooses_their_address(kind: str) -> None:
     ("value", "client"),
     [
         (PEER, PEER), (f" {PEER} ", PEER), (f"{PEER}:4711", PEER), (f"::ffff:{PEER}", PEER),
-        ("[2001:4860::7]:443", "2001:4860::/64"), ("fe80::1%eth0", "fe80::/64"),
+        ("[2001:4860::7]:443", "2001:4860::/64"), ("fe80::1%eth0", "fe80::/64"), ("[fe80::1%eth0]:443", "fe80::/64"),
+        ("2001:4860:0:0:0:0:0:7:4711", "2001:4860::/64"), ("2001:4860::7:47110", "2001:4860::/64"),
+        (f"::ffff:{PEER}:4711", PEER), (f"64:ff9b::{PEER}", PEER), (f"[64:ff9b::{PEER}]:443", PEER),
         # without one address in it the proxy counts
         *((value, None) for value in (None, "", "unknown", f"{VICTIM}, {PEER}", f"for={VICTIM}", "1" * 99)),
+        *((value, None) for value in (f"{VICTIM}:http", f"[{VICTIM}]http", f"{VICTIM}:1:2", ":443", "[]:443")),
     ],
 )  # fmt: skip
 def test_the_one_header_of_a_proxy_names_the_client(value: str | None, client: str | None) -> None:
     claimed = {} if value is None else {"HTTP_CF_CONNECTING_IP": value}
     assert found(BY_HEADER, **claimed) == (client or PROXY)
     assert found(BY_HEADER, "2001:db8::7", **claimed) == (client or "2001:db8::/64")
+
+
+@pytest.mark.parametrize(
+    "value", [f"{PEER}:47110", "2001:4860:0:0:ab:cd:ef:7:4711", "2001:4860::ab:cd:ef:7:4711", "2001:4860::7:47110"]
+)
+def test_the_viewer_address_of_cloudfront_ends_with_a_port(value: str) -> None:
+    options = {**BY_HEADER, "CLIENT_IP_HEADER": "CloudFront-Viewer-Address"}
+    client = found(options, HTTP_CLOUDFRONT_VIEWER_ADDRESS=value)
+    assert client == (PEER if "." in value else "2001:4860::/64")
+
+
+COUNTED = {"TRUSTED_PROXY_COUNT": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "meta", "level", "words"),
+    [
+        (BY_HEADER, {"HTTP_CF_CONNECTING_IP": "unknown"}, "ERROR", r"Cf-Connecting-Ip from 10\.0\.0\.1 holds 'unk"),
+        (BY_PROXY, {"HTTP_X_FORWARDED_FOR": f"{PEER}, a\n"}, "ERROR", r"X-Forwarded-For from 10\.0\.0\.1 holds 'a'"),
+        (COUNTED, {"HTTP_X_FORWARDED_FOR": f"{PEER}:http"}, "ERROR", r"holds '198\.51\.100\.7:http', which is not an"),
+        (COUNTED, {"HTTP_X_FORWARDED_FOR": "f" * 9_000}, "ERROR", r"holds 'f{1,99}"),
+        (BY_HEADER, {}, "WARNING", r"from 10\.0\.0\.1 has no Cf-Connecting-Ip, so it counts for the address of"),
+        (COUNTED, {}, "WARNING", r"has no X-Forwarded-For"),
+    ],
+    ids=["header", "proxies", "count", "long", "no header", "no header in its place"],
+)  # fmt: skip
+def test_an_address_that_a_proxy_does_not_name_is_logged_once(
+    options: dict[str, Any], meta: dict[str, str], level: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everything_again()
+    assert [found(options, **meta) for _ in range(3)] == [PROXY] * 3
+    (record,) = caplog.records
+    assert (record.levelname, "\n" in record.getMessage()) == (level, False)
+    assert re.search(words, record.getMessage())
+    assert len(record.getMessage()) < 600
+
+
+@pytest.mark.parametrize(
+    ("options", "meta"),
+    [
+        ({}, {"HTTP_CF_CONNECTING_IP": "unknown"}), (BY_PROXY, {}), (BY_PROXY, {"HTTP_X_FORWARDED_FOR": f"a, {PEER}"}),
+        (BY_HEADER, {"HTTP_CF_CONNECTING_IP": PEER}), (COUNTED, {"HTTP_X_FORWARDED_FOR": f"a, {PEER}:80"}),
+    ],
+)  # fmt: skip
+def test_what_a_client_writes_and_requests_of_the_proxy_itself_are_not_logged(
+    options: dict[str, Any], meta: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everything_again()
+    found(options, **meta)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        (f"{PEER}:4711", PEER), ("[2001:4860::7]:4711", "2001:4860::/64"), (f"::ffff:{PEER}", PEER),
+        (f"64:ff9b::{PEER}", PEER), ("64:ff9b:1::c633:6407", "64:ff9b:1::/64"),
+    ],
+)  # fmt: skip
+def test_the_address_of_a_peer_may_have_a_port_and_one_behind_nat64_is_ipv4(peer: str, client: str) -> None:
+    assert found({}, peer) == client
+    assert subject_of(f"ip:{peer}") == f"ip:{client}"
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8", "::ffff:10.0.0.0/104", "64:ff9b::10.0.0.0/104"])
+@pytest.mark.parametrize("proxy", ["10.0.0.1:4711", "[::ffff:10.0.0.1]:4711", "64:ff9b::10.0.0.1"])
+def test_a_proxy_is_trusted_however_its_address_is_written(network: str, proxy: str) -> None:
+    assert found({"TRUSTED_PROXIES": [network]}, proxy, PEER) == PEER
 
 
 @MANY

@@ -142,7 +142,7 @@ def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: Tr
 def log_everything_again() -> None:
     _log_foreign_data.cache_clear()
     _log_denied_command.cache_clear()
-    addresses._warned_proxies.clear()
+    addresses._logged.clear()
     addresses._server_trusts_everybody.cache_clear()
     addresses._warn_of_server.cache_clear()
 

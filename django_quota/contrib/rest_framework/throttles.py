@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import BadRequest
@@ -329,10 +328,10 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
         pk = getattr(user, "pk", None)
         if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
             return adapters.subject_of(user)
-        ident = self.get_ident(request)
-        if self.key == self._key_of(ident):
-            with suppress(ValueError):
-                return adapters.subject_of(f"ip:{ip_address(str(ident))}")
+        ident = str(self.get_ident(request))
+        if self.key == self._key_of(ident) and "+" not in ident:
+            with suppress(RuleError):  # a proxy may write something else than an address
+                return adapters.subject_of(f"ip:{ident}")
         return f"throttle:{adapters.digest(str(self.key))}"  # the class makes the key itself: it may hold a secret
 
     def _key_of(self, ident: object) -> str | None:
