@@ -25,7 +25,8 @@ from django.utils.translation import gettext as _
 from django_quota.conf import limits_logins
 from django_quota.core.errors import RuleError
 from django_quota.models import Subject
-from django_quota.operating.lookup import find_subjects, login_names_among, parts_of, user_names
+from django_quota.operating.lookup import find_subjects, login_names_among, user_names
+from django_quota.requests.subjects import parts_of
 
 
 def may_see_users(request: HttpRequest) -> bool:

@@ -18,8 +18,7 @@ from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
-from django_quota.operating.lookup import parts_of
-from django_quota.requests.subjects import LOGIN
+from django_quota.requests.subjects import LOGIN, parts_of
 from django_quota.web.wording import wait_in_words
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {

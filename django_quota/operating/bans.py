@@ -13,7 +13,8 @@ from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import ActiveBan, bans_in_force
 from django_quota.operating.inspection import BanStatus, contents_of
-from django_quota.operating.lookup import is_bare, parts_of
+from django_quota.operating.lookup import is_bare
+from django_quota.requests.subjects import parts_of
 
 MOST = 10_000
 """Bans that are looked at, those that end first."""

@@ -10,8 +10,9 @@ from django_quota.core.rules import Rule
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import bans_in_force, subjects_seen
-from django_quota.operating.lookup import is_given_by, known_keys, parts_of
+from django_quota.operating.lookup import is_given_by, known_keys
 from django_quota.requests.request_hits import new_plan
+from django_quota.requests.subjects import parts_of
 
 MAX_LONGER = 20
 """Subjects that are looked at."""

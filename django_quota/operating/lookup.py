@@ -12,17 +12,18 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import router
 from django.db.models import Q
+from django.utils.encoding import repercent_broken_unicode
 from django.utils.translation import gettext as _
 
 from django_quota.conf import current, rule_of
 from django_quota.core.errors import RuleError, nearest
-from django_quota.core.keys import MAX_PART, is_digest
+from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, dotted_path, is_valid_name, key_parts
 from django_quota.limiting.known_rules import known_rules, rules_of_requests
@@ -34,7 +35,9 @@ from django_quota.requests.subjects import (
     login_subject,
     named_subject,
     override_subject,
+    parts_of,
     session_subject,
+    unescaped,
     user_subject,
     value_subject,
 )
@@ -49,18 +52,6 @@ MAX_USER_TEXT = 320
 """Characters of the longest text that is looked up as a user's name, e-mail address or key."""
 
 # --- from text to a subject -------------------------------------------------------------------------------------------
-
-_BETWEEN_PARTS = re.compile(
-    r"\+(?=(?:ip|user|session|path|header|cookie|kwarg|get|post|json|login):"
-    r"|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global(?:\+|\Z))"
-)
-"""The plus signs that separate the parts of a subject. A plus sign before anything else belongs to a value."""
-
-
-def parts_of(subject: str) -> list[str]:
-    """Return the parts of a subject; only itself if it has one."""
-    return _BETWEEN_PARTS.split(subject)
-
 
 _VALUE = re.compile(r"(?:(header|cookie|kwarg|get|post|json|login):([^=]+)|session)=(.*)", re.DOTALL)
 
@@ -105,11 +96,11 @@ def _parse_part(part: str) -> str:
     if value := _VALUE.fullmatch(part):
         kind, name, text = value.groups()
         return _subject_of_value(kind or "session", name or "", text)
-    kind, colon, whole = part.partition(":")
-    is_typed = kind == "path" or (len(whole) > MAX_PART and kind.startswith(("key.", "kwarg.")))
-    if not colon or not is_typed or is_digest(whole):
+    kind, colon, path = part.partition(":")
+    if kind != "path" or not colon or is_digest(path) or unescaped(path) is not None:
         return part
-    return f"{kind}:{escape_value(unquote(whole, errors='surrogatepass'))}"
+    raw = unquote_to_bytes(path.encode(errors="surrogatepass"))
+    return f"path:{escape_value(repercent_broken_unicode(raw).decode())}"  # as Django decodes a path
 
 
 def _subject_of_value(kind: str, name: str, value: str) -> str:
@@ -371,9 +362,9 @@ def parse_user_key(text: str) -> Any:
 
 
 def _user_key_of(subject: str) -> str | None:
-    """Return the text of the key in `user:<key>`; None for any other subject."""
+    """Return the text of the key in `user:<key>`; None for any other subject, and for a key that is a digest."""
     kind, colon, key = subject.partition(":")
-    return unquote(key) if kind == "user" and colon and "+" not in key else None
+    return unquote(key) if kind == "user" and colon and len(parts_of(subject)) == 1 and not is_digest(key) else None
 
 
 def _all_users() -> Any:

@@ -6,17 +6,19 @@ import hashlib
 import re
 import reprlib
 import unicodedata
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
+from urllib.parse import unquote
 from uuid import UUID
 
 from django.utils.encoding import force_bytes
 
-from django_quota.conf import current
+from django_quota.conf import QuotaSettings, current
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import MAX_PART, digested, is_digest
+from django_quota.core.keys import MAX_PART, is_digest
 from django_quota.core.overrides import EVERYBODY
-from django_quota.requests.addresses import Prefixes, canonical_network, canonical_part, own_prefixes
+from django_quota.requests.addresses import canonical_network, canonical_part, own_prefixes
 
 GLOBAL = "global"
 
@@ -84,13 +86,35 @@ def session_subject(session_key: str) -> str:
 
 
 def escape_value(value: str) -> str:
-    """Escape the plus sign, which joins parts, and characters that are not visible; a long value becomes a digest.
+    """Return a value as a subject has it: the plus sign, which joins parts, and invisible characters are escaped.
 
-    A client may choose the value, so a long one is not looked at character by character.
+    A digest replaces a value that is longer than 200 characters then. It is keyed, so nobody who knows the value can
+    send its digest instead. A client may choose the value, so a long one is not looked at character by character.
     """
     if len(value) > MAX_PART or is_digest(value):
-        return digested(value)
-    return value.translate(_escapes("%+")) if _UNSAFE.search(value) else value
+        return _digest_of_long(value)
+    if not _UNSAFE.search(value):
+        return value
+    escaped = value.translate(_escapes("%+"))
+    return escaped if len(escaped) <= MAX_PART else _digest_of_long(value)
+
+
+def unescaped(value: str) -> str | None:
+    """Return what `escape_value` was called with; None if it never returns this value, or returns it as a digest."""
+    with suppress(UnicodeDecodeError):
+        found = unquote(value, errors="surrogatepass")
+        return found if escape_value(found) == value else None
+    return None
+
+
+def _named_value(text: str) -> str:
+    """Return the value of a subject that is given as a text: escaped, unless it is already."""
+    is_named = len(text) <= MAX_PART and (not _UNSAFE.search(text) or unescaped(text) is not None)
+    return text if is_named else escape_value(text)
+
+
+def _digest_of_long(value: str) -> str:
+    return f"~{_keyed(value, 32)}"
 
 
 _INVISIBLE = (
@@ -123,8 +147,12 @@ def value_subject(kind: str, name: str, value: str) -> str:
 
 def digest(value: str | bytes) -> str:
     """Return the keyed digest of a value: 32 hexadecimal digits."""
+    return _keyed(value, 16)
+
+
+def _keyed(value: str | bytes, size: int) -> str:
     data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
-    return hashlib.blake2b(data, key=_digest_key(current().digest_key), digest_size=16).hexdigest()
+    return hashlib.blake2b(data, key=_digest_key(current().digest_key), digest_size=size).hexdigest()
 
 
 @lru_cache(maxsize=4)
@@ -163,12 +191,14 @@ def user_subject(user: Any) -> str:
 
 
 def named_subject(subject: str) -> str:
-    """Return a subject from a text, with addresses as `ip_subject` writes them and digests for long values."""
-    prefixes = own_prefixes()
-    if len(subject) > MAX_PART:
-        subject = "+".join(map(_with_short_value, subject.split("+", MAX_PARTS)))
+    """Return the subject that a text names, as requests write it. A subject gives itself.
+
+    Addresses are as `ip_subject` writes them; other values are escaped, unless they are already, and long ones are a
+    digest. Raises `RuleError` for an empty text, a kind without a value and a wrong address.
+    """
+    settings = current()
     # Longer subjects must not fill the cache.
-    return _named(subject, prefixes) if len(subject) <= MAX_PART else _canonical(subject, prefixes)
+    return _named(subject, settings) if len(subject) <= MAX_PART else _canonical(subject, settings)
 
 
 def override_subject(text: str) -> str:
@@ -185,25 +215,51 @@ def override_subject(text: str) -> str:
 
 
 MAX_PARTS = 20
-"""How many plus signs split a given subject. No key has more parts, and a client may send thousands of signs."""
+"""How many plus signs are looked at. No key has more parts, and a client may send thousands of them."""
 
 
-def _with_short_value(part: str) -> str:
-    kind, colon, value = part.partition(":")
-    return f"{kind}:{digested(value)}" if colon and len(value) > MAX_PART else part
+def parts_of(subject: str) -> list[str]:
+    """Return the parts of a subject; only itself if it has one.
+
+    A plus sign joins two parts if the first is an address or a word, or if the second begins as a part does: with a
+    kind and a colon. Any other plus sign belongs to a value, as in `user:ann+shop@example.org`.
+    """
+    if "+" not in subject:
+        return [subject]
+    parts: list[str] = []
+    for piece in subject.split("+", MAX_PARTS):
+        if parts and _HAS_VALUE.match(parts[-1]) and not _BEGINS_PART.match(piece):
+            parts[-1] += f"+{piece}"
+        else:
+            parts.append(piece)
+    return parts
 
 
-def _canonical(subject: str, prefixes: Prefixes) -> str:
+_HAS_VALUE = re.compile("(?!ip:).*[:=]", re.DOTALL)
+
+_BEGINS_PART = re.compile(r"[a-z][a-z0-9_-]{0,49}:|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global\Z")
+
+
+def _canonical(subject: str, settings: QuotaSettings) -> str:
     if not subject:
         raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
-    if subject.startswith("ip:") or "+ip:" in subject:
-        subject = "+".join(canonical_part(part, prefixes) for part in subject.split("+", MAX_PARTS))
     if subject.partition(":")[1:] == (":", ""):
         raise RuleError(
             f"{reprlib.repr(subject)} has no value behind the colon: all callers without one would share a limit.",
             "Use, for example, 'user:42' or 'ip:203.0.113.9'.",
         )
-    return subject.translate(_escapes("")) if _UNPRINTABLE.search(subject) else subject
+    if "+" not in subject:
+        return _canonical_part(subject, settings)
+    return "+".join(_canonical_part(part, settings) for part in parts_of(subject))
+
+
+def _canonical_part(part: str, settings: QuotaSettings) -> str:
+    kind, colon, value = part.partition(":")
+    if kind == "ip" and colon:
+        return canonical_part(part, (settings.ipv4_prefix, settings.ipv6_prefix))
+    if colon:
+        value = _named_value(value)
+    return f"{kind.translate(_escapes('')) if _UNPRINTABLE.search(kind) else kind}{colon}{value}"
 
 
 _named = lru_cache(maxsize=8192)(_canonical)

@@ -20,16 +20,20 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import ResolverMatch, path, re_path
 from django.utils.asyncio import async_unsafe
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from django_quota import Subject, acheck, check, concurrency, counter, quota, slot
+from django_quota import Subject, acheck, ban, check, concurrency, counter, quota, reset, slot, unban
 from django_quota.adapters import digest
 from django_quota.core.errors import SubjectKeyError
+from django_quota.core.keys import digested
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
-from django_quota.requests.subjects import named_subject
+from django_quota.models import QuotaOverride
+from django_quota.operating.lookup import parse_override_input, parse_subject_input
+from django_quota.requests.subjects import named_subject, override_subject, parts_of
 from django_quota.types import QuotaRequest
 from tests.support.calls import always, asubject_of, both, calls_in, fetch, subject_of
+from tests.support.commands import said
 
 IP = "ip:192.0.2.1"
 SECRET = "s3cret-value"
@@ -144,6 +148,75 @@ def test_a_moved_boundary_between_parts_gives_another_subject(a: str, b: str, c:
     assert (of(a, b) == of(c, d)) == ((a, b) == (c, d))
 
 
+# --- one name for each subject ----------------------------------------------------------------------------------------
+
+LONG = "k" * 201
+ODD = {
+    "an e-mail address": "ann+shop@example.org", "plus signs": "a++b+", "a percent sign": "50%", "an escape": "50%2B",
+    "longer once escaped": "+" * 150, "invisible": "\u200b" * 40, "a half": "\ud800", "long": LONG,
+    "long and escaped": "%2B" * 80, "like a digest": f"~{'0' * 64}", "like two parts": "a+user:7",
+}  # fmt: skip
+odd = pytest.mark.parametrize("value", ODD.values(), ids=list(ODD))
+
+
+@odd
+def test_a_subject_names_itself_wherever_it_is_written(value: str) -> None:
+    request = with_user(SimpleNamespace(is_authenticated=True, pk=value))
+    request.path_info = f"/{value}"
+    request.resolver_match = ResolverMatch(print, (), {"pk": value})
+    for key in ("user", "path", "kwarg:pk", always(value), ("user", "kwarg:pk"), ("path", "ip", "user", "global")):
+        found = subject_of(key, request)
+        for read in (named_subject, override_subject, parse_subject_input, parse_override_input):
+            assert read(found) == found
+        assert check("9/m", found, name="api").subject == found
+
+
+@given(st.text("ab:+%2B~\u200b=. ", min_size=1) | st.text(min_size=1))
+def test_what_a_text_names_is_a_subject_that_names_itself(text: str) -> None:
+    try:
+        found = named_subject(text)
+    except RuleError:
+        assume(False)
+    assert named_subject(found) == found
+    assert all("+" not in part.partition(":")[2] for part in parts_of(found) if not part.startswith("ip:"))
+
+
+@given(st.text("ab:+%2B~\u200b", min_size=1) | st.text(min_size=1), st.text("ab+%2B", min_size=1, max_size=9))
+def test_two_values_are_two_subjects(one: str, other: str) -> None:
+    assert (Subject("user", one) == Subject("user", other)) == (one == other)
+
+
+@pytest.mark.usefixtures("memory_store", "database")
+@pytest.mark.parametrize("value", ["ann+shop@example.org", "50%", "+" * 150, LONG], ids=["plus", "%", "pluses", "long"])
+@pytest.mark.parametrize("write", ["user:{}".format, partial(Subject, "user")], ids=["as it is", "escaped"])
+def test_overrides_calls_resets_and_bans_reach_a_user_with_an_odd_key(
+    value: str, write: Callable[[str], str], settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "2/m", "ban": {"after": "9/m", "for": ["1h"]}}}}
+    user: Any = SimpleNamespace(is_authenticated=True, pk=value)
+    text = write(value)
+    check("api", user)
+    assert check("api", text).remaining == 0
+    reset("api", text)
+    assert check("api", text).remaining == 1
+    ban(user, "api", "1h")
+    assert unban(text) == 1
+    said("quota_override", "set", text, "blocked", "--force")  # there is no such user
+    assert check("api", user).outcomes[0].why == "blocked"
+    said("quota_override", "clear", text)
+    QuotaOverride.objects.create(subject=text, rule="api", mode="blocked")
+    assert check("api", user).outcomes[0].why == "blocked"
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_nobody_makes_up_the_digest_of_the_long_value_of_somebody_else(settings: Any) -> None:
+    check("1/m", f"device:{LONG}", name="api")
+    assert check("1/m", f"device:{digested(LONG)}", name="api")
+    known = named_subject(f"device:{LONG}")
+    settings.SECRET_KEY = "another"
+    assert named_subject(f"device:{LONG}") != known
+
+
 class TestFunctions:
     @pytest.mark.parametrize(
         ("value", "found"),
@@ -203,10 +276,13 @@ class TestNamedSubjects:
         [
             ("ip:192.0.2.1", IP), ("ip:::ffff:192.0.2.1", IP), ("ip:2001:DB8::1", "ip:2001:db8::/64"),
             ("ip:2001:db8::/64", "ip:2001:db8::/64"), ("ip:2001:db8::1/128", "ip:2001:db8::1"),
-            ("user:1", "user:1"), ("global", "global"),
+            ("user:1", "user:1"), ("global", "global"), ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
+            ("user:ann+shop@example.org+ip:2001:DB8::1", "user:ann%2Bshop@example.org+ip:2001:db8::/64"),
+            ("ip:192.0.2.1+ann", f"{IP}+ann"), ("org:7+device:a+b", "org:7+device:a%2Bb"), ("a+b", "a+b"),
+            ("org:50%", "org:50%25"), ("org:50%25", "org:50%25"), ("org:%41", "org:%2541"), ("org:%FF", "org:%25FF"),
         ],
     )  # fmt: skip
-    def test_an_address_has_one_spelling(self, text: str, found: str) -> None:
+    def test_a_subject_has_one_spelling(self, text: str, found: str) -> None:
         assert check("1/m", text).subject == found
 
     @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_in_any_spelling_the_last_stranger_is_the_client(
     hops: list[str], client: Any, comma: str, spelling: str
 ) -> None:
     assume(not any(client in network for network in map(ip_network, PROXIES)))
-    assume(getattr(client, "ipv4_mapped", None) is None)
+    assume(client not in ip_network("::ffff:0:0/96") and client not in ip_network("64:ff9b::/96"))  # they are IPv4
     forged = comma.join([*hops, spelling.format(client)])
     assert found({**BY_PROXY, "IPV6_PREFIX": 128}, forwarded=forged) == str(client)
 
