@@ -167,7 +167,7 @@ def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request:
 def _from_field(kind: str, name: str, value: str | None, *, exact: bool) -> str | None:
     """Return the part for a field of a form, a query or a JSON body.
 
-    Values that Django's forms treat as equal are one subject: whitespace stripped, NFKC-normalised, case-insensitive.
+    Values that Django's forms or a database may treat as equal are one subject; see `normalized`.
     `exact`: the value counts exactly as it was sent, as `distinct=` needs.
     """
     return _secret(kind, name, normalized(value) if value and not exact else value)

@@ -71,9 +71,21 @@ _OF_CLIENTS = frozenset({"cookie", "get", "header", "json", "kwarg", "path", "po
 
 
 def normalized(value: str) -> str:
-    """Return a typed text with whitespace stripped, NFKC-normalised and case-folded."""
+    """Return one form of all texts that a database may call equal, without regard to case: for `iexact` and the like.
+
+    Whitespace around it, case, invisible characters and the form in Unicode (NFKC) do not matter; accents do. Databases
+    compare capital or small letters, each by its own table, so both count: "\u0131" is "i", and "\u017f" is "s".
+    """
     value = value.strip()
-    return unicodedata.normalize("NFKC", value).casefold().strip() if len(value) <= MAX_FOLDED else value
+    if len(value) > MAX_FOLDED:
+        return value
+    if value.isascii() and value.isprintable():
+        return value.lower()
+    folded = value
+    for _ in range(2):  # a capital letter may have another form, and the other way round
+        folded = unicodedata.normalize("NFKD", folded).upper().casefold()
+    folded = _UNPRINTABLE.sub("", folded).replace("i\u0307", "i")  # "\u0130" is the Turkish capital of "i"
+    return unicodedata.normalize("NFKC", folded).strip() or value
 
 
 MAX_FOLDED = 1_000
@@ -168,9 +180,10 @@ def is_user(value: object) -> bool:
 def login_subject(name: str) -> str:
     """Return the subject of a user name that somebody typed to log in: `login.username:<digest>`.
 
-    Names that Django's forms treat as equal are one subject. Raises `RuleError` for an empty name.
+    Names that a database may call equal are one subject; of a name that is too long for any user, the beginning
+    counts. Raises `RuleError` for an empty name.
     """
-    name = normalized(name)
+    name = normalized(name.strip()[:MAX_FOLDED])
     if not name:
         raise RuleError("An empty text is not a user name.")
     return f"{LOGIN}{digest(name)}"

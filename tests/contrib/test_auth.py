@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from html import unescape
 from typing import Any
 from urllib.parse import quote
@@ -32,7 +34,7 @@ from django.urls import path
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 from django.views.debug import ExceptionReporter
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from rest_framework_simplejwt.views import TokenObtainPairView
 
@@ -200,6 +202,46 @@ def test_names_that_the_login_form_makes_equal_are_one_subject(name: str) -> Non
     read = UsernameField(max_length=2_000).to_python(name)
     if normalized(name):
         assert login_subject(str(read)) == login_subject(name)
+
+
+SAME: dict[str, Callable[[str], str]] = {
+    "upper": str.upper, "lower": str.lower, "casefold": str.casefold, "swapped": str.swapcase, "title": str.title,
+    "NFC": partial(unicodedata.normalize, "NFC"), "NFKC": partial(unicodedata.normalize, "NFKC"),
+}  # fmt: skip
+
+
+@given(st.text(min_size=1, max_size=50))
+@example("\u0131\u017fßẞ\u212a\u0130ǰᾳΣςﬁ")
+@pytest.mark.parametrize("form", SAME.values(), ids=list(SAME))
+def test_names_that_a_database_makes_equal_are_one_subject(form: Callable[[str], str], name: str) -> None:
+    assume(name.strip())
+    assert login_subject(form(name)) == login_subject(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [
+        ("\u0131van", "ivan"), ("\u0130VAN", "ivan"), ("I\u0307VAN", "ivan"), ("ⅳan", "ivan"),
+        ("iv\u200ban", "ivan"), ("iv\xadan", "ivan"), ("iv\0an", "ivan"), (f"ivan{'x' * 1_000}", f"ivan{'x' * 2_000}"),
+    ],
+)  # fmt: skip
+def test_another_spelling_of_a_name_is_the_same_subject(name: str, spelt: str) -> None:
+    assert login_subject(name) == login_subject(spelt)
+
+
+@pytest.mark.parametrize("name", ["\u200b", "\0"])
+def test_a_name_of_which_nothing_is_visible_is_a_name_of_its_own(name: str) -> None:
+    assert normalized(name) == name
+    assert login_subject(name) != login_subject("ivan")
+
+
+@memory
+def test_spelling_a_name_in_another_way_gives_no_more_guesses() -> None:
+    User.objects.create_user("ivan", password=PASSWORD)
+    names = ["ivan", "\u0131van", "IVAN", "\u0130van", "iv\u200ban"]
+    with freeze(START):
+        assert [attempt(name=name) for name in names] == ["wrong"] * 5
+        assert attempt(PASSWORD, name="ivan") == "refused"
 
 
 @pytest.mark.usefixtures("either_store", "ann")
