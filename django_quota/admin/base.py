@@ -26,7 +26,7 @@ from django_quota.conf import limits_logins
 from django_quota.core.errors import RuleError
 from django_quota.models import Subject
 from django_quota.operating.lookup import find_subjects, login_names_among, user_names
-from django_quota.requests.subjects import parts_of
+from django_quota.requests.subjects import is_user, parts_of
 
 
 def may_see_users(request: HttpRequest) -> bool:
@@ -77,6 +77,7 @@ def labelled(field: str, label: Any) -> Callable[[Any], SafeString]:
     @admin.display(description=label, ordering=field)
     def column(row: Any) -> SafeString:
         value = getattr(row, field)
+        value = str(value.get_username()) if is_user(value) else value  # the name may be a number
         shown = number_format(value, force_grouping=True) if isinstance(value, int) else value or "-"
         return format_html('<span class="quota-label">{}</span> {}', label, shown)
 

@@ -38,7 +38,7 @@ from django_quota.operating.lookup import (
     subject_hint,
     user_of,
 )
-from django_quota.requests.subjects import login_subject, named_subject
+from django_quota.requests.subjects import named_subject
 
 MAX_ROWS = 100
 """Overrides on the page."""
@@ -100,7 +100,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             names=names,
             user_found=user,
             user_opts=user and user._meta,
-            failed_logins=login_subject(user.get_username()) if user is not None and own else "",
+            failed_logins=next(reversed(own), ""),
             hint=hint,
             is_nobody=bool(hint) and is_bare(subject),
             has_others=bool(page["longer"] or (subject.startswith("user:") and limits_logins())),

@@ -27,7 +27,7 @@ from django_quota import Decision, Rule, areserve_all, reserve_all
 from django_quota.adapters import has_middleware, refusal_details
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
-from django_quota.features.logins import login_hits, unlock
+from django_quota.features.logins import login_hits, login_name, unlock
 
 __all__ = ["CaptchaRequired", "LoginQuotaBackend", "LoginRefused", "unlock"]
 
@@ -120,7 +120,7 @@ class LoginQuotaBackend:
     def user_names(self, credentials: Mapping[str, Any]) -> list[str]:
         """Return the names that say who logs in. All of them are limited."""
         fields = dict.fromkeys((*self.name_fields, get_user_model().USERNAME_FIELD))
-        names = [str(credentials[field]) for field in fields if credentials.get(field) is not None]
+        names = [login_name(credentials.get(field)) for field in fields]
         return [name for name in names if name.strip()]
 
     def needs_captcha(self, request: HttpRequest, decision: Decision) -> bool:  # noqa: ARG002 — for subclasses

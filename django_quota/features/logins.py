@@ -6,6 +6,7 @@ The rules come from the setting `LOGIN`. `django_quota.contrib.auth` has the bac
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import UUID
 
 from django.http import HttpRequest
 
@@ -15,10 +16,12 @@ from django_quota.core.rules import Rule
 from django_quota.limiting.api import reset
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.addresses import client_ip, is_from
-from django_quota.requests.subjects import LOGIN, login_subject, named_subject
+from django_quota.requests.subjects import LOGIN, login_name, login_subject, named_subject
+
+__all__ = ["login_hits", "login_name", "unlock", "with_addresses"]
 
 
-def login_hits(names: Iterable[str], request: HttpRequest | None) -> list[tuple[Rule, str]]:
+def login_hits(names: Iterable[object], request: HttpRequest | None) -> list[tuple[Rule, str]]:
     """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject; none for an exempt address.
 
     `names`: the user names that were typed. Without a request, the rules by address are left out.
@@ -39,7 +42,7 @@ def login_hits(names: Iterable[str], request: HttpRequest | None) -> list[tuple[
     return hits
 
 
-def unlock(name: str, address: str | None = None) -> int:
+def unlock(name: str | int | UUID, address: str | None = None) -> int:
     """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
 
     `address`: only those from this address. Without one, this walks through all keys of the store, since only they know

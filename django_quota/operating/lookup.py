@@ -17,7 +17,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import router
-from django.db.models import Q
+from django.db.models import CharField, Q, TextField
 from django.utils.encoding import repercent_broken_unicode
 from django.utils.translation import gettext as _
 
@@ -296,13 +296,13 @@ def find_users(text: str, *, prefix: bool = False) -> list[Any]:
     model: Any = get_user_model()
     name, email = model.USERNAME_FIELD, model.get_email_field_name()
     fields = ["pk", name]
-    wanted = Q(**{f"{name}__istartswith" if prefix else name: text})
+    is_text = isinstance(model._meta.get_field(name), (CharField, TextField))
+    names = [text] if is_text else _values_of(name, text)
+    wanted = Q(**{f"{name}__istartswith": text}) if prefix else Q(**{f"{name}__in": names})
     if (prefix or "@" in text) and email in {field.name for field in model._meta.get_fields()}:
         fields.append(email)
         wanted |= Q(**{f"{email}__{'istartswith' if prefix else 'iexact'}": text})
-    key = parse_user_key(text)
-    if key is not None:
-        wanted |= Q(pk=key)
+    wanted |= Q(pk__in=_values_of(model._meta.pk.name, text))
     users = list(_all_users().filter(wanted).order_by()[:MAX_USERS])
     exact = [user for user in users if text.lower() in {str(getattr(user, field)).lower() for field in fields}]
     return exact or users
@@ -319,7 +319,7 @@ def user_names(subjects: Iterable[str]) -> dict[str, str]:
     texts = filter(None, map(_user_key_of, subjects))
     keys = {key for text in texts if (key := parse_user_key(text)) is not None}
     users = _all_users().filter(pk__in=keys) if keys else ()
-    return {user_subject(user): user.get_username() for user in users}
+    return {user_subject(user): str(user.get_username()) for user in users}
 
 
 def login_names(users: Iterable[Any]) -> dict[str, str]:
@@ -350,15 +350,21 @@ def _newest_login_names(_minute: int) -> dict[str, str]:
 
 def parse_user_key(text: str) -> Any:
     """Return a text as a primary key of the user model; None if it cannot be one."""
-    if "\0" in text or not is_valid_name(text):
-        return None
     model: Any = get_user_model()
+    return next(iter(_values_of(model._meta.pk.name, text)), None)
+
+
+def _values_of(field: str, text: str) -> list[Any]:
+    """Return a text as a value of a field of the user model, in a list; an empty list if it cannot be one."""
+    if "\0" in text or not is_valid_name(text):
+        return []
+    found: Any = get_user_model()._meta.get_field(field)
     try:
-        key = model._meta.pk.to_python(text)
-        model._meta.pk.run_validators(key)
-    except (ValidationError, ValueError, TypeError, OverflowError):
-        return None
-    return key
+        value = found.to_python(text)
+        found.run_validators(value)
+    except (ValidationError, ValueError, TypeError, ArithmeticError):
+        return []
+    return [value]
 
 
 def _user_key_of(subject: str) -> str | None:

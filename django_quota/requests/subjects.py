@@ -12,6 +12,8 @@ from typing import Any, cast
 from urllib.parse import unquote
 from uuid import UUID
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.utils.encoding import force_bytes
 
 from django_quota.conf import QuotaSettings, current
@@ -177,16 +179,27 @@ def is_user(value: object) -> bool:
     return hasattr(value, "is_authenticated") and hasattr(value, "pk")
 
 
-def login_subject(name: str) -> str:
+def login_name(name: object) -> str:
+    """Return a user name as the user model reads it: where names are numbers, 0042 is 42. Empty if there is none."""
+    if name is None:
+        return ""
+    try:
+        model: Any = get_user_model()
+        return str(model._meta.get_field(model.USERNAME_FIELD).to_python(name))
+    except (ValidationError, ValueError, TypeError, ArithmeticError, ImproperlyConfigured):  # the last: without users
+        return str(name)
+
+
+def login_subject(name: object) -> str:
     """Return the subject of a user name that somebody typed to log in: `login.username:<digest>`.
 
     Names that a database may call equal are one subject; of a name that is too long for any user, the beginning
     counts. Raises `RuleError` for an empty name.
     """
-    name = normalized(name.strip()[:MAX_FOLDED])
-    if not name:
+    found = normalized(login_name(name).strip()[:MAX_FOLDED])
+    if not found:
         raise RuleError("An empty text is not a user name.")
-    return f"{LOGIN}{digest(name)}"
+    return f"{LOGIN}{digest(found)}"
 
 
 LOGIN = "login.username:"

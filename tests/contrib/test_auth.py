@@ -42,6 +42,7 @@ from django_quota import quota
 from django_quota.conf import DEFAULT_LOGIN, login_rules
 from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
+from django_quota.operating.lookup import find_users, user_names
 from django_quota.requests.subjects import login_subject, normalized
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
@@ -615,6 +616,39 @@ def test_the_admin_finds_a_lock_out_by_the_name_and_the_address_and_ends_it() ->
         client.post(f"{url}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
         assert "refused by login-username-ip until" not in found(HOME)
         assert attempt(PASSWORD) == "in"
+
+
+# --- user names that are no text --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def numbered(ann: User, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> User:
+    """Users log in by a number."""
+    monkeypatch.setattr(User, "USERNAME_FIELD", "id")
+    return ann
+
+
+def test_a_number_is_one_name_however_it_is_written(numbered: User, guess: Callable[..., str]) -> None:
+    number = numbered.pk
+    with freeze(START):
+        names: list[Any] = [number, str(number), f"00{number}", f" +{number} ", chr(0x660 + number)]
+        assert [guess(name=name) for name in names] == ["wrong"] * 5
+        assert guess(PASSWORD, name=str(number)) == "refused"
+        assert unlock(number, HOME) == 2
+        assert guess(PASSWORD, name=str(number)) == "in"
+
+
+def test_pages_and_searches_know_users_whose_name_is_a_number(numbered: User) -> None:
+    with freeze(START):
+        attempt(name=str(numbered.pk))
+        page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{numbered.pk}"})
+        found = page.content.decode()
+        assert (page.status_code, quote(login_subject(numbered.pk), safe="") in found) == (200, True)
+        page = superuser("other").post("/admin/django_quota/subject/", {"find": "ann"}, follow=True)
+    assert page.status_code == 200
+    assert find_users("ann") == find_users("9" * 40) == []
+    assert find_users(f"0{numbered.pk}") == find_users("ann@example.org") == [numbered]
+    assert user_names([f"user:{numbered.pk}"]) == {f"user:{numbered.pk}": str(numbered.pk)}
 
 
 # --- django-allauth ---------------------------------------------------------------------------------------------------
