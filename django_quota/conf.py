@@ -28,6 +28,7 @@ from django_quota.core.errors import (
     StoreUnavailable,
     did_you_mean,
 )
+from django_quota.core.keys import escape
 from django_quota.core.rule_options import Ban, Network, OnUnavailable, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 
@@ -107,6 +108,18 @@ def _read_redis(ours: QuotaSettings, given: object) -> object:
     del given, function  # error pages show local names
     hint = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
     raise ConfigurationError(f'QUOTA["REDIS"] is {kind}.', hint)
+
+
+def _read_prefix(ours: QuotaSettings, prefix: str) -> str:
+    """Return the beginning of all keys. In the Redis of a cache alias, the KEY_PREFIX of the alias comes first.
+
+    So two sites that share a Redis, as their caches may, do not share their limits.
+    """
+    if ours.given.get("STORE", "redis") != "redis" or ours.given.get("REDIS") is not None:
+        return prefix
+    name = ours.given.get("CACHE", "default")
+    of_alias = settings.CACHES.get(name, {}).get("KEY_PREFIX") if isinstance(name, str) else None
+    return f"{escape(str(of_alias))}:{prefix}" if of_alias else prefix  # braces would name a slot of a Cluster
 
 
 def _read_proxies(_: QuotaSettings, given: Any) -> tuple[Network | Literal["unix"], ...]:
@@ -195,8 +208,13 @@ class QuotaSettings:
     redis: Setting[object] = Setting(None, read=_read_redis)
     """A URL, a dict of redis-py's options, or a function that returns either; None: the Redis of `CACHE`."""
 
-    prefix = _text("quota", "Use a text without braces, for example 'quota'.", re.compile("[^{}]+").fullmatch)
-    """How every key in the store begins."""
+    prefix = _text(
+        "quota",
+        "Use a text without braces, for example 'quota'.",
+        re.compile("[^{}]+").fullmatch,
+        read=_read_prefix,
+    )
+    """How every key in the store begins, after the KEY_PREFIX of the cache alias."""
 
     trusted_proxies: Setting[tuple[Network | Literal["unix"], ...]] = Setting(
         (),
@@ -359,7 +377,7 @@ def time_zone() -> str:
 
 
 def _forget(*, setting: str, **_: object) -> None:
-    if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE"):
+    if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE", "CACHES"):
         current.cache_clear()
 
 

@@ -48,6 +48,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_store(),
         *_check_template(),
         *_check_logins(),
+        *_check_tenants(),
         *check_rules(),
     ]
 
@@ -113,6 +114,32 @@ def _check_logins() -> Iterator[CheckMessage]:
             "W022",
             'QUOTA["LOGIN"] is set, but no backend asks it: logins are not limited.',
             f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
+        )
+
+
+_TENANTS = ("django_tenants", "tenant_schemas")
+"""Packages that give each tenant of a site a schema of the database."""
+
+
+def _check_tenants() -> Iterator[CheckMessage]:
+    """Say what tenants share: the schema of a request is in no key, and a process has one copy of the overrides."""
+    engines = {str(database.get("ENGINE", "")).partition(".")[0] for database in settings.DATABASES.values()}
+    package = next((each for each in _TENANTS if apps.is_installed(each) or each in engines), None)
+    if package is None:
+        return
+    yield finding(
+        "W051",
+        f"The site has tenants, by {package}, and all tenants share their limits: user 42 of one uses up the limits of "
+        "user 42 of another, and both are one subject in bans, overrides and usage.",
+        'Count by a function that names the tenant: see "Tenants" in the page "Before you go live". Then silence this.',
+    )
+    ours = [app for app in getattr(settings, "TENANT_APPS", ()) if str(app).partition(".")[0] == "django_quota"]
+    if ours:
+        yield finding(
+            "W052",
+            f"TENANT_APPS has {ours[0]!r}, so each tenant has overrides of its own. They hold nowhere: a process reads "
+            "those of one schema for all tenants. quota_rollup writes usage into one schema, too.",
+            f"Name {ours[0]!r} in SHARED_APPS alone, and run `manage.py migrate_schemas --shared`.",
         )
 
 

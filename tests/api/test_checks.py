@@ -2,14 +2,16 @@
 
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser, User
 from django.core import mail
 from django.core.checks import ERROR, run_checks
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path, re_path
 from django.utils import timezone
@@ -18,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rest_framework.urlpatterns import format_suffix_patterns
 
-from django_quota import quota
+from django_quota import check, quota
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
+from tests.support.pages import run_page
 
 OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
 
@@ -442,3 +445,38 @@ def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, mo
     rows[2].save()
     words = "3 overrides have not ended. Each process holds all of them, and reads them before its first decision."
     assert _database_findings() == [("W032", words)]
+
+
+# --- tenants ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tenants", "found"),
+    [
+        (None, []), (["shop"], ["W051"]), (["shop", "django_quota"], ["W051", "W052"]),
+        (["django_quota.apps.DjangoQuotaConfig"], ["W051", "W052"]),
+    ],
+)  # fmt: skip
+def test_a_site_with_tenants_is_told_what_they_share(
+    tenants: list[str] | None, found: list[str], tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "django_tenants"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if tenants is not None:
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_tenants"]
+        settings.TENANT_APPS = tenants
+    shown = findings()
+    assert [str(each.id) for each in shown] == [f"django_quota.{each}" for each in found]
+    assert not shown or "user 42 of one uses up the limits of user 42 of another" in shown[0].msg
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_key_of_the_page_counts_each_user_of_each_tenant() -> None:
+    key = run_page("docs/going_live.md")["user_of_tenant"]
+    request: Any = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
+    request.tenant, request.user = SimpleNamespace(schema_name="acme"), User(pk=42)
+    assert check("5/m", request, key=key).subject == "member:acme:42"
+    request.user = AnonymousUser()
+    assert check("5/m", request, key=key).subject == "ip:192.0.2.1"

@@ -15,6 +15,7 @@ from django_quota import check
 from django_quota.adapters import client_ip
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError
+from tests.support.findings import REDIS
 from tests.support.outages import log_everything_again
 from tests.support.selection import thorough
 
@@ -40,6 +41,25 @@ def test_overrides_are_read_at_once_and_nest(settings: Any) -> None:
     for settings.QUOTA in ([], "x", 5):
         with pytest.raises(ConfigurationError, match="not a dict"):
             _ = current().prefix
+
+
+@pytest.mark.parametrize(
+    ("quota", "key_prefix", "prefix"),
+    [
+        ({}, "staging", "staging:quota"), ({"PREFIX": "own"}, "staging", "staging:own"), ({}, "", "quota"),
+        ({}, "{a} ä", "%7Ba%7D%20%C3%A4:quota"), ({}, 5, "5:quota"), ({"CACHE": "other"}, "staging", "quota"),
+        ({"CACHE": "nowhere"}, "staging", "quota"), ({"REDIS": "redis://127.0.0.1/0"}, "staging", "quota"),
+        ({"STORE": "database"}, "staging", "quota"),
+    ],
+)  # fmt: skip
+def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
+    quota: dict[str, Any], key_prefix: object, prefix: str, settings: Any
+) -> None:
+    settings.QUOTA = quota
+    settings.CACHES = {"default": {**REDIS, "KEY_PREFIX": key_prefix}, "other": REDIS}
+    assert current().prefix == prefix
+    settings.CACHES = {"default": REDIS, "other": REDIS}
+    assert current().prefix == quota.get("PREFIX", "quota")
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,33 @@ class TestMoving:
         assert keys(raw) == []
 
 
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    "backend",
+    ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"],
+    ids=["django-redis", "django"],
+)
+def test_two_sites_whose_caches_share_a_redis_share_no_limits_and_no_usage(
+    backend: str, redis_server: RedisServer, raw: redis.Redis
+) -> None:
+    def site(name: str) -> Any:
+        return override_settings(
+            CACHES={"default": {"BACKEND": backend, "LOCATION": redis_server.url, "KEY_PREFIX": name}}
+        )
+
+    with site("live"):
+        assert [bool(check("3/h", "user:1")) for _ in range(4)] == [True] * 3 + [False]
+    with site("staging"):
+        assert check("3/h", "user:1").remaining == 2
+        assert rolled()["days"] == 1
+        assert list(counted(rows()).values()) == [(1, 0, 1)]
+    DailyCounter.objects.all().delete()
+    with site("live"):
+        assert rolled()["days"] == 1
+        assert list(counted(rows()).values()) == [(3, 1, 3)]
+    assert {key.partition(b":1:")[0] for key in raw.scan_iter()} == {b"live:quota", b"staging:quota"}
+
+
 @pytest.mark.usefixtures("redis_cache", "database")
 def test_wrong_options_a_store_in_memory_and_an_outage_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))
