@@ -86,6 +86,16 @@ class TestTheDatabase:
         with pytest.raises(RuleError):
             override(subject="").save()
 
+    @pytest.mark.parametrize(
+        "subject", ["user:ann+shop@example.org", f"user:{'+' * 150}", "ip:2001:DB8::7", "user:*", "*"]
+    )
+    def test_an_override_is_found_however_its_subject_is_written(self, subject: str) -> None:
+        for mode in ("blocked", "exempt"):
+            QuotaOverride.objects.update_or_create(subject=subject, rule="search", defaults={"mode": mode})
+        found = QuotaOverride.objects.get(subject=subject)
+        assert QuotaOverride.objects.filter(subject__in=[found.subject, "ip:nowhere"]).get() == found
+        assert found.mode == "exempt"
+
     def test_one_override_a_subject_and_rule_and_one_counter_a_day_never_negative(self) -> None:
         for values in ({}, {"rule": "*"}, {"subject": "user:2"}):
             override(**values).save()
