@@ -128,7 +128,7 @@ def _check_tenants() -> Iterator[CheckMessage]:
     if package is None:
         return
     yield finding(
-        "W051",
+        "W045",
         f"The site has tenants, by {package}, and all tenants share their limits: user 42 of one uses up the limits of "
         "user 42 of another, and both are one subject in bans, overrides and usage.",
         'Count by a function that names the tenant: see "Tenants" in the page "Before you go live". Then silence this.',
@@ -136,7 +136,7 @@ def _check_tenants() -> Iterator[CheckMessage]:
     ours = [app for app in getattr(settings, "TENANT_APPS", ()) if str(app).partition(".")[0] == "django_quota"]
     if ours:
         yield finding(
-            "W052",
+            "W046",
             f"TENANT_APPS has {ours[0]!r}, so each tenant has overrides of its own. They hold nowhere: a process reads "
             "those of one schema for all tenants. quota_rollup writes usage into one schema, too.",
             f"Name {ours[0]!r} in SHARED_APPS alone, and run `manage.py migrate_schemas --shared`.",

@@ -453,8 +453,8 @@ def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, mo
 @pytest.mark.parametrize(
     ("tenants", "found"),
     [
-        (None, []), (["shop"], ["W051"]), (["shop", "django_quota"], ["W051", "W052"]),
-        (["django_quota.apps.DjangoQuotaConfig"], ["W051", "W052"]),
+        (None, []), (["shop"], ["W045"]), (["shop", "django_quota"], ["W045", "W046"]),
+        (["django_quota.apps.DjangoQuotaConfig"], ["W045", "W046"]),
     ],
 )  # fmt: skip
 def test_a_site_with_tenants_is_told_what_they_share(
