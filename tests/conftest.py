@@ -56,6 +56,7 @@ from tests.support.stores import (
     named,
     programs,
 )
+from tests.support.timeouts import Timeouts
 
 __all__ = ["clock", "mute", "places", "sentinel_port", "unpolled"]  # fixtures of tests/support
 
@@ -66,6 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(selection.Selection(config))
+    config.pluginmanager.register(Timeouts(everything=config.getoption("all") or inputs.TIMES > 1))
     inputs.prepare(everything=config.getoption("all"))
 
 

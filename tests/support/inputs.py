@@ -2,13 +2,16 @@
 
 `make test` tries a share of them, `make test-all` all, `make fuzz` many times as many. Where `CI` is set each run tries
 the same inputs, so nothing is refused for what another change did. Everywhere else they are new in each run.
+
+A failing input is made smaller by `make test-all` and `make fuzz` (`pytest --all`), which may take minutes. `make test`
+shows it as it was found. Hypothesis remembers it in `.hypothesis`, so the next run begins with it.
 """
 
 import os
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 SHARE = 0.15  # what `make test` tries of the inputs
 FEWEST = 10  # it tries at least this many
@@ -22,7 +25,10 @@ def prepare(*, everything: bool) -> None:
     global _share  # noqa: PLW0603 - the decorators of the tests read it
     _share = 1.0 if everything or TIMES > 1 else SHARE
     same = bool(os.environ.get("CI")) and "FUZZ" not in os.environ
-    settings.register_profile("django_quota", inputs(100), deadline=None, print_blob=True, derandomize=same)
+    phases = [Phase.explicit, Phase.reuse, Phase.generate, Phase.target, *([Phase.shrink] if _share == 1.0 else [])]
+    settings.register_profile(
+        "django_quota", inputs(100), deadline=None, print_blob=True, derandomize=same, phases=phases
+    )
     settings.load_profile("django_quota")
 
 
