@@ -131,6 +131,7 @@ class Plans(Machine):
         self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
         self.places.in_database(forgetting, self.now)
         assert self.places.in_redis(forgetting, self.now) == self.places.specified(forgetting, self.now)
+        self.places.compare(self.now)
         assert set(forgetting.keys[1:]) & self.places.dump().keys() <= {"quota:1:{!}:bans"}
 
     def plan(self, asked: Any, with_events: bool = False, is_estimate: bool = False) -> Plan:

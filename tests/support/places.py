@@ -1,17 +1,22 @@
 """Redis, the memory store, the database store and the specification: the same is done in all, and they never differ."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
 from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+from django_quota.core.algorithms.fixed_window import WindowCount
+from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.engine.plans import Plan, PlanMode
+from django_quota.stores.database import sql
 from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.database.values import loads
 from tests.support.inputs import inputs
 from tests.support.specifications import Drop, Put, Specified, specify
 from tests.support.steps import SECOND, START, driven
@@ -24,7 +29,43 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 end
 return found
 """
+
+ALL = """
+local time = redis.call('TIME')
+local found, now = {}, time[1] * 1000 + math.floor(time[2] / 1000)
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', key).ok
+  local value = kind == 'zset' and redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    or kind == 'hash' and redis.call('HGETALL', key)
+    or kind == 'list' and table.concat(redis.call('LRANGE', key, 0, -1), ' ')
+    or kind == 'stream' and tostring(redis.call('XLEN', key))
+    or redis.call('GET', key)
+  if kind == 'string' and string.sub(value, 1, 4) == 'HYLL' then value = tostring(redis.call('PFCOUNT', key)) end
+  found[#found + 1] = { key, value, now + redis.call('PTTL', key) }
+end
+return { now, found }
+"""
+"""Replies the time in milliseconds, and for each key its value and when it expires; for a HyperLogLog how many values
+it has counted, for a stream how many entries."""
+
+HOUR = 3_600 * SECOND
+"""For how long a key outlives its content where a test passes the time in."""
+
+MILLISECOND = SECOND // 1_000
+
+SLACK = SECOND
+"""What TTLs may differ in: Redis rounds them, and looks at its clock more than once."""
+
+LOG = ["quota:1:{!}:events", "quota:1:{!}:bans"]
+
 Run = Callable[[Operation, int], Any]
+
+
+class Lying(NamedTuple):
+    """What lies under a key in Redis, and when it expires by the clock of Redis (microseconds)."""
+
+    value: Any
+    ends: int
 
 
 class Places:
@@ -37,6 +78,10 @@ class Places:
         self.database = DatabaseStore("default")
         empty_database(self.database)
         self._store = current_store()
+        self._begun, _ = self._found()
+        self._latest = 0
+        self._ends: dict[str, float] = {}
+        """When each key in Redis expired after the last operation, by the clock of Redis."""
 
     def close(self) -> None:
         self.memory.close()
@@ -54,16 +99,34 @@ class Places:
     def specified(self, operation: Operation, now: int) -> Any:
         return specify(operation, self.states, now)
 
-    def each(self, act: Callable[[Run], Any]) -> Any:
-        """Do the same in each place, and return the reply."""
+    def each(self, act: Callable[[Run], Any], now: int) -> Any:
+        """Do the same in each place, and return the reply. All keep the same, for as long, what no reply shows too."""
         replies = [_plain(act(run)) for run in (self.in_redis, self.in_memory, self.in_database, self.specified)]
         assert all(reply == replies[0] for reply in replies[1:]), replies
-        assert all(left > 0 for left in self.of_each_key("PTTL").values()), "a key has no TTL"
+        self.compare(now)
         return replies[0]
+
+    def compare(self, now: int) -> None:
+        """Compare what is stored after an operation at `now`, and when it expires."""
+        self._latest = max(self._latest, now)
+        kept = self.states.kept
+        assert self.memory.kept() == kept
+        assert self.rows() == kept
+        clock, lying = self._found()
+        assert {key: each.value for key, each in lying.items()} == {key: _in_texts(kept[key][0]) for key in kept}
+        renamed = max((ends for key, ends in self._ends.items() if key not in lying), default=0)
+        for key, each in lying.items():
+            expiry = kept[key][1]
+            # The clock of Redis goes on while that of the test stands. So a key expires no sooner than if it had been
+            # written when all began, and no later than if it had been written just now.
+            least, most = self._begun + expiry - self._latest, clock + expiry - now
+            assert each.ends >= least + HOUR - SLACK, f"the TTL of {key} is too short"
+            assert each.ends <= max(self._ends.get(key, renamed), most + HOUR) + SLACK, f"the TTL of {key} is too long"
+        self._ends = {key: each.ends for key, each in lying.items()}
 
     def run(self, operation: Operation, now: int) -> Any:
         """Run an operation in each place, and return the reply."""
-        return self.each(lambda run: run(operation, now))
+        return self.each(lambda run: run(operation, now), now)
 
     def decide(
         self, make: Callable[[], Plan], mode: PlanMode, now: int, guess: int | None = None
@@ -75,14 +138,15 @@ class Places:
             made.append(make())
             return driven(run, made[-1], mode, now, guess)
 
-        reply = self.each(decided)
+        reply = self.each(decided, now)
         return made[0], reply
 
     def put(self, key: str, value: Any, expiry: int, *command: Any) -> None:
         """Put a value under a key everywhere, in Redis by this command."""
         self.raw.delete(key)
         self.raw.execute_command(*command)
-        self.raw.pexpire(key, (expiry - START) // 1_000 + 3_600_000)
+        self.raw.pexpire(key, (expiry - START + HOUR) // 1_000)
+        self._ends[key] = math.inf
         for states in (self.states, memory_states(self.memory)):
             states.put(key, value, expiry)
         self.in_database(Put(key, value, expiry), START)
@@ -103,19 +167,19 @@ class Places:
         return dict(zip(map(text, found[::2]), found[1::2], strict=True))
 
     def lying(self) -> dict[str, Any]:
-        """Return all that lies in Redis, in texts; of a HyperLogLog, how many values it has counted."""
-        return {text(key): self._texts_of(key) for key in self.raw.scan_iter()}
+        """Return all that lies in Redis, in texts, without the log of events and bans, which only Redis has."""
+        return {key: each.value for key, each in self._found()[1].items()}
 
-    def _texts_of(self, key: bytes) -> Any:
-        match self.raw.type(key):
-            case b"list":
-                return list(map(text, self.raw.lrange(key, 0, -1)))
-            case b"hash":
-                return {text(name): text(each) for name, each in self.raw.hgetall(key).items()}
-            case b"zset":
-                return {text(name): str(int(score)) for name, score in self.raw.zrange(key, 0, -1, withscores=True)}
-        value = self.raw.get(key)
-        return str(self.raw.pfcount(key)) if value.startswith(b"HYLL") else text(value)
+    def _found(self) -> tuple[int, dict[str, Lying]]:
+        """Return the time of Redis, and what lies there, without its log."""
+        clock, found = self.raw.eval(ALL, 0)
+        lying = {text(key): Lying(_from_redis(value), ends * MILLISECOND) for key, value, ends in found}
+        return clock * MILLISECOND, {key: each for key, each in lying.items() if key not in LOG}
+
+    def rows(self) -> dict[str, tuple[Any, int]]:
+        """Return what lies in the database, and when it expires."""
+        found = self.database.read(lambda _: f"SELECT key, value, expires FROM {sql.STATES}")
+        return {key: (loads(value), expires) for key, value, expires in found}
 
 
 def _plain(reply: Any) -> Any:
@@ -128,12 +192,24 @@ def _plain(reply: Any) -> Any:
     ]
 
 
+def _from_redis(value: Any) -> Any:
+    if isinstance(value, list):
+        return dict(zip(map(text, value[::2]), map(text, value[1::2]), strict=True))
+    return text(value)
+
+
 def _in_texts(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: str(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return list(map(str, value))
-    return str(len(value) if isinstance(value, frozenset) else value)
+    """Return a value of the specification as it lies in Redis."""
+    match value:
+        case Mapping():
+            return {name: str(each) for name, each in value.items()}
+        case Bucket() | WindowCount():
+            return " ".join(map(str, value))
+        case tuple():
+            return {f"{total}:{cost}": str(expiry) for total, cost, expiry in value}
+        case frozenset():
+            return str(len(value))
+    return str(value)
 
 
 @pytest.fixture
@@ -142,10 +218,6 @@ def places(redis_cache: Any, raw: redis.Redis) -> Iterator[Places]:
     made = Places(raw)
     yield made
     made.close()
-
-
-SLACK = 30 * SECOND
-"""Redis' own clock goes on while a test runs."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -173,13 +245,8 @@ class Machine(RuleBasedStateMachine):
         self.swept_at = self.now
 
     def done(self, operation: Operation) -> Any:
-        """Do an operation, and return its reply. Redis has what the specification keeps, for as long as that."""
-        reply = self.places.run(operation, self.now)
-        kept = self.places.states.kept
-        assert self.places.lying() == {key: _in_texts(value) for key, (value, _) in kept.items()}
-        for key, left in self.places.of_each_key("PTTL").items():
-            assert left * 1_000 >= kept[key][1] - self.now - SLACK
-        return reply
+        """Do an operation, and return its reply."""
+        return self.places.run(operation, self.now)
 
     def kept(self) -> dict[str, Any]:
         return {key: value for key, (value, _) in self.places.states.kept.items()}

@@ -133,6 +133,10 @@ class UnsweptMemory(MemoryStore):
 
     def _sweep_some(self, now: int) -> None: ...
 
+    def kept(self) -> dict[str, tuple[Any, int]]:
+        """Return the value of each key, and when it expires."""
+        return {key: (value, expiry) for key, (value, expiry, _) in self._keys.items()}
+
 
 @contextmanager
 def own_memory_store(**options: Any) -> Iterator[MemoryStore]:
