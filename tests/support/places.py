@@ -19,7 +19,7 @@ from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.database.values import loads
 from tests.support.inputs import inputs
 from tests.support.specifications import Drop, Put, Specified, specify
-from tests.support.steps import SECOND, START, driven
+from tests.support.steps import MINUTE, SECOND, START, driven
 from tests.support.stores import UnsweptMemory, current_store, empty_database, memory_states
 
 OF_EACH_KEY = """
@@ -41,12 +41,30 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     or kind == 'stream' and tostring(redis.call('XLEN', key))
     or redis.call('GET', key)
   if kind == 'string' and string.sub(value, 1, 4) == 'HYLL' then value = tostring(redis.call('PFCOUNT', key)) end
-  found[#found + 1] = { key, value, now + redis.call('PTTL', key) }
+  found[#found + 1] = { key, value, redis.call('PTTL', key) }
 end
 return { now, found }
 """
-"""Replies the time in milliseconds, and for each key its value and when it expires; for a HyperLogLog how many values
+"""Replies the time in milliseconds, and for each key its value and its TTL; for a HyperLogLog how many values
 it has counted, for a stream how many entries."""
+
+AGE = """
+local time = redis.call('TIME')
+local gone, now = {}, time[1] * 1000 + math.floor(time[2] / 1000)
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local left = redis.call('PTTL', key) + now - ARGV[1] - ARGV[2]
+  if left > 60000 then
+    redis.call('PEXPIRE', key, string.format('%.0f', left))
+  else
+    gone[#gone + 1] = key
+    redis.call('DEL', key)
+  end
+end
+return { now, gone }
+"""
+"""Lets each key in Redis expire by another clock. ARGV: the time of Redis when this ran before, and how far the other
+clock has gone since then, in milliseconds. Replies the time, and the keys that have expired: a minute sooner, so
+that none expires while all are compared."""
 
 HOUR = 3_600 * SECOND
 """For how long a key outlives its content where a test passes the time in."""
@@ -62,10 +80,13 @@ Run = Callable[[Operation, int], Any]
 
 
 class Lying(NamedTuple):
-    """What lies under a key in Redis, and when it expires by the clock of Redis (microseconds)."""
+    """What lies under a key in Redis."""
 
     value: Any
     ends: int
+    """When it expires, by the clock of the test (microseconds)."""
+    asked_for: int
+    """How long ago the operation began: if it wrote the key at once, the key expires that much sooner."""
 
 
 class Places:
@@ -78,10 +99,12 @@ class Places:
         self.database = DatabaseStore("default")
         empty_database(self.database)
         self._store = current_store()
-        self._begun, _ = self._found()
-        self._latest = 0
+        self.now = START
+        """The time of the last operation, by the clock of the test."""
+        self._asked = 0
+        """When it began, by the clock of Redis."""
         self._ends: dict[str, float] = {}
-        """When each key in Redis expired after the last operation, by the clock of Redis."""
+        """When each key in Redis expires, by the clock of the test."""
 
     def close(self) -> None:
         self.memory.close()
@@ -101,27 +124,35 @@ class Places:
 
     def each(self, act: Callable[[Run], Any], now: int) -> Any:
         """Do the same in each place, and return the reply. All keep the same, for as long, what no reply shows too."""
+        self.age(now)
         replies = [_plain(act(run)) for run in (self.in_redis, self.in_memory, self.in_database, self.specified)]
         assert all(reply == replies[0] for reply in replies[1:]), replies
-        self.compare(now)
+        self.compare()
         return replies[0]
 
-    def compare(self, now: int) -> None:
-        """Compare what is stored after an operation at `now`, and when it expires."""
-        self._latest = max(self._latest, now)
+    def age(self, now: int) -> None:
+        """Let it be `now` for the TTLs in Redis, too, and drop everywhere what has expired there."""
+        passed = now // MILLISECOND - self.now // MILLISECOND
+        self._asked, gone = self.raw.eval(AGE, 0, self._asked, passed)
+        self.now = now
+        for key in map(text, gone):
+            if key in self.states.kept:
+                assert self.states.expiry(key) + HOUR <= now + MINUTE + SLACK, f"{key} has expired too soon"
+                self.drop(key)
+
+    def compare(self) -> None:
+        """Compare what is stored after an operation, and when it expires."""
         kept = self.states.kept
         assert self.memory.kept() == kept
         assert self.rows() == kept
-        clock, lying = self._found()
+        lying = self._found()
         assert {key: each.value for key, each in lying.items()} == {key: _in_texts(kept[key][0]) for key in kept}
         renamed = max((ends for key, ends in self._ends.items() if key not in lying), default=0)
         for key, each in lying.items():
-            expiry = kept[key][1]
-            # The clock of Redis goes on while that of the test stands. So a key expires no sooner than if it had been
-            # written when all began, and no later than if it had been written just now.
-            least, most = self._begun + expiry - self._latest, clock + expiry - now
-            assert each.ends >= least + HOUR - SLACK, f"the TTL of {key} is too short"
-            assert each.ends <= max(self._ends.get(key, renamed), most + HOUR) + SLACK, f"the TTL of {key} is too long"
+            needed = kept[key][1] + HOUR
+            assert each.ends >= needed - SLACK, f"the TTL of {key} is too short"
+            most = max(self._ends.get(key, renamed), needed + each.asked_for)
+            assert each.ends <= most + SLACK, f"the TTL of {key} is too long"
         self._ends = {key: each.ends for key, each in lying.items()}
 
     def run(self, operation: Operation, now: int) -> Any:
@@ -145,7 +176,7 @@ class Places:
         """Put a value under a key everywhere, in Redis by this command."""
         self.raw.delete(key)
         self.raw.execute_command(*command)
-        self.raw.pexpire(key, (expiry - START + HOUR) // 1_000)
+        self.raw.pexpire(key, (expiry - self.now + HOUR) // MILLISECOND)
         self._ends[key] = math.inf
         for states in (self.states, memory_states(self.memory)):
             states.put(key, value, expiry)
@@ -168,13 +199,17 @@ class Places:
 
     def lying(self) -> dict[str, Any]:
         """Return all that lies in Redis, in texts, without the log of events and bans, which only Redis has."""
-        return {key: each.value for key, each in self._found()[1].items()}
+        return {key: each.value for key, each in self._found().items()}
 
-    def _found(self) -> tuple[int, dict[str, Lying]]:
-        """Return the time of Redis, and what lies there, without its log."""
+    def _found(self) -> dict[str, Lying]:
         clock, found = self.raw.eval(ALL, 0)
-        lying = {text(key): Lying(_from_redis(value), ends * MILLISECOND) for key, value, ends in found}
-        return clock * MILLISECOND, {key: each for key, each in lying.items() if key not in LOG}
+        since = (clock - self._asked) * MILLISECOND
+        lying = {text(key): (value, left) for key, value, left in found}
+        return {
+            key: Lying(_from_redis(value), self.now + left * MILLISECOND + since, since)
+            for key, (value, left) in lying.items()
+            if key not in LOG
+        }
 
     def rows(self) -> dict[str, tuple[Any, int]]:
         """Return what lies in the database, and when it expires."""
@@ -233,7 +268,14 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.raw.flushall()
         self.places = Places(self.raw)
-        self.now = START
+
+    @property
+    def now(self) -> int:
+        return self.places.now
+
+    @now.setter
+    def now(self, now: int) -> None:
+        self.places.age(now)
 
     def teardown(self) -> None:
         self.places.close()
@@ -252,9 +294,8 @@ class Machine(RuleBasedStateMachine):
         return {key: value for key, (value, _) in self.places.states.kept.items()}
 
 
-def run_machine(machine: type[Machine], raw: redis.Redis, examples: int, steps: int = 30) -> None:
+def run_machine(machine: type[Machine], raw: redis.Redis, examples: int, *, always: bool = False) -> None:
     """Run a state machine on the Redis of the settings; see `inputs`."""
     machine.raw = raw
-    run_state_machine_as_test(
-        machine, settings=inputs(examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck))
-    )
+    suppressed = list(HealthCheck)
+    run_state_machine_as_test(machine, settings=inputs(examples, suppressed, always=always, stateful_step_count=30))

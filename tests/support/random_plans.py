@@ -26,6 +26,7 @@ RULES = [
     Rule.make("bucket", "7/m", algorithm="token_bucket"),
     Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
     Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
+    Rule.make("brief", "4/s", algorithm="token_bucket", warn_at=0.5),
     Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
     Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
     Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
