@@ -1,14 +1,15 @@
 """The rules and slots that the settings apply by a `match`, and which of them fit a request.
 
 A site may have thousands of such rules, and a request may spend only microseconds on them. So an index picks candidates
-by the name of the view, its namespaces and the first part of the path, and only these are compared with the request.
-The index remembers what fits a path and a view.
+by the name of the view, its namespaces, the first parts of the path and the host, and only these are compared with the
+request. The index remembers what fits a path, a view and, if a rule asks for it, a host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from django.core.exceptions import DisallowedHost
@@ -16,11 +17,15 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port
 
 from django_quota.conf import QuotaSettings, current
-from django_quota.core.matching import Match, Target
+from django_quota.core.matching import Match, Shape, Target, path_keys, shape_of
 from django_quota.core.rules import Rule
 
 MAX_KNOWN, MAX_PATH = 1_000, 200
-"""For how many pairs of a path and a view a process remembers the rules, and how many characters such a path has."""
+"""For how many places a process remembers the rules, and how many characters the path and the host of one have."""
+
+
+ANY_HOST = ("host", "")
+"""The key of all rules that the index has by host."""
 
 
 class RequestTarget:
@@ -38,16 +43,33 @@ class RequestTarget:
         except DisallowedHost:  # Django will answer 400
             return None
 
-    @property
-    def index_keys(self) -> Iterator[tuple[str, str]]:
-        """The keys under which the index has rules for this target."""
-        yield "path", self.path.split("/", 2)[1] if self.path.startswith("/") else ""
+    def index_keys(self, shapes: Collection[Shape]) -> Iterator[tuple[str, str]]:
+        """Return the keys under which the index has rules for this target; `shapes`: those of its keys of paths."""
+        for key in path_keys(self.path, shapes):
+            yield "path", key
         if self.view:
             yield "view", self.view
             end = self.view.find(":")
             while end >= 0:
                 yield "view", self.view[: end + 1]
                 end = self.view.find(":", end + 1)
+
+    def host_keys(self, dots: int) -> Iterator[tuple[str, str]]:
+        """Return the keys of rules by host; `dots`: the most that such a key has. A client chooses those of its host.
+
+        A host that Django does not allow may meet any of these rules.
+        """
+        host = self.host
+        if host is None:
+            yield ANY_HOST
+            return
+        yield "host", host
+        end = len(host)
+        for _ in range(dots):
+            end = host.rfind(".", 0, end)
+            if end < 0:
+                break
+            yield "host", host[end:]
 
 
 def _path_and_view(request: HttpRequest) -> tuple[str, str]:
@@ -79,16 +101,21 @@ class RuleIndex(Generic[P]):
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
         self._asks_host = False
-        """Whether the host of a request matters, too. Then nothing is remembered."""
-        self._known: dict[tuple[str, str], list[P]] = {}
+        """Whether the host of a request matters, too."""
+        self._known: dict[tuple[str, str, str | None], list[P]] = {}
+        """The rules that fit a path, a view and a host; without the host if no rule asks for it."""
         for rule in rules:
             self._add(rule)
+        self._dots = max((key.count(".") for kind, key in self._by_key if kind == "host"), default=0)
+        self._shapes = {shape_of(key) for kind, key in self._by_key if kind == "path"}
 
     def _add(self, rule: P) -> None:
         for option in (rule.match, rule.exclude):
             if option is not None and any(pattern.kind == "host" for pattern in option.patterns):
                 self._asks_host = True
         keys = None if rule.match is None else rule.match.index_keys
+        if keys is not None and any(kind == "host" for kind, _ in keys):
+            keys = keys | {ANY_HOST}
         places = [self._everywhere] if keys is None else [self._by_key.setdefault(key, []) for key in keys]
         for place in places:
             place.append(len(self.rules))
@@ -98,13 +125,12 @@ class RuleIndex(Generic[P]):
         """Return the rules that fit a request, in their order. Do not change the list."""
         if not self.rules:
             return []
-        if self._asks_host:
-            return self._find(RequestTarget(request))
-        place = _path_and_view(request)
+        target = RequestTarget(request)
+        place = target.path, target.view, target.host if self._asks_host else None
         rules = self._known.get(place)
         if rules is None:
-            rules = self._find(RequestTarget(request))
-            if len(place[0]) <= MAX_PATH:
+            rules = self._find(target)
+            if len(target.path) + len(place[2] or "") <= MAX_PATH:
                 if len(self._known) >= MAX_KNOWN:
                     self._known.clear()
                 self._known[place] = rules
@@ -112,7 +138,8 @@ class RuleIndex(Generic[P]):
 
     def _find(self, target: RequestTarget) -> list[P]:
         found = set(self._everywhere)
-        for key in target.index_keys:
+        keys = target.index_keys(self._shapes)
+        for key in chain(keys, target.host_keys(self._dots)) if self._asks_host else keys:
             found.update(self._by_key.get(key, ()))
         return [self.rules[position] for position in sorted(found) if applies_to(self.rules[position], target)]
 

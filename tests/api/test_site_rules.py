@@ -92,6 +92,40 @@ def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatc
     assert len(compared) == 1
 
 
+@pytest.mark.parametrize(
+    ("match", "fits"),
+    [
+        ("/area/part{}/", "/area/part7/x"), ("/area/*/part{}", "/area/x/part7"), ("/*/part{}/**", "/x/part7/y/z"),
+        ("host:site{}.example", ""), ("host:*.site{}.example", ""),
+    ],
+)  # fmt: skip
+def test_rules_that_begin_alike_are_not_compared_one_by_one(
+    match: str, fits: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": matching(*(match.format(number) for number in range(200)))}
+    settings.ALLOWED_HOSTS = ["*"]
+    compared = matches_that_are_compared(monkeypatch)
+    meta = {} if fits else {"HTTP_HOST": match.format(7).removeprefix("host:").replace("*", "a.b")}
+    assert '"7"' in Client().get(fits or "/x/", **meta).headers["RateLimit"]
+    assert len(compared) == 1
+
+
+def test_a_rule_by_host_leaves_what_is_remembered_of_the_others(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": matching("/**.zip", "re:zip$", "host:testserver")}
+    compared = matches_that_are_compared(monkeypatch)
+    for _ in range(3):
+        assert '"2"' in Client().get("/a.zip").headers["RateLimit"]
+    assert len(compared) == 3
+
+
+@pytest.mark.parametrize("meta", [{"HTTP_HOST": "x." * 200}, {"PATH_INFO": "/x" * 200}], ids=["host", "path"])
+def test_what_a_client_makes_long_is_not_remembered(meta: dict[str, str], settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": matching("/", exclude="host:a.example")}
+    settings.ALLOWED_HOSTS = ["*"]
+    assert '"0"' in Client().get("/x", **meta).headers["RateLimit"]
+    assert remembered_paths() == []
+
+
 def test_paths_that_clients_choose_do_not_fill_the_memory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_room_for_paths(3, monkeypatch)
     settings.QUOTA = {"STORE": "memory", "RULES": matching("/a/")}
