@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
+from django.core.signals import setting_changed
 from django.http import HttpRequest
-from django.template import Context, Template, TemplateDoesNotExist
+from django.template import Context, Engine, Template, TemplateDoesNotExist
 from django.template.loader import get_template
 from django.utils import timezone
+from django.utils.html import escape
 
 from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
-from django_quota.web.wording import rate_in_words, wait_in_words, whole_wait
+from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 MAX_BAR = 3_600
 """Seconds: the page shows a progress bar for a wait up to this."""
@@ -40,34 +44,107 @@ class LimitShown(TypedDict):
     """In words; empty if waiting does not help."""
 
 
+class Shown(NamedTuple):
+    """What an answer shows of a refusal. Equal ones have equal answers in one language."""
+
+    status: int
+    outcomes: tuple[Outcome, ...]
+    """In whole seconds, and without the subjects."""
+    binds: int | None
+    """Which of them binds."""
+    language: str | None
+
+    @property
+    def decision(self) -> Decision:
+        """The decision, as far as it shows."""
+        binding = None if self.binds is None else self.outcomes[self.binds]
+        return Decision(False, "", "", outcomes=self.outcomes, degraded=binding is None, binding=binding)
+
+
+class _Visit(NamedTuple):
+    """What a page shows beside the refusal."""
+
+    until: datetime | None
+    zone: str | None
+    """The time zone of `until`, by its name and its offset: equal moments of two zones are shown in two ways."""
+    is_today: bool
+    is_safe: bool
+    """Whether the request is a GET or HEAD."""
+    nonce: str
+
+    @classmethod
+    def of(cls, request: HttpRequest, decision: Decision) -> _Visit:
+        wait = whole_wait(decision)
+        until = None if wait is None or decision.binding is None or wait > MAX_UNTIL else _moment_in(wait)
+        is_today = until is not None and until.date() == _moment_in(0).date()
+        return cls(until, until and f"{until:%Z%z}", is_today, request.method in ("GET", "HEAD"), _nonce(request))
+
+
 def page_context(request: HttpRequest, decision: Decision, status: int) -> dict[str, object]:
     """Return the context of the template; `429.html` lists it at its top."""
-    wait, is_safe = whole_wait(decision), request.method in ("GET", "HEAD")
-    until = None if wait is None or decision.binding is None or wait > MAX_UNTIL else _moment_in(wait)
+    return _context(_Visit.of(request, decision), decision, status)
+
+
+def _context(visit: _Visit, decision: Decision, status: int) -> dict[str, object]:
+    wait, until = whole_wait(decision), visit.until
     return {
         "decision": decision,
         "status": status,
+        "title": title(status),
+        "detail": message(decision),
         "wait": wait,
         "until": until,
-        "is_today": until is not None and until.date() == _moment_in(0).date(),
+        "is_today": visit.is_today,
         "bar": wait if until is not None and wait is not None and 1 < wait <= MAX_BAR else None,
         "limits": [_shown(outcome) for outcome in decision.outcomes if _is_shown(outcome)],
-        "try_again": is_safe and (decision.retry_after is not None or decision.limit == 0),
-        "is_safe": is_safe,
-        "csp_nonce": _nonce(request),
+        "try_again": visit.is_safe and (decision.retry_after is not None or decision.limit == 0),
+        "is_safe": visit.is_safe,
+        "csp_nonce": visit.nonce,
     }
 
 
-def render_page(name: str, context: dict[str, object], request: HttpRequest) -> str:
+def render_page(name: str, request: HttpRequest, decision: Decision, shown: Shown) -> str:
     """Return the page of this template. Raises `TemplateDoesNotExist`.
 
-    The default template gets no context processors of the site, which may ask the database.
+    The template of a site may show anything of the request, so it is rendered for each refusal. The default template
+    gets no context processors of the site, which may ask the database. It shows nothing of the request but the nonce,
+    so pages that are alike are rendered once.
     """
     found: Any = get_template(name)
     template = _own(found)
     if template is None:
-        return str(found.render(context, request))
-    return str(template.render(Context(context, autoescape=template.engine.autoescape)))
+        return str(found.render(page_context(request, decision, shown.status), request))
+    visit = _Visit.of(request, decision)
+    if _is_watched():
+        return _rendered(template, visit, shown)
+    page = _page(name, template.engine, visit._replace(nonce=visit.nonce and _NONCE), shown)
+    return page.replace(_NONCE, escape(visit.nonce)) if visit.nonce else page
+
+
+def _rendered(template: Template, visit: _Visit, shown: Shown) -> str:
+    context = Context(_context(visit, shown.decision, shown.status), autoescape=template.engine.autoescape)
+    return str(template.render(context))
+
+
+@lru_cache(maxsize=128)  # a flood gets the same page for a second
+def _page(name: str, engine: Engine, visit: _Visit, shown: Shown) -> str:
+    return _rendered(engine.get_template(name), visit, shown)
+
+
+_NONCE = secrets.token_hex(16)
+"""What stands for the nonce in a page that is rendered once."""
+
+
+def _is_watched() -> bool:
+    """Return whether somebody sees each rendering, such as Django's `assertTemplateUsed` or a debug toolbar."""
+    return Template._render.__module__ != Template.__module__  # type: ignore[attr-defined]  # noqa: SLF001 — what these replace
+
+
+def _forget(**_: object) -> None:
+    _page.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.web.refusal_page")
 
 
 def is_our_page(name: str) -> bool:

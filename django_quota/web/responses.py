@@ -28,8 +28,8 @@ from django_quota.web.headers import (
 )
 from django_quota.web.refusal_log import log_refusal
 from django_quota.web.refusal_page import (
+    Shown,
     is_our_page,
-    page_context,
     render_page,
 )
 from django_quota.web.wording import message, refusal_status, title, whole_wait
@@ -103,18 +103,16 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
     outcomes, binding, language = decision.outcomes, decision.binding, get_language()
     accepted = preferred_type(request.META.get("HTTP_ACCEPT"))
     binds = None if binding is None else outcomes.index(binding)
-    shown = status, tuple([_rounded(outcome) for outcome in outcomes]), binds, language
+    shown = Shown(status, tuple([_rounded(outcome) for outcome in outcomes]), binds, language)
     if accepted == HTML:
-        detail = message(decision)
-        context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
-            page = render_page(current().template, context, request)
+            page = render_page(current().template, request, decision, shown)
         except TemplateDoesNotExist:  # a system check reports it
             accepted = TEXT
         else:
-            _, headers = _answer(accepted, *shown)
+            _, headers = _answer(accepted, shown)
             return HttpResponse(page, status=status, headers=headers)
-    body, headers = _answer(accepted, *shown)
+    body, headers = _answer(accepted, shown)
     return HttpResponse(body, status=status, headers=headers)
 
 
@@ -131,15 +129,9 @@ def _rounded(outcome: Outcome) -> Outcome:
 
 
 @lru_cache(maxsize=512)  # a flood gets the same answer for a second
-def _answer(
-    accepted: str, status: int, outcomes: tuple[Outcome, ...], binds: int | None, _language: str | None
-) -> tuple[bytes, dict[str, str]]:
-    """Return the body and the headers of a refusal. A page has the same headers and another body.
-
-    `outcomes`: as `_rounded` returns them. `binds`: which of them binds.
-    """
-    binding = None if binds is None else outcomes[binds]
-    decision = Decision(False, "", "", outcomes=outcomes, degraded=binding is None, binding=binding)
+def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a refusal. A page has the same headers and another body."""
+    decision = shown.decision
     is_text = accepted in (HTML, TEXT)
     response = HttpResponse(content_type=accepted if is_text else PROBLEM)
     response.headers["Vary"] = "Accept"
@@ -147,10 +139,10 @@ def _answer(
     detail, wait = message(decision), whole_wait(decision)
     body = f"{detail}\n"
     if not is_text:
-        left = [outcome for outcome in outcomes if not outcome.shadow]
+        left = [outcome for outcome in shown.outcomes if not outcome.shadow]
         names, _ = policies(tuple([outcome.of for outcome in left]))
         violated = [name for name, outcome in zip(names, left, strict=True) if not outcome.allowed]
-        body = _problem(status, decision, detail, violated, wait)
+        body = _problem(shown.status, decision, detail, violated, wait)
     return body.encode(), dict(response.headers)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import http_sf
 import pytest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
-from django.template import engines
+from django.template import Template, engines
+from django.template.defaulttags import IfNode
 from django.template.response import SimpleTemplateResponse
-from django.test import Client, RequestFactory, override_settings
+from django.test import Client, RequestFactory, SimpleTestCase, override_settings
+from django.test.utils import _TestState
 from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
 from django.utils.html import escape, strip_tags
@@ -25,6 +27,7 @@ from django_quota import Decision, Rule, check, peek, quota
 from django_quota.adapters import refusal, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
+from django_quota.web import refusal_page
 from tests.support.calls import always
 from tests.support.inputs import inputs
 
@@ -301,6 +304,75 @@ def refused_page(rate: str = "1/m", request: HttpRequest | None = None, later: i
 def in_utc() -> Iterator[None]:
     with timezone.override("UTC"):
         yield
+
+
+@pytest.fixture(params=["rendered", "remembered"])
+def rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Pages as tests see them, and as a site sends them: Django's test environment watches each rendering."""
+    if request.param == "remembered":
+        monkeypatch.setattr(Template, "_render", _TestState.saved_data.template_render)
+    return str(request.param)
+
+
+def tags_rendered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    render = IfNode.render
+    monkeypatch.setattr(IfNode, "render", lambda node, context: (found.append(node), render(node, context))[1])
+    return found
+
+
+@pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
+def test_pages_that_are_alike_are_rendered_once(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, rendered = refused_page("1/m").html, tags_rendered(monkeypatch)
+    assert refused_page("1/m", page_request("/other/?page=2")).html == first
+    assert rendered == []
+
+
+SAMPLES: list[dict[str, Any]] = [
+    {}, {"rate": "2/m"}, {"rate": "1/d"}, {"later": 1_500_000}, {"method": "post"}, {"language": "ar"},
+    {"language": None}, {"zone": "Asia/Shanghai"}, {"zone": "America/Chicago"}, {"nonce": "<a>"}, {"nonce": "b"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
+def test_a_remembered_page_is_what_would_be_rendered(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(
+        rate: str = "1/m",
+        later: int = 0,
+        method: str = "get",
+        language: str | None = "en",
+        zone: str = "UTC",
+        nonce: str = "",
+    ) -> str:
+        made = page_request(method=method)
+        made._csp_nonce = nonce or None  # type: ignore[attr-defined]
+        with translation.override(language), timezone.override(zone):
+            return refused_page(rate, made, later).html
+
+    remembered = [page(**sample) for sample in SAMPLES * 2]
+    assert len(set(remembered)) == len(SAMPLES)
+    monkeypatch.setattr(refusal_page, "_is_watched", lambda: True)
+    assert remembered == [page(**sample) for sample in SAMPLES * 2]
+
+
+def test_a_page_of_the_site_is_rendered_for_each_visitor(rendering: str, settings: Any) -> None:
+    loader = ("django.template.loaders.locmem.Loader", {"429.html": "{{ request.path }} {{ detail }}"})
+    processors = ["django.template.context_processors.request"]
+    settings.TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "OPTIONS": {"loaders": [loader], "context_processors": processors},
+        }
+    ]
+    pages = [refused_page("1/m", page_request(path)).html for path in ("/one/", "/two/")]
+    assert [page.split()[0] for page in pages] == ["/one/", "/two/"]
+
+
+def test_a_test_can_ask_which_template_was_used() -> None:
+    limited: Any = quota("0/m")(view)
+    for _ in range(2):
+        with SimpleTestCase().assertTemplateUsed("429.html"):
+            limited(page_request())
 
 
 @pytest.mark.parametrize("later", [0, 876_542, 876_543, 876_544, 59_999_999])
