@@ -59,13 +59,8 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
             tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), subject, rules)
         else:
             tiers = {rule.name: tier for rule in rules}
-        return (yield from _peek_flow(_asked_of(rules, subject, tiers)))
-    return (yield from request_limits_flow(rules_of_request(request), request))
-
-
-def request_limits_flow(rules: Iterable[Rule], request: HttpRequest) -> Flow[Decision]:
-    """Return the limits of a request under the rules among these that apply to it."""
-    return (yield from _peek_flow((yield from asked_flow(rules, request, is_peek=True))))
+        return (yield from peek_flow(_asked_of(rules, subject, tiers)))
+    return (yield from peek_flow((yield from asked_flow(rules_of_request(request), request, is_peek=True))))
 
 
 def rules_of_request(request: HttpRequest) -> Iterator[Rule]:
@@ -95,7 +90,7 @@ def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> 
     return [asked for asked in found if asked[0].limits]
 
 
-def _peek_flow(asked: Iterable[Asked]) -> Flow[Decision]:
+def peek_flow(asked: Iterable[Asked]) -> Flow[Decision]:
     """Return what is left of each limit, even if an override blocks the subject of another one."""
     once = list({(rule.name, subject): each for each in asked for rule, subject, _, _ in [each]}.items())[:MAX_ENTRIES]
     plan = new_plan([each for _, each in once])

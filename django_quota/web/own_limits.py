@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from django.http import JsonResponse
+from django.db import Error as DatabaseError
+from django.http import HttpRequest, JsonResponse
 from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
@@ -20,10 +23,14 @@ from django_quota.core.algorithms import Limit
 from django_quota.core.clock import DAY, moment_of, now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import run_sync
+from django_quota.core.flow import Flow, run_sync
 from django_quota.core.rules import Rule, key_parts
+from django_quota.engine.plans import Asked
 from django_quota.limiting.api import django_request
-from django_quota.web.limits import request_limits_flow
+from django_quota.requests.request_hits import asked_flow
+from django_quota.web.limits import peek_flow
+
+logger = logging.getLogger("django_quota")
 
 _OF_THE_PAGE = frozenset({"global", "path", "get", "kwarg", "post", "json"})
 """The kinds of keys that say nothing about the caller."""
@@ -32,12 +39,35 @@ _OF_THE_PAGE = frozenset({"global", "path", "get", "kwarg", "post", "json"})
 def own_limits(request: Any) -> Decision:
     """Return the limits of the configured rules that are about the caller of a request, wherever they match.
 
-    These are the rules whose key is the user, the address, the session, a header, a cookie or a function. `methods` and
-    `skip` do not count here, since they are about other requests; `exempt` does. Shadow rules are left out.
+    These are the rules whose key is the user, the address, the session, a header, a cookie or a function. `skip` and
+    `exempt` count; `methods` do not, since they are about other requests. Shadow rules are left out, and so are rules
+    with a function that fails for this request, which is logged once.
 
     `request`: Django's, or one that wraps it and has put its user on it, as Django REST framework's does.
     """
-    return run_sync(request_limits_flow(_rules_about_callers(), django_request(request) or request))
+    return run_sync(_own_limits_flow(django_request(request) or request))
+
+
+def _own_limits_flow(request: HttpRequest) -> Flow[Decision]:
+    asked: list[Asked] = []
+    for rule in _rules_about_callers():
+        try:
+            asked += yield from asked_flow([rule], request, is_peek=True)
+        except DatabaseError:
+            raise
+        except Exception:  # noqa: BLE001 — a function of the site that expects the request of the limited view
+            _log_left_out(rule.name)
+    return (yield from peek_flow(asked))
+
+
+@lru_cache(maxsize=256)
+def _log_left_out(rule: str) -> None:
+    """Log once, with the error that is being handled, that a rule is not shown."""
+    logger.exception(  # noqa: LOG004 — the caller handles it
+        "Rule %r is left out of the caller's limits: its functions failed for this request. They get the request of "
+        "the page that shows the limits.",
+        rule,
+    )
 
 
 def _rules_about_callers() -> Iterator[Rule]:
@@ -47,7 +77,7 @@ def _rules_about_callers() -> Iterator[Rule]:
             rule = settings.rule(name)
             kinds = {str(key).partition(":")[0] for option, key in key_parts(rule) if option == "key"}
             if not rule.shadow and kinds.isdisjoint(_OF_THE_PAGE):
-                yield rule.but(methods=None, skip=None)
+                yield rule.but(methods=None)
 
 
 @require_safe

@@ -13,7 +13,7 @@ from django.urls import include, path
 
 from django_quota import Subject, check
 from django_quota.testing import freeze
-from django_quota.web.own_limits import limits_view
+from django_quota.web.own_limits import _log_left_out, limits_view
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -94,3 +94,58 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
         override(f"b 0 {START + 60 * SECOND} -", "flood", "ip:192.0.2.1")
         override("x 0 0 -", "uploads", "user:7")
         assert shown() == expected | {"flood": "blocked until 4:41 a.m. UTC", "uploads": "unlimited"}
+
+
+# --- functions of the site that expect another request ----------------------------------------------------------------
+
+
+def by_shop(request: HttpRequest) -> Subject:
+    return Subject("shop", request.resolver_match.kwargs["shop"])  # type: ignore[union-attr]
+
+
+def tier_of_shop(request: HttpRequest) -> str:
+    return str(by_shop(request))
+
+
+def is_ann(request: HttpRequest) -> bool:
+    return request.user.pk == 7
+
+
+def names_on_both() -> list[str]:
+    """Return the rules on the page, which are those of the tag."""
+    names = [each["rule"] for each in json.loads(limits_view(request_of_ann()).content)["limits"]]
+    assert names == list(shown())
+    return names
+
+
+@pytest.fixture
+def rule_and_another(request: pytest.FixtureRequest, settings: Any) -> None:
+    """Two rules: `odd` has the options of the parameter, `plain` has none."""
+    rules = {"odd": {"rate": "1/m", "key": "user"} | request.param, "plain": {"rate": "1/m"}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+    _log_left_out.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "rule_and_another",
+    [
+        pytest.param({"key": f"{__name__}.by_shop"}, id="key"),
+        pytest.param({"key": ["ip", f"{__name__}.by_shop"]}, id="part-of-a-key"),
+        pytest.param({"rate": {"anonymous": "1/m"}, "tier": f"{__name__}.tier_of_shop"}, id="tier"),
+        pytest.param({"skip": f"{__name__}.tier_of_shop"}, id="skip"),
+        pytest.param({"exempt": f"{__name__}.tier_of_shop"}, id="exempt"),
+    ],
+    indirect=True,
+)
+def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
+    rule_and_another: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert names_on_both() == ["plain"]
+    (record,) = [each for each in caplog.records if each.name == "django_quota"]
+    assert record.getMessage().startswith("Rule 'odd' is left out of the caller's limits")
+    assert record.exc_info
+
+
+@pytest.mark.parametrize("rule_and_another", [{"skip": f"{__name__}.is_ann"}], indirect=True, ids=["skip"])
+def test_a_rule_that_skips_the_caller_is_not_shown(rule_and_another: None) -> None:
+    assert names_on_both() == ["plain"]
