@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
 from django.http import HttpRequest, JsonResponse
 from django.utils import timezone
@@ -80,6 +81,7 @@ def _rules_about_callers() -> Iterator[Rule]:
                 yield rule.but(methods=None)
 
 
+@login_not_required
 @require_safe
 def limits_view(request: Any) -> JsonResponse:
     """Answer with the limits of the configured rules that are about the caller; 503 if the store does not answer.

@@ -76,6 +76,11 @@ def test_the_page_has_the_limits_about_the_caller_wherever_they_match(client: An
         assert limits_view(request_of_ann()).status_code == 503
 
 
+def test_the_page_answers_guests_where_each_page_needs_a_login(client: Any, settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert client.get("/limits/").status_code == 200
+
+
 def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
     settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
     with freeze(START):

@@ -54,6 +54,13 @@ def samples(text: str | None = None) -> dict[tuple[str, ...], float]:
     return {(each.name, *(each.labels[name] for name in labels if name in each.labels)): each.value for each in found}
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_metrics_answer_on_a_site_where_each_page_needs_a_login(client: Client, settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert client.get("/metrics/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert client.get("/metrics/").status_code == 403
+
+
 @pytest.mark.usefixtures("either_store")
 class TestCollector:
     def test_it_has_the_checks_of_each_rule_and_the_slots_in_use_of_all_days(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
@@ -20,6 +21,7 @@ registry = CollectorRegistry()
 registry.register(QuotaCollector())
 
 
+@login_not_required
 @never_cache
 def metrics(request: HttpRequest) -> HttpResponse:
     """Return the metrics of django_quota to whoever has the token, or the permission to view the overview.
