@@ -192,7 +192,7 @@ def _check_arguments(site: _Site) -> Iterator[CheckMessage]:
         for key in _texts_of_key(rule):
             kind, _, name = key.partition(":")
             if kind == "kwarg" and name.strip() not in captured:
-                yield finding(
+                yield _of_root_urls(
                     "W016",
                     f"Rule {rule.name!r} is limited by {key!r}, but no URL has this argument: everybody is limited by "
                     "IP.",
@@ -214,6 +214,15 @@ def _nearest(name: str, known: Collection[str], otherwise: str) -> str:
 
 
 _VIEW_HINT = "Use the name= of a path(), for example 'api:search'."
+
+
+def _of_root_urls(code: str, problem: str, hint: str) -> CheckMessage:
+    """Return a warning that is wrong about URLs that a middleware sets as `request.urlconf`, such as one for each host.
+
+    Nobody can know these beforehand, so it must not be an error.
+    """
+    other = f"Only the URLs of ROOT_URLCONF are looked at: if a middleware sets request.urlconf, silence {code}."
+    return finding(code, problem, f"{hint} {other}")
 
 
 def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
@@ -289,12 +298,12 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
                 problem = (
                     f'QUOTA["RULES"][{rule.name!r}]["{option}"]: the URLs have no {pattern.text!r}, so it never fits.'
                 )
-                yield finding("W006", problem, _nearest(pattern.text, known, _VIEW_HINT))
+                yield _of_root_urls("W006", problem, _nearest(pattern.text, known, _VIEW_HINT))
     for rule in site.named:
         for name, _ in rule.costs or ():
             if name not in views:
                 problem = f'QUOTA["RULES"][{rule.name!r}]["costs"]: the URLs have no {name!r}.'
-                yield finding("E033", problem, _nearest(name, views, _VIEW_HINT))
+                yield _of_root_urls("W006", problem, _nearest(name, views, _VIEW_HINT))
 
 
 def _views_in(rule: Rule | SiteSlot) -> Iterator[tuple[str, Pattern]]:
@@ -312,7 +321,7 @@ def _check_paths(site: _Site) -> Iterator[CheckMessage]:
         for pattern in cast("Match", rule.match).patterns:
             begins = pattern.text.partition("*")[0]
             if pattern.kind == "path" and begins.startswith("/") and not _may_begin_with(site.patterns, begins):
-                yield finding(
+                yield _of_root_urls(
                     "W041",
                     f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL begins with {begins!r}, so it limits only '
                     "requests that are a 404.",
@@ -374,7 +383,7 @@ def _check_methods(site: _Site) -> Iterator[CheckMessage]:
             answered[rule] = None if known is None or methods is None else known | methods
     for rule, methods in answered.items():
         if rule.methods is not None and methods is not None and rule.methods.isdisjoint(methods):
-            yield finding(
+            yield _of_root_urls(
                 "W042",
                 f"Rule {rule.name!r} limits nothing: it is for {', '.join(sorted(rule.methods))}, and no view that it "
                 f"applies to answers that; they answer {', '.join(sorted(methods))}.",
