@@ -30,6 +30,7 @@ from django_quota.testing import freeze
 from django_quota.web import refusal_page
 from tests.support.calls import always
 from tests.support.inputs import inputs
+from tests.support.overridden import override
 
 PROBLEM, HTML, TEXT = "application/problem+json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 NOW = 1_790_000_000_123_457  # 2026-09-21 14:13:20.123457 UTC
@@ -127,6 +128,16 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
             now += int(response.headers["Retry-After"]) * SECOND
             assert ask(now).status_code == 200, "a client that waits that long is admitted"
         now += step
+
+
+def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_longer() -> None:
+    """A block asks no store, so nobody knows of the other limit."""
+    limited: Any = quota("1/d", name="daily")(quota("9/m", name="guarded")(view))
+    with freeze(NOW):
+        waits = [int(limited(get()).headers.get("Retry-After", 0)) for _ in range(2)]
+        override(f"b 0 {NOW + 60 * SECOND} -", "guarded", "ip:192.0.2.1")
+        waits.append(int(limited(get()).headers["Retry-After"]))
+    assert waits == [0, pytest.approx(86_400, abs=1), 60]
 
 
 @pytest.mark.parametrize(
