@@ -46,6 +46,12 @@ def is_stored(response: HttpResponseBase) -> bool:
     return cacheable and "private" not in response.headers.get("Cache-Control", "")
 
 
+def _is_public(response: HttpResponseBase) -> bool:
+    """Return whether a response says that any cache, such as a CDN, may show it to others."""
+    control = response.headers.get("Cache-Control", "").lower()
+    return "public" in control or "s-maxage" in control
+
+
 _MAX_INTEGER = 999_999_999_999_999
 """The largest integer of a structured field."""
 
@@ -54,11 +60,14 @@ OWN_HEADERS = "_django_quota_own_headers"
 
 
 def set_headers(response: HttpResponseBase, decision: Decision) -> None:
-    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so. Log a refusal."""
+    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so. Log a refusal.
+
+    A response that any cache may show to others gets none: what is left is the caller's own.
+    """
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    if not outcomes:
+    if not outcomes or _is_public(response):
         return
     settings = current()
     own = getattr(response, OWN_HEADERS, ())

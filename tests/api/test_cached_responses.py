@@ -8,7 +8,7 @@ from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.views.decorators.cache import cache_page, never_cache
+from django.views.decorators.cache import cache_control, cache_page, never_cache
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -38,6 +38,14 @@ class Throttled(APIView):  # type: ignore[misc]
         return Response("ok")
 
 
+public = cache_control(public=True, max_age=60)
+
+
+class PublicThrottled(Throttled):
+    def get(self, request: Any) -> Response:
+        return Response("ok", headers={"Cache-Control": "Public, max-age=60"})
+
+
 urlpatterns = [
     path("below/", in_cache(limited(page))),
     path("slot/", in_cache(concurrency(3, name="own", key="ip")(page))),
@@ -48,6 +56,12 @@ urlpatterns = [
     path("limited-throttle/", Throttled.as_view()),
     path("limited-async/", limited(async_page)),
     path("private/", limited(never_cache(page))),
+    path("public/", limited(public(page))),
+    path("public-async/", limited(public(async_page))),
+    path("public-slot/", concurrency(3, name="own", key="ip")(public(page))),
+    path("public-throttle/", PublicThrottled.as_view()),
+    path("s-maxage/", limited(cache_control(s_maxage=60)(page))),
+    path("max-age/", limited(cache_control(max_age=60, private=True)(page))),
 ]
 OURS = "django_quota.middleware.QuotaMiddleware"
 FIRST, LAST = "django.middleware.cache.UpdateCacheMiddleware", "django.middleware.cache.FetchFromCacheMiddleware"
@@ -109,3 +123,14 @@ def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(s
     settings.QUOTA = {**settings.QUOTA, "RULES": {"own": own}}
     settings.MIDDLEWARE = [FIRST, OURS, LAST]
     assert ask("plain", ANN, BOB, ANN, "192.0.2.9") == [None, '"own";r=2', '"own";r=1', None]
+
+
+@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
+@pytest.mark.parametrize("route", ["public", "public-async", "public-slot", "public-throttle", "s-maxage"])
+def test_what_a_cdn_may_show_to_others_has_no_headers(route: str, middleware: list[str], settings: Any) -> None:
+    settings.MIDDLEWARE = middleware
+    assert ask(route, ANN, ANN) == [None, None]
+
+
+def test_what_only_the_caller_may_keep_has_headers() -> None:
+    assert ask("max-age", ANN) == ['"own";r=2']
