@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import redis.asyncio as aioredis
+import redis.cluster
 from redis import Redis
+from redis.asyncio import cluster as aiocluster
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
@@ -31,6 +33,12 @@ _OURS = (
     "retry", "retry_on_error", "retry_on_timeout", "timeout", "max_connections", "address_remap",
 )  # fmt: skip
 """Options that no connection gets: the clients of a Cluster have their own, and repeat no command."""
+
+_PARSER_OF_THREADS, _PARSER_OF_TASKS = (
+    {"parser_class": module.ClusterParser} if hasattr(module, "ClusterParser") else {}
+    for module in cast("tuple[Any, Any]", (redis.cluster, aiocluster))
+)
+"""The option that reads MOVED and ASK in a reply. The usual parsers of redis-py 8 do."""
 
 
 class ClusterSettings:
@@ -57,10 +65,10 @@ class ClusterSettings:
 
     def async_pool(self, server: Address, breaker: Breaker) -> AsyncPool:
         """Return new connections of an event loop to a server."""
-        return async_pool(self._pool(server), self._limits.get, breaker)
+        return async_pool(self._pool(server), self._limits.get, breaker, **_PARSER_OF_TASKS)
 
     def _pool(self, server: Address) -> Any:
-        return pool_of_server(server, {**self._given, "protocol": 2})
+        return pool_of_server(server, {**self._given, "protocol": 2, **_PARSER_OF_THREADS})
 
     def plain_client(self, server: str) -> Redis:
         """Return a client for plain commands on one server, `"<host>:<port>"`."""

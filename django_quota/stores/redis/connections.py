@@ -259,9 +259,10 @@ _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_rea
 """The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
 
 
-def async_pool(pool: Any, option: Option, breaker: Breaker) -> AsyncPool:
-    """Return new connections for an event loop; see `sync_pool`."""
-    return AsyncPool(async_source(pool), *_bounds(pool, option), breaker)
+def async_pool(pool: Any, option: Option, breaker: Breaker, **more: Any) -> AsyncPool:
+    """Return new connections for an event loop, with `more` options; see `sync_pool`."""
+    source = async_source(pool)
+    return AsyncPool(source._replace(options={**source.options, **more}), *_bounds(pool, option), breaker)
 
 
 class Timeouts:
