@@ -161,7 +161,9 @@ def _may_open_files() -> None:
 
 async def _seen(port: int, server: str) -> Counter[str]:
     """Return what the site saw."""
-    _, body = await _Client(port, "/aseen" if server == "uvicorn" else "/seen").ask()
+    client = _Client(port, "/aseen" if server == "uvicorn" else "/seen")
+    _, body = await client.ask()
+    await client.close()
     return Counter(json.loads(body))
 
 
@@ -180,7 +182,7 @@ async def _flood(port: int, path: str, connections: int, requests: int) -> Count
                 answers[status] += 1
         except (OSError, EOFError) as error:
             answers[type(error).__name__] += 1
-        client.close()
+        await client.close()
 
     clients = [asyncio.ensure_future(go()) for _ in range(connections)]
     await asyncio.sleep(0.2 + connections / 1_000)
@@ -210,10 +212,12 @@ class _Client:
         length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
         body = await reader.readexactly(length)
         if b"connection: close" in head:
-            self.close()
+            await self.close()
         return head[9:12].decode(), body
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._opened is not None:
-            self._opened[1].close()
-            self._opened = None
+            (_, writer), self._opened = self._opened, None
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
