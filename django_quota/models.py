@@ -118,14 +118,14 @@ class SubjectField(models.CharField):  # type: ignore[type-arg]  # Django's clas
     """The subject of an override. Queries find it however it is written: `get(subject="user:ann+shop@example.org")`."""
 
     def get_prep_value(self, value: Any) -> Any:
-        """Return a subject in its canonical form; a text that is none as it is, so that it is not found."""
+        """Return a subject in its canonical form. A string that is not a subject stays as it is, and is not found."""
         value = super().get_prep_value(value)
         with suppress(RuleError):
             return override_subject(value) if value else value
         return value
 
     def deconstruct(self) -> Any:
-        """Name the class of the column, so that migrations do not depend on this one."""
+        """Name Django's class, so that migrations do not depend on this one."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.CharField", args, kwargs
 

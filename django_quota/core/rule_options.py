@@ -198,7 +198,7 @@ def read_network(value: object) -> Network:
 
 
 def network_of(value: Any, *, strict: bool = True) -> Network:
-    """Return the network of a text; one of IPv4 addresses that are written as IPv6 is IPv4. Raises `ValueError`."""
+    """Return a network. IPv4 addresses that are written as IPv6 are a network of IPv4. Raises `ValueError`."""
     network = ip_network(value, strict)
     bits = network.prefixlen - 96
     if isinstance(network, IPv6Network) and bits >= 0 and int(network.network_address) >> 32 in IPV4_AS_IPV6:

@@ -186,7 +186,7 @@ def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
 
 
 def _from_header(peer: str, value: str, settings: QuotaSettings) -> str:
-    """Return the address in `CLIENT_IP_HEADER`; the peer if there is none."""
+    """Return the address in the value of `CLIENT_IP_HEADER`; the peer if there is none."""
     if not value.strip():
         _log_missing(peer, settings)
         return peer
@@ -222,16 +222,16 @@ def _walk(peer: str, forwarded: str, settings: QuotaSettings) -> str:
 
 
 def _address(hop: str) -> str | None:
-    """Return the text of an address in a header; None if it is not an address."""
+    """Return an address in a header, without blanks around it; None if it is not an address."""
     text = hop.strip()
     return None if len(text) > MAX_LENGTH or canonical(text, FULL) is None else text
 
 
 @lru_cache(maxsize=4096)
 def canonical(text: str, prefixes: Prefixes) -> str | None:
-    """Return an address in its canonical form, or as its network; None if the text is not an address.
+    """Return an address in its canonical form, or as its network; None if the string is not an address.
 
-    The text may have a port, a zone and brackets: `203.0.113.9:4711`, `[2001:db8::7]:4711`, `fe80::1%eth0`. IPv4
+    It may have a port, a zone and brackets: `203.0.113.9:4711`, `[2001:db8::7]:4711`, `fe80::1%eth0`. IPv4
     addresses that are written as IPv6 are IPv4.
     """
     address = _read(text)
@@ -246,7 +246,7 @@ def canonical(text: str, prefixes: Prefixes) -> str | None:
 
 
 def _read(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in a text. What is an address as a whole has no port: `2001:db8::7:4711`."""
+    """Return the address in a string. If all of it is an address, it has no port: `2001:db8::7:4711`."""
     if text.startswith("["):
         text, _, port = text[1:].partition("]")
         if port and not _PORT.fullmatch(port):

@@ -73,10 +73,10 @@ _OF_CLIENTS = frozenset({"cookie", "get", "header", "json", "kwarg", "path", "po
 
 
 def normalized(value: str) -> str:
-    """Return one form of all texts that a database may call equal, without regard to case: for `iexact` and the like.
+    """Return one form of all strings that a database may call equal if it ignores case, as `iexact` does.
 
-    Whitespace around it, case, invisible characters and the form in Unicode (NFKC) do not matter; accents do. Databases
-    compare capital or small letters, each by its own table, so both count: "\u0131" is "i", and "\u017f" is "s".
+    Whitespace around it, case, invisible characters and the form in Unicode (NFKC) do not matter; accents do. Some
+    databases compare capital letters, others small ones, so both must agree: "\u0131" is "i", and "\u017f" is "s".
     """
     value = value.strip()
     if len(value) > MAX_FOLDED:
@@ -84,7 +84,7 @@ def normalized(value: str) -> str:
     if value.isascii() and value.isprintable():
         return value.lower()
     folded = value
-    for _ in range(2):  # a capital letter may have another form, and the other way round
+    for _ in range(2):  # changing the case may give a character that NFKD takes apart
         folded = unicodedata.normalize("NFKD", folded).upper().casefold()
     folded = _UNPRINTABLE.sub("", folded).replace("i\u0307", "i")  # "\u0130" is the Turkish capital of "i"
     return unicodedata.normalize("NFKC", folded).strip() or value
@@ -100,9 +100,9 @@ def session_subject(session_key: str) -> str:
 
 
 def escape_value(value: str) -> str:
-    """Return a value as a subject has it: the plus sign, which joins parts, and invisible characters are escaped.
+    """Escape the plus sign, which joins parts, the percent sign, and characters that are not visible.
 
-    A digest replaces a value that is longer than 200 characters then. It is keyed, so nobody who knows the value can
+    If the result is longer than 200 characters, a digest replaces it. It is keyed, so nobody who knows the value can
     send its digest instead. A client may choose the value, so a long one is not looked at character by character.
     """
     if len(value) > MAX_PART or is_digest(value):
@@ -114,7 +114,7 @@ def escape_value(value: str) -> str:
 
 
 def unescaped(value: str) -> str | None:
-    """Return what `escape_value` was called with; None if it never returns this value, or returns it as a digest."""
+    """Return the value that `escape_value` made this from; None if it cannot have made it, or made a digest."""
     with suppress(UnicodeDecodeError):
         found = unquote(value, errors="surrogatepass")
         return found if escape_value(found) == value else None
@@ -122,7 +122,7 @@ def unescaped(value: str) -> str | None:
 
 
 def _named_value(text: str) -> str:
-    """Return the value of a subject that is given as a text: escaped, unless it is already."""
+    """Return the value of a subject that somebody wrote: escaped, unless it is escaped already."""
     is_named = len(text) <= MAX_PART and (not _UNSAFE.search(text) or unescaped(text) is not None)
     return text if is_named else escape_value(text)
 
@@ -217,10 +217,10 @@ def user_subject(user: Any) -> str:
 
 
 def named_subject(subject: str) -> str:
-    """Return the subject that a text names, as requests write it. A subject gives itself.
+    """Return the subject that a string names, in its canonical form: as requests write it. A subject stays as it is.
 
     Addresses are as `ip_subject` writes them; other values are escaped, unless they are already, and long ones are a
-    digest. Raises `RuleError` for an empty text, a kind without a value and a wrong address.
+    digest. Raises `RuleError` for an empty string, a kind without a value and a wrong address.
     """
     settings = current()
     # Longer subjects must not fill the cache.
@@ -247,8 +247,8 @@ MAX_PARTS = 20
 def parts_of(subject: str) -> list[str]:
     """Return the parts of a subject; only itself if it has one.
 
-    A plus sign joins two parts if the first is an address or a word, or if the second begins as a part does: with a
-    kind and a colon. Any other plus sign belongs to a value, as in `user:ann+shop@example.org`.
+    A plus sign joins two parts if the first is an address or a single word, or if the second begins with a kind and a
+    colon. Any other plus sign belongs to a value, as in `user:ann+shop@example.org`.
     """
     if "+" not in subject:
         return [subject]
