@@ -254,6 +254,14 @@ def test_rules_that_a_log_cannot_show_are_named_with_what_they_need(settings: An
     assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
 
 
+def test_a_port_after_the_address_makes_no_other_client() -> None:
+    lines = [
+        line(second, ip) for second, ip in enumerate(["203.0.113.9:4711", "203.0.113.9:4712", "[2001:db8::7]:4711"])
+    ]
+    _, traffic = read(lines, {"all": {"rate": "1/m", "match": "/"}})
+    assert (traffic.unreadable, len(traffic.plans)) == (0, 2)
+
+
 def test_the_client_is_found_behind_proxies(settings: Any) -> None:
     hops = ["203.0.113.1", "6.6.6.6, 203.0.113.1", "203.0.113.2", None]
     lines = [
