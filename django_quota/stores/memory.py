@@ -1,7 +1,8 @@
 """The memory store: states in one process. It runs the Python specification of each operation.
 
 It serves tests, single processes, and rules that fall back while another store is away. All keys are in one dict with
-one lock. Each operation looks at two keys, and drops those that have expired.
+one lock. Each operation looks at two keys, and drops those that have expired. A test that sets the time, and a clock
+that steps forth and back, lose no count (`_has_ended`).
 
 It holds a limited number of keys. It never drops a key that still counts: its subject would start again from zero.
 Instead it raises `StoreFull` for an operation that needs another key. Known subjects go on. A rule holds at most a part
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from django_quota.core.clock import SECOND, machine_now
+from django_quota.core.clock import SECOND, elapsed, machine_now
 from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
@@ -70,8 +71,9 @@ class MemoryStore:
     def after_fork(self) -> None:
         """Start over in a forked worker: another thread may have held the lock at the fork."""
         self._lock = threading.Lock()
-        self._keys = OrderedDict[str, tuple[Any, int, str]]()
-        """The value of each key, when it expires, and the rule, counter or slot that it counts for."""
+        self._keys = OrderedDict[str, tuple[Any, int, str, int | None]]()
+        """The value of each key, when it expires, the rule, counter or slot that it counts for, and when it expires by
+        `elapsed`; None if the time was passed in."""
         self._held = Counter[str]()
         """The number of keys of each rule."""
         self._was_full = False
@@ -84,24 +86,41 @@ class MemoryStore:
         """Run an operation; see `Runner.run`. Raises `StoreFull`."""
         with self._lock:
             moment = machine_now() if now is None else now
-            self._sweep_some(moment)
+            lasting = int(elapsed() * SECOND) if now is None else None
+            self._sweep_some(moment, lasting)
             draft = Draft(self._keys)
             reply = operation.run(draft, moment)
-            self._keep(draft.changed, operation.keys)
+            self._keep(draft.changed, operation.keys, None if lasting is None else lasting - moment)
             return reply
 
-    def _sweep_some(self, now: int) -> None:
-        """Look at the next keys, and drop those that expired a while before `now`."""
+    def _sweep_some(self, now: int, lasting: int | None) -> None:
+        """Look at the next keys, and drop those that expired a while before `now`; see `_has_ended`."""
         for _ in range(min(LOOKED_AT, len(self._keys))):
             key = next(iter(self._keys))
-            if self._keys[key][1] <= now - LINGERS:
+            if self._has_ended(key, now - LINGERS, None if lasting is None else lasting - LINGERS):
                 self._drop(key)
             else:
                 self._keys.move_to_end(key)
         self._was_full = self._was_full and len(self) >= self._max_keys * ROOM_AGAIN
 
-    def _keep(self, changed: Mapping[str, tuple[Any, int] | None], keys: Sequence[str]) -> None:
-        """Keep what an operation with these keys has changed, all or nothing."""
+    def _has_ended(self, key: str, now: int, lasting: int | None) -> bool:
+        """Say whether a key has expired by the clock, and by how long it has really been kept.
+
+        `lasting`: the time by `elapsed`, which never steps; None if `now` was passed in. A key that was written at a
+        time that was passed in only ends at such a time, and the others only at the time of the machine.
+        """
+        _, expiry, _, lasts = self._keys[key]
+        if lasts is None or lasting is None:
+            return lasts is lasting and expiry <= now
+        return expiry <= now and lasts <= lasting
+
+    def _keep(
+        self, changed: Mapping[str, tuple[Any, int] | None], keys: Sequence[str], later: int | None = None
+    ) -> None:
+        """Keep what an operation with these keys has changed, all or nothing.
+
+        `later`: how much later it is by `elapsed` than by the clock; None if the time was passed in.
+        """
         new = Counter(_owner(key, keys) for key, state in changed.items() if state and key not in self._keys)
         for owner, count in new.items():
             if len(self) + new.total() > self._max_keys or self._held[owner] + count > self._max_keys * SHARE:
@@ -114,7 +133,7 @@ class MemoryStore:
             else:
                 owner = self._keys[key][2] if key in self._keys else _owner(key, keys)
                 self._held[owner] += key not in self._keys
-                self._keys[key] = (*state, sys.intern(owner))
+                self._keys[key] = (*state, sys.intern(owner), None if later is None else state[1] + later)
 
     def _drop(self, key: str) -> None:
         found = self._keys.pop(key, None)

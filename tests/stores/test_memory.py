@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from django_quota import Rule, check, check_all, peek
+from django_quota.core.clock import DAY, machine_now
 from django_quota.core.errors import StoreFull
-from django_quota.stores.memory import LINGERS, MemoryStore
+from django_quota.stores.memory import MemoryStore
+from django_quota.testing import freeze
 from tests.support.processes import forks, in_child
-from tests.support.steps import SECOND, START, answers, decided, hits_of
+from tests.support.steps import SECOND, START, Clock, answers, decided, hits_of
+from tests.support.stores import current_store
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
 RULE = Rule.make("rule", "50/m")
-OVER = 60 * SECOND + LINGERS
 
 
 def hit(store: Any, subject: str = "a", now: int = START) -> bool:
@@ -59,6 +61,50 @@ def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
         hit(store, "stays:0", START + 3_600 * SECOND)
     assert len(store) == 100
     assert not any(hit(store, "stays:0", START + 3_659 * SECOND) for _ in range(100))
+
+
+@pytest.mark.parametrize("years", [-9, 9], ids=["past", "future"])
+def test_a_test_that_sets_the_time_for_a_while_loses_no_count(years: int) -> None:
+    """Meanwhile a thread in the background counts in the present, and other tests do before and after it."""
+    moment = machine_now() + years * 365 * DAY
+    check("2/m", "present", 2)
+    with freeze(moment):
+        check("2/m", "other time", 2)
+        for number in range(9):
+            check("2/m", f"another:{number}")
+    for number in range(9):
+        check("2/m", f"one more:{number}")
+    with freeze(moment):
+        assert not check("2/m", "other time")
+    assert not check("2/m", "present")
+
+
+@pytest.mark.parametrize("step", [-3_600, 3_600], ids=["back", "forth and back"])
+def test_a_clock_that_steps_loses_no_count_and_keys_end_all_the_same(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the machine, by which the store counts where no test sets the time."""
+    lasting, now = Clock(), START
+    monkeypatch.setattr("django_quota.stores.memory.elapsed", lasting)
+    monkeypatch.setattr("django_quota.stores.memory.machine_now", lambda: now)
+
+    def pass_time(seconds: int, stepped: int = 0) -> None:
+        nonlocal now
+        lasting.now += seconds
+        now += (seconds + stepped) * SECOND
+
+    def ask_often() -> None:
+        for number in range(20):
+            check("2/m", f"another:{number}")
+
+    check("2/m", "a", 2)
+    pass_time(1, step)
+    ask_often()
+    pass_time(1, -step)
+    assert not check("2/m", "a")
+    pass_time(3_700)
+    ask_often()
+    assert not list(current_store().names("*{a}*"))
 
 
 @forks

@@ -131,11 +131,11 @@ def store_on(database: dict[str, Any], settings: Any, blocker: Any) -> Iterator[
 class UnsweptMemory(MemoryStore):
     """Keeps what has expired, as Redis does for an hour where a test passes the time in."""
 
-    def _sweep_some(self, now: int) -> None: ...
+    def _sweep_some(self, now: int, lasting: int | None) -> None: ...
 
     def kept(self) -> dict[str, tuple[Any, int]]:
         """Return the value of each key, and when it expires."""
-        return {key: (value, expiry) for key, (value, expiry, _) in self._keys.items()}
+        return {key: (value, expiry) for key, (value, expiry, *_) in self._keys.items()}
 
 
 @contextmanager
