@@ -17,14 +17,14 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port
 
 from django_quota.conf import QuotaSettings, current
-from django_quota.core.matching import Match, Shape, Target, path_keys, shape_of
+from django_quota.core.matching import Kind, Match, Shape, Target, path_keys, shape_of
 from django_quota.core.rules import Rule
 
 MAX_KNOWN, MAX_PATH = 1_000, 200
 """For how many places a process remembers the rules, and how many characters the path and the host of one have."""
 
 
-ANY_HOST = ("host", "")
+ANY_HOST: tuple[Kind, str] = ("host", "")
 """The key of all rules that the index has by host."""
 
 

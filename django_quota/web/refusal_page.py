@@ -77,7 +77,8 @@ class _Visit(NamedTuple):
         wait = whole_wait(decision)
         until = None if wait is None or decision.binding is None or wait > MAX_UNTIL else _moment_in(wait)
         is_today = until is not None and until.date() == _moment_in(0).date()
-        return cls(until, until and f"{until:%Z%z}", is_today, request.method in ("GET", "HEAD"), _nonce(request))
+        zone = None if until is None else f"{until:%Z%z}"
+        return cls(until, zone, is_today, request.method in ("GET", "HEAD"), _nonce(request))
 
 
 def page_context(request: HttpRequest, decision: Decision, status: int) -> dict[str, object]:
@@ -137,7 +138,8 @@ _NONCE = secrets.token_hex(16)
 
 def _is_watched() -> bool:
     """Return whether somebody sees each rendering, such as Django's `assertTemplateUsed` or a debug toolbar."""
-    return Template._render.__module__ != Template.__module__  # type: ignore[attr-defined]  # noqa: SLF001 — what these replace
+    render: Any = Template._render  # type: ignore[attr-defined]  # noqa: SLF001 — what these replace
+    return bool(render.__module__ != Template.__module__)
 
 
 def _forget(**_: object) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import http_sf
 import pytest
@@ -321,14 +321,19 @@ def in_utc() -> Iterator[None]:
 def rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Pages as tests see them, and as a site sends them: Django's test environment watches each rendering."""
     if request.param == "remembered":
-        monkeypatch.setattr(Template, "_render", _TestState.saved_data.template_render)
+        monkeypatch.setattr(Template, "_render", cast("Any", _TestState).saved_data.template_render)
     return str(request.param)
 
 
 def tags_rendered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
     render = IfNode.render
-    monkeypatch.setattr(IfNode, "render", lambda node, context: (found.append(node), render(node, context))[1])
+
+    def note(node: Any, context: Any) -> Any:
+        found.append(node)
+        return render(node, context)
+
+    monkeypatch.setattr(IfNode, "render", note)
     return found
 
 

@@ -105,7 +105,7 @@ def test_rules_that_begin_alike_are_not_compared_one_by_one(
     settings.QUOTA = {"STORE": "memory", "RULES": matching(*(match.format(number) for number in range(200)))}
     settings.ALLOWED_HOSTS = ["*"]
     compared = matches_that_are_compared(monkeypatch)
-    meta = {} if fits else {"HTTP_HOST": match.format(7).removeprefix("host:").replace("*", "a.b")}
+    meta: Any = {} if fits else {"HTTP_HOST": match.format(7).removeprefix("host:").replace("*", "a.b")}
     assert '"7"' in Client().get(fits or "/x/", **meta).headers["RateLimit"]
     assert len(compared) == 1
 
@@ -119,7 +119,7 @@ def test_a_rule_by_host_leaves_what_is_remembered_of_the_others(settings: Any, m
 
 
 @pytest.mark.parametrize("meta", [{"HTTP_HOST": "x." * 200}, {"PATH_INFO": "/x" * 200}], ids=["host", "path"])
-def test_what_a_client_makes_long_is_not_remembered(meta: dict[str, str], settings: Any) -> None:
+def test_what_a_client_makes_long_is_not_remembered(meta: Any, settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": matching("/", exclude="host:a.example")}
     settings.ALLOWED_HOSTS = ["*"]
     assert '"0"' in Client().get("/x", **meta).headers["RateLimit"]
