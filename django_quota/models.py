@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import models, router, transaction
 from django.db.models import F, Q
@@ -160,15 +159,8 @@ class QuotaOverride(models.Model):
         help_text=_("100/m, or 10/s; 500/h; +500 adds units, x2 doubles. Only for the mode another rate."),
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True)
-    created_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        verbose_name=_("created by"),
-        null=True,
-        blank=True,
-        editable=False,
-        on_delete=models.SET_NULL,
-        related_name="+",
-    )
+    created_by = models.CharField(_("created by"), max_length=255, blank=True, default="", editable=False)
+    """The name of who saved it in the admin, as it was then. Users may be in another database."""
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: at once."))
     expires = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
     label = models.CharField(

@@ -75,7 +75,7 @@ def write_history(users: Mapping[str, User], report: ProgressCallback) -> int:
 
 def write_overrides(users: Mapping[str, User]) -> None:
     """Write overrides that are active, planned and expired."""
-    now, by = timezone.now(), users["admin"]
+    now, by = timezone.now(), users["admin"].get_username()
 
     def user(name: str) -> str:
         return f"user:{users[name].pk}"

@@ -98,7 +98,6 @@ class QuotaOverrideAdmin(PageAdmin):
         labelled("created_by", gettext_lazy("created by")),
     )
     list_filter = ("mode", StateFilter, "rule", ("label", LabelFilter))
-    list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
     search_help_text = gettext_lazy("The beginning of a subject or a rule (* for everybody), or a part of a reason.")
     show_full_result_count = False
@@ -227,7 +226,7 @@ class QuotaOverrideAdmin(PageAdmin):
     def save_model(self, request: HttpRequest, obj: QuotaOverride, form: Any, change: bool) -> None:
         """Save the row, with who made it."""
         if not change:
-            obj.created_by = request.user  # type: ignore[assignment]
+            obj.created_by = request.user.get_username()
         super().save_model(request, obj, form, change)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:

@@ -158,7 +158,13 @@ class OverrideAction(Action):
 
     def save(self, rates: Mapping[str, str], expires: datetime | None, reason: str, user: Any) -> str:
         """Save a row for each rule, and return what holds now. Raises `ValidationError`."""
-        values = {"mode": self.mode, "reason": reason, "created_by": user, "starts": None, "expires": expires}
+        values = {
+            "mode": self.mode,
+            "reason": reason,
+            "created_by": user.get_username(),
+            "starts": None,
+            "expires": expires,
+        }
         with transaction.atomic(using=write_database()):
             rows = [set_override(self.subject, rule, {**values, "rate": rate}) for rule, rate in rates.items()]
         until = _("until it is cleared") if expires is None else _("until %s") % moment_in_words(expires)

@@ -161,7 +161,7 @@ def build_page(subject: str, other_names: Collection[str] = ()) -> dict[str, Any
         snapshot = SubjectSnapshot(subject, clock.now(), table=overrides.table)
         refused, longer, trouble = [], (), str(error)
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
-    database = QuotaOverride.objects.using(write_database()).select_related("created_by")
+    database = QuotaOverride.objects.using(write_database())
     rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:MAX_ROWS])
     rows.sort(key=lambda row: order.get(row.pk, len(order)))  # those that have ended last
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}

@@ -90,7 +90,7 @@ def _raised_override(
     values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
     if own is not None and own.in_force(now):
         return values, max(ends, own.ends) if own.ends else 0
-    return values | {"label": "", "reason": "raise_limit()", "created_by": None}, ends
+    return values | {"label": "", "reason": "raise_limit()", "created_by": ""}, ends
 
 
 def _held(subject: str, rule: str, own: Override | None, now: int) -> Override | None:

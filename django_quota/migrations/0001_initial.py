@@ -159,6 +159,7 @@ class Migration(migrations.Migration):
                     "created_by",
                     models.ForeignKey(
                         blank=True,
+                        db_constraint=False,  # users may be in another database; migration 0003 keeps their names
                         editable=False,
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,

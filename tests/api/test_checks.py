@@ -286,6 +286,8 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
         pytest.param(["0.0.0.0/0"], ["IPv4"], id="all of IPv4"),
         pytest.param(["::/0", "10.0.0.0/8"], ["IPv6"], id="all of IPv6"),
         pytest.param(["0.0.0.0/1", "128.0.0.0/1"], ["IPv4"], id="all of IPv4 in two halves"),
+        pytest.param(["::ffff:0:0/96"], ["IPv4"], id="all of IPv4 as IPv6 maps it"),
+        pytest.param(["64:ff9b::/96"], ["IPv4"], id="all of IPv4 behind NAT64"),
         pytest.param(["0.0.0.0/1", "::/1", "staff"], [], id="one half of each"),
     ],
 )

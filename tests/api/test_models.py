@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
+from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from django_quota import check
 from django_quota.exceptions import RateError, RuleError
 from django_quota.models import DailyCounter, QuotaOverride
+from tests.support.databases import default_database, sqlite_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -45,6 +48,37 @@ def test_no_migration_is_missing_and_the_tables_can_be_removed_and_made_again() 
     assert (len(before), tables()) == (7, set())
     call_command("migrate", "django_quota", verbosity=0)
     assert tables() == before
+
+
+@pytest.mark.usefixtures("database")
+def test_a_migration_keeps_the_names_of_those_who_saved_overrides() -> None:
+    ann = User.objects.create_user("ann")
+    call_command("migrate", "django_quota", "0002", verbosity=0)
+    then = MigrationExecutor(connection).loader.project_state(("django_quota", "0002_override_change")).apps
+    rows = then.get_model("django_quota", "QuotaOverride").objects
+    for number, created_by_id in ((1, ann.pk), (2, None), (3, 12_345)):
+        rows.create(subject=f"user:{number}", mode="blocked", created_by_id=created_by_id)
+    call_command("migrate", "django_quota", verbosity=0)
+    assert list(QuotaOverride.objects.values_list("created_by", flat=True)) == ["ann", "", ""]
+
+
+class Parts:
+    """A router that keeps our tables in a database of their own, apart from those of users."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool:
+        return app_label == "django_quota"
+
+
+def test_our_tables_may_be_in_another_database_than_users(
+    tmp_path: Path, settings: Any, django_db_blocker: Any
+) -> None:
+    settings.DATABASE_ROUTERS = [Parts()]
+    with django_db_blocker.unblock(), default_database(sqlite_database(tmp_path / "ours.sqlite3")):
+        call_command("migrate", verbosity=0)
+        assert "auth_user" not in connection.introspection.table_names()
+        row = override(created_by="ann")
+        row.save()
+        row.delete()
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def _as_json(row: QuotaOverride) -> dict[str, Any]:
         "rate": row.rate or None,
         "reason": row.reason,
         "label": row.label,
-        "created_by": None if row.created_by_id is None else str(row.created_by_id),
+        "created_by": row.created_by or None,
         "starts": row.starts and _in_utc(row.starts),
         "expires": row.expires and _in_utc(row.expires),
     }
