@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from inspect import isawaitable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -406,19 +407,31 @@ class AsyncPool:
         raise AssertionError
 
     async def _connect_once(self) -> Any:
-        longest = max(self._source.options[name] for name in TIMEOUTS) * (1 + len(self._source.sentinel_clients))
+        options, sentinels = self._source.options, len(self._source.sentinel_clients)
+        first = max(options[name] for name in TIMEOUTS) if sentinels else options["socket_connect_timeout"]
         with _connecting():
             connection = self._source.make()
-            of_redis_py = connection.socket_connect_timeout
+            if hasattr(connection, "path"):  # a Unix socket connects at once, and redis-py greets within that
+                first = options["socket_timeout"]
+            of_redis_py, own = connection.socket_connect_timeout, connection.redis_connect_func
             connection.socket_timeout = connection.socket_connect_timeout = None
+
+            async def greet(connection: Any) -> None:
+                """Say who we are. A server that answers nothing costs no more than for a command."""
+                self._timeouts.begin(waiting, options["socket_timeout"])
+                greeted = connection.on_connect() if own is None else own(connection)
+                if isawaitable(greeted):
+                    await greeted
+
+            connection.redis_connect_func = greet
             try:
                 async with asyncio.timeout(None) as waiting:
-                    self._timeouts.begin(waiting, longest)
+                    self._timeouts.begin(waiting, first * (1 + sentinels))
                     try:
                         await cancellable(connection.connect())
                     finally:
                         self._timeouts.end(waiting)
-                connection.socket_connect_timeout = of_redis_py  # for `disconnect`
+                connection.socket_connect_timeout, connection.redis_connect_func = of_redis_py, own  # as it was
                 if not await self._is_ready(connection):
                     raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
             except BaseException as error:
