@@ -9,6 +9,7 @@ subject. A message that was not answered is sent again as it was, with its numbe
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import threading
 from collections import Counter
@@ -33,8 +34,10 @@ from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
 from django_quota.stores.base import Store
 
-MAX_PLACES = 100_000
-"""How many rules, subjects and days wait to be counted; further ones are left out while the store is away."""
+logger = logging.getLogger("django_quota")
+
+MAX_PLACES = 10_000
+"""How many rules, subjects and days wait to be counted; further ones are left out. They take 20 MB at most."""
 
 BATCH_SIZE = 500
 """How many places one round trip counts."""
@@ -85,9 +88,11 @@ class UnaskedHits:
         self._lock = threading.RLock()  # a signal handler may check a limit while its thread is counting
         self._tallies: dict[Place, _Tally] = {}
         self._unanswered: dict[Place, tuple[_Tally, int]] = {}
-        """What was sent and not answered, each with the number of its message. Later hits of the place wait for it."""
+        """What is sent and not answered yet, each with the number of its message. Later hits of the place wait."""
         self._process = secrets.token_hex(4)
         self._numbers = itertools.count(1)
+        self._is_full = False
+        """Whether hits are left out, which is logged once."""
         self._told: dict[Place, int] = {}
         """When `refused` was sent last, in microseconds."""
 
@@ -96,14 +101,22 @@ class UnaskedHits:
 
     def add(self, place: Place, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
         """Add hits: how the fields of the day change. `event` makes the event of a refusal; None: no event."""
+        is_first = False
         with self._lock:
             tally = self._tallies.get(place)
-            if tally is None:
-                if len(self._tallies) >= MAX_PLACES:
-                    return
+            if tally is None and len(self) >= MAX_PLACES and place not in self._unanswered:
+                is_first, self._is_full = not self._is_full, True
+            elif tally is None:
                 tally = self._tallies[place] = _Tally()
-            tally.counts.update(counts)
-            tally.event = tally.event or event
+            if tally is not None:
+                tally.counts.update(counts)
+                tally.event = tally.event or event
+        if is_first:
+            logger.warning(
+                "The hits of %s rules and subjects wait to be counted. Further ones that this process decides without "
+                "the store will be missing in the usage and events until it answers.",
+                f"{MAX_PLACES:,}",
+            )
         flusher.wake()
 
     def count(self, plan: Plan, decision: Decision) -> list[Announcement]:
@@ -161,17 +174,18 @@ class UnaskedHits:
     def _send(self) -> list[Exception]:
         """Send what was not answered, and the hits of other places; return the errors."""
         with self._lock:
-            messages, self._unanswered = self._unanswered, {}
-            for place in self._tallies.keys() - messages.keys():
-                messages[place] = self._tallies.pop(place), next(self._numbers)
+            for place in self._tallies.keys() - self._unanswered.keys():
+                self._unanswered[place] = self._tallies.pop(place), next(self._numbers)
+            sent = list(self._unanswered.items())
             self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
         failures: list[Exception] = []
-        sent = list(messages.items())
         for first in range(0, len(sent), BATCH_SIZE):
             try:
                 failures += self._record(sent[first : first + BATCH_SIZE])
             except Exception as error:  # noqa: BLE001 — the flusher reports it
                 failures.append(error)
+        if not failures:
+            self._is_full = False
         return failures
 
     def _record(self, messages: list[tuple[Place, tuple[_Tally, int]]]) -> list[Exception]:
@@ -195,14 +209,12 @@ class UnaskedHits:
             )
             for place, tally, number in asking
         ]
-        replies: list[Any] = [None] * len(asking)
-        try:
-            replies = self._store.try_all(operations, frozen_now()) if operations else []
-        finally:
-            for (place, tally, number), reply in zip(asking, replies, strict=True):
-                if not isinstance(reply, int):
-                    with self._lock:
-                        self._unanswered[place] = tally, number
+        replies: list[Any] = self._store.try_all(operations, frozen_now()) if operations else []
+        failed = {place for (place, _, _), reply in zip(asking, replies, strict=True) if not isinstance(reply, int)}
+        with self._lock:
+            for place, message in messages:
+                if place not in failed and self._unanswered.get(place) is message:
+                    del self._unanswered[place]
         events = [tally.event() for (_, tally, _), due in zip(asking, replies, strict=True) if due == 1 and tally.event]
         if events:
             self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), frozen_now())

@@ -277,12 +277,24 @@ def test_a_message_whose_answer_is_lost_is_counted_once(ask: Callable[[], tuple[
 
 
 @pytest.mark.usefixtures("redis_cache", "overridden")
-def test_there_is_a_bound_for_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_bound_for_what_waits_also_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once it is reached, that is logged once, and again after the store has answered."""
     with_room_for_uncounted(2, monkeypatch)
-    for n in (1, 2, 4, 1):
-        override("b 0 0 ", "*", f"user:{n}")
-        assert not check(RULE, f"user:{n}")
-    assert [counts(f"user:{n}") for n in (1, 2, 4)] == [(0, 2), (0, 1), (0, 0)]
+    for rounds in (1, 2):
+        with monkeypatch.context() as away:
+            for name in ("run", "arun", "try_all"):
+                away.setattr(current_store(), name, Mock(side_effect=StoreUnavailable("it is away")))
+            for n in (1, 2, 4, 1, 5):
+                override("b 0 0 ", "*", f"user:{n}")
+                assert not check(RULE, f"user:{n}")
+                if n == 2:
+                    flusher.flush()
+        flusher.flush()
+        assert [counts(f"user:{n}") for n in (1, 2, 4, 5)] == [(0, 2 * rounds), (0, rounds), (0, 0), (0, 0)]
+        left_out = [each for each in caplog.messages if each.startswith("The hits of 2 rules and subjects wait")]
+        assert len(left_out) == rounds
 
 
 @pytest.mark.django_db
