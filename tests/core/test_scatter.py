@@ -170,6 +170,34 @@ def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, 
     assert [home(key) for key in places.live(START)] == left
 
 
+COUNTED = {"count_refused": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "stays"),
+    [
+        ({}, 0), (COUNTED, 1), ({**COUNTED, "algorithm": "fixed_window"}, 1),
+        ({**COUNTED, "algorithm": "token_bucket"}, 1),
+        ({**COUNTED, "shadow": True}, 0), ({**COUNTED, "block": False}, 0),
+        ({**COUNTED, "cost": 3}, 3), ({**COUNTED, "daily": True}, 1),
+    ],
+    ids=["plain", "counted", "fixed", "bucket", "shadow", "aside", "cost", "daily"],
+)  # fmt: skip
+def test_a_refusal_in_another_slot_counts_where_refusals_count_as_in_one_place(options: Any, stays: int) -> None:
+    rule = Rule.make("counted", "9/m; 20/h", **({"algorithm": "sliding_window"} | options))
+    asked = [(rule, "user:1", rule.cost if isinstance(rule.cost, int) else 1, ""), (SHUT, "user:2", 1, "")]
+    together, apart = DictStates(), Apart()
+    for run in (lambda operation, at: operation.run(together, at), apart.run):
+        assert driven(run, plan_of(asked, with_events=False), "check", START)[1] == REFUSED
+        looked = driven(run, plan_of(asked[:1], with_events=False), "peek", START)
+        assert [looked[2 + n * PER_LIMIT + 1] for n in range(2)] == [9 - stays, 20 - stays]
+    assert of_state(apart.live(START)) == of_state(live(START, together))
+
+
+def of_state(kept: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in kept.items() if ":r:" in key or ":day:" in key}
+
+
 # --- several plans under way at once ----------------------------------------------------------------------------------
 
 SEARCHED, OTHERS = "ip:1", ["ip:2", "ip:3"]
