@@ -13,7 +13,7 @@ from django_quota.exceptions import ConfigurationError, QuotaError
 from tests.support.calls import both
 from tests.support.stores import current_store
 
-MANY = 40
+MANY = 5
 
 
 class FaultError(Exception):

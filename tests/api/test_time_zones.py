@@ -1,0 +1,109 @@
+"""Days begin in the time zone of the settings, wherever they are counted and read, and never in that of a visitor."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_quota import Rule, check, counter, peek, raise_limit, reserve
+from django_quota.models import QuotaOverride
+from django_quota.operating.access_log import read_time
+from django_quota.testing import freeze
+from tests.support.counts import checks_of_today, count_what_waits, days_of, refused_today
+from tests.support.overridden import override
+
+ZONES = [("Asia/Tokyo", 9), ("America/Los_Angeles", -8)]
+"""Each zone, and its hours before UTC in January."""
+
+NEW_YEAR = datetime(2026, 1, 15, tzinfo=UTC)
+USER = "user:1"
+
+pytestmark = pytest.mark.parametrize("named", ["QUOTA", "Django"])
+
+
+@pytest.fixture(params=ZONES, ids=[zone for zone, _ in ZONES])
+def midnight(request: pytest.FixtureRequest, settings: Any, named: str) -> Iterator[datetime]:
+    """When a day begins where the site is. The visitor of the running request is elsewhere."""
+    zone, hours = request.param
+    if named == "QUOTA":
+        settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": zone}
+    else:
+        settings.TIME_ZONE = zone
+    with timezone.override("Pacific/Honolulu"):
+        yield NEW_YEAR - timedelta(hours=hours)
+
+
+SECOND = timedelta(seconds=1)
+TODAY, YESTERDAY = date(2026, 1, 15), date(2026, 1, 14)
+
+
+def hit(**options: Any) -> None:
+    check("1/h", USER, name="a", **options)
+
+
+def settle() -> None:
+    with reserve("5/h", USER, 2, name="a") as hold:
+        hold.settle(1)
+
+
+def count_unasked() -> None:
+    override("x 0 0 ", "a", USER)
+    hit()
+    count_what_waits()
+
+
+@pytest.mark.usefixtures("either_store")
+class TestDays:
+    @pytest.mark.parametrize("count", [hit, settle, count_unasked], ids=["hit", "settled", "exempt"])
+    def test_a_hit_counts_for_its_day(self, midnight: datetime, count: Callable[[], None]) -> None:
+        for at in (midnight - SECOND, midnight, midnight + timedelta(hours=23)):
+            with freeze(at):
+                count()
+        with freeze(midnight + timedelta(hours=23, minutes=59)):
+            assert {day: sum(rules["a"]) for day, rules in days_of(USER).items()} == {YESTERDAY: 1, TODAY: 2}
+
+    def test_the_metrics_of_today_are_of_this_day(self, midnight: datetime) -> None:
+        for at, cost in ((midnight - SECOND, 1), (midnight, 1), (midnight + SECOND, 1)):
+            with freeze(at):
+                check("1/m", USER, cost, name="a")
+                count_what_waits()
+        for later in (timedelta(seconds=2), timedelta(hours=23)):
+            with freeze(midnight + later):
+                assert checks_of_today() == {"a": (0, 2, 0)}
+                assert refused_today() == [(USER, 2)]
+        with freeze(midnight + timedelta(hours=24)):
+            assert checks_of_today() == {}
+            assert refused_today() == []
+
+    def test_a_counter_counts_for_its_day(self, midnight: datetime) -> None:
+        clicks = counter("clicks")
+        for at in (midnight - SECOND, midnight, midnight + timedelta(hours=23)):
+            with freeze(at):
+                clicks.incr(USER)
+        with freeze(midnight + timedelta(hours=23)):
+            assert clicks.series(USER, YESTERDAY, TODAY) == {YESTERDAY: 1, TODAY: 2}
+
+
+def test_a_time_of_a_log_without_a_zone_is_of_the_site(midnight: datetime) -> None:
+    moment = int(midnight.timestamp()) * 1_000_000
+    for text in ("2026-01-15T00:00:00", "15/Jan/2026:00:00:00", "2026-01-15 00:00:00.000"):
+        assert read_time(text) == moment
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_a_moment_without_a_zone_is_of_django_s_zone_and_not_of_the_visitor(
+    midnight: datetime, settings: Any, named: str
+) -> None:
+    if named == "QUOTA":
+        midnight = NEW_YEAR  # the zone of days is another setting than that of moments
+    settings.USE_TZ, moment = False, datetime(2026, 1, 15)  # noqa: DTZ001
+    rule = Rule.make("daily", "5/d")
+    with freeze(midnight - timedelta(hours=1)):
+        assert raise_limit("org:7", rule, 5, moment) == midnight
+        QuotaOverride.objects.create(subject="org:8", rule="*", mode="blocked", expires=moment)
+    for at, limit, allowed in ((midnight - SECOND, 10, False), (midnight, 5, True)):
+        with freeze(at):
+            assert peek(rule, "org:7").limit == limit
+            assert check(rule, "org:8").allowed == allowed
