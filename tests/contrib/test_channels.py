@@ -16,7 +16,8 @@ from django.contrib.auth.models import AnonymousUser, User
 from django_quota import Rule, peek, slot
 from django_quota.contrib.channels import QuotaSocket
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.testing import freeze
+from django_quota.testing import QuotaKit, freeze
+from tests.support.commands import wait_until
 from tests.support.outages import no_answer
 from tests.support.pages import blocks, run_page
 
@@ -198,6 +199,22 @@ async def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one
     socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
     first = socket()
     assert await answers(first, socket(), socket(address="::1")) == ["accept", "close", "accept"]
+    await first.leaves()
+    assert await answers(socket()) == ["accept"]
+
+
+@pytest.mark.usefixtures("renewed_often")
+@in_a_loop
+async def test_a_socket_that_stays_open_for_hours_is_counted_all_the_time(the_clock_stands: QuotaKit) -> None:
+    """Each lease is for a minute; it is renewed while the socket is open."""
+    open_sockets = slot("websocket.at_once", 1, subject="ip:192.0.2.1")
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
+    first = socket()
+    assert await answers(first) == ["accept"]
+    for _ in range(120):
+        the_clock_stands.advance("55s")
+        await asyncio.to_thread(wait_until, lambda: open_sockets.holders()[0][1] > 50)
+    assert await answers(socket()) == ["close"]
     await first.leaves()
     assert await answers(socket()) == ["accept"]
 
