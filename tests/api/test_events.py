@@ -415,3 +415,17 @@ def test_it_waits_for_a_redis_that_comes_back(
 def test_what_cannot_be_printed_is_an_error(words: list[str], quota: Any, said: str) -> None:
     with override_settings(QUOTA=quota), pytest.raises(CommandError, match=said):
         call_command("quota_events", *words)
+
+
+def test_a_group_keeps_a_stream_that_has_no_event_yet_and_the_stream_ends_by_itself(raw: redis.Redis) -> None:
+    read()
+    assert 399 * 86_400 < int(raw.ttl(STREAM)) <= 400 * 86_400
+
+
+def test_the_index_of_bans_does_not_keep_those_that_have_ended(raw: redis.Redis) -> None:
+    ban: Any = {"after": "1/m", "for": ["10s"]}
+    for number, at in enumerate((START, START + 60 * SECOND)):
+        with freeze(at):
+            for _ in range(2):
+                check("0/m", f"ip:192.0.2.{number}", name="banning", ban=ban)
+    assert raw.zrange("quota:1:{!}:bans", 0, -1) == [b"ip:192.0.2.1 banning"]

@@ -339,6 +339,36 @@ def test_the_end_of_a_stream_its_error_and_a_client_that_leaves_settle_it() -> N
 
 
 @streaming
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_block_that_fails_after_it_has_made_a_stream_gives_the_estimate_back(is_async: bool) -> None:
+    """Nobody sends the stream."""
+
+    def fails() -> None:
+        with estimate() as hold:
+            hold.stream(Model().parts(), used=lambda: 5)
+            raise ZeroDivisionError
+
+    async def afails() -> None:
+        async with areserve("1000/h", USER, 600) as hold:
+            hold.stream(Model().parts(), used=lambda: 5)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(afails()) if is_async else fails()
+    assert left() == 1_000
+
+
+@streaming
+def test_a_name_that_several_entries_have_cannot_be_settled_by_name() -> None:
+    rule = Rule.make("tpm", "100/h")
+    hold = reserve_all([(rule, "user:1", 5), (rule, "user:2", 5)])
+    with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 2 numbers."):
+        hold.settle({"tpm": 3})
+    hold.settle([1, 2])
+    assert [peek(rule, subject).remaining for subject in ("user:1", "user:2")] == [99, 98]
+
+
+@streaming
 def test_if_used_fails_the_estimate_stays_spent_and_no_stream_is_named(caplog: pytest.LogCaptureFixture) -> None:
     wrong: list[Any] = [lambda: 1 / 0, lambda: "many", lambda: -1]
     for number, used in enumerate(wrong, start=1):

@@ -64,6 +64,12 @@ class TestDays:
         with freeze(midnight + timedelta(hours=23, minutes=59)):
             assert {day: sum(rules["a"]) for day, rules in days_of(USER).items()} == {YESTERDAY: 1, TODAY: 2}
 
+    def test_a_day_is_found_as_long_as_its_counts_wait_for_the_roll_up(self, midnight: datetime) -> None:
+        with freeze(midnight + timedelta(hours=23, minutes=59)):
+            hit()
+        with freeze(midnight + timedelta(days=8, hours=23, minutes=58)):
+            assert {day: sum(rules["a"]) for day, rules in days_of(USER).items()} == {TODAY: 1}
+
     def test_the_metrics_of_today_are_of_this_day(self, midnight: datetime) -> None:
         for at, cost in ((midnight - SECOND, 1), (midnight, 1), (midnight + SECOND, 1)):
             with freeze(at):

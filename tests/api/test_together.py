@@ -1,20 +1,25 @@
 """Two options together, the last of several, and what another process has changed meanwhile."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_quota import Rule, check, peek, quota, raise_limit, reset, reset_subject
+from django_quota import Rule, check, peek, quota, raise_limit, reserve, reset, reset_subject, slot
+from django_quota.exceptions import StoreUnavailable
+from django_quota.features.usage import last_tiers, recent_usage
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
+from django_quota.operating.activity import activity
 from django_quota.testing import freeze
 from tests.support.calls import remaining_both_ways
-from tests.support.counts import days_of
-from tests.support.stores import caches
+from tests.support.commands import json_of
+from tests.support.counts import checks_of_today, count_what_waits, days_of
+from tests.support.overridden import override
+from tests.support.stores import caches, current_store
 
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
 ORG = "org:7"
@@ -56,6 +61,86 @@ def test_a_raised_factor_holds_for_each_tier_and_again_when_raised_twice() -> No
         raise_limit(ORG, plans, 50)
     limits = {tier: [each.limit for each in peek(plans, ORG, tier=tier).outcomes] for tier in ("free", "pro")}
     assert limits == {"free": [10, 800], "pro": [18, 2_600]}
+
+
+@pytest.mark.usefixtures("memory_store", "database", "frozen")
+@pytest.mark.parametrize(("expires", "ends"), [(1, 1), (-1, 0), (None, None)], ids=["later", "sooner", "never"])
+def test_raising_keeps_the_later_end(expires: int | None, ends: int | None) -> None:
+    """By default the raised rate ends a window from now."""
+
+    def moment(hours: int | None) -> datetime | None:
+        return None if hours is None else NOW + timedelta(days=1, hours=hours)
+
+    QuotaOverride.objects.create(subject=ORG, rule="daily", rate="x2", expires=moment(expires))
+    assert raise_limit(ORG, DAILY, 50) == moment(ends) == QuotaOverride.objects.get().expires
+
+
+# --- exempt subjects, and what is counted -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_units_of_an_exempt_subject_count_for_the_day_of_their_hit() -> None:
+    override("x 0 0 ", "tpm", "user:1")
+    with freeze(NOW):
+        check("100/m", "user:1", 3, name="tpm")
+        hold = reserve("100/m", "user:1", 5, name="tpm")
+    with freeze(NOW + timedelta(days=1)):
+        hold.settle(2)
+        count_what_waits()
+        usage = {day: rules["tpm"] for day, rules in recent_usage("user:1").items()}
+    assert {day: (count.allowed, count.units) for day, count in usage.items()} == {NOW.date(): (2, 5)}
+
+
+@pytest.mark.usefixtures("either_store", "frozen")
+@pytest.mark.parametrize("rate", ["5/m", "0/m"])
+def test_the_metrics_count_no_request_that_costs_nothing(rate: str) -> None:
+    look: Any = quota(rate, name="look", key="ip", cost=lambda request: 0)
+    view = look(lambda request: HttpResponse("ok"))
+    assert view(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")).status_code == (200 if rate == "5/m" else 429)
+    count_what_waits()
+    assert checks_of_today() == {}
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_slot_is_shown_for_a_while_after_it_was_asked_for_also_if_that_is_sent_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with freeze(NOW):
+        slot("export", 2, subject="user:1", lease=5).acquire()
+        with monkeypatch.context() as away:
+            away.setattr(current_store(), "run", lost)
+            assert not count_what_waits()
+        assert count_what_waits()
+    with freeze(NOW + timedelta(minutes=9)):
+        assert [(each.name, each.held, each.limit) for each in activity().slots] == [("export", 0, 2)]
+
+
+def lost(*_: Any) -> None:
+    raise StoreUnavailable("gone")
+
+
+# --- the last of several ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+@pytest.mark.parametrize("order", [["free", "pro", "team"], ["team", "free", "pro"]])
+@pytest.mark.parametrize("hours", [1, 24])
+def test_the_last_tier_is_that_of_the_last_check(order: list[str], hours: int) -> None:
+    plans = Rule.make("plans", {"free": "5/m", "pro": "9/m", "team": "20/m"}, tier=lambda request: "free")
+    for number, tier in enumerate(order):
+        with freeze(NOW + number * timedelta(hours=hours)):
+            check(plans, "user:1", tier=tier)
+            assert last_tiers("user:1", [plans]) == {"plans": tier}
+
+
+@pytest.mark.usefixtures("either_store", "frozen")
+@pytest.mark.parametrize(("rates", "capacity"), [("4/m; 100/h", 4), ("100/m; 4/h", 4)])
+def test_a_near_event_names_the_limit_that_is_near(rates: str, capacity: int) -> None:
+    if current_store().database is None and current_store().redis is None:
+        return  # it keeps no events
+    check(Rule.make("near", rates, warn_at=0.5), "user:1", 2)
+    (event,) = json_of("quota_events")
+    assert (event["kind"], event["share"], event["capacity"], event["remaining"]) == ("near", 0.5, capacity, 2)
 
 
 # --- shadow rules beside others ---------------------------------------------------------------------------------------
@@ -118,8 +203,7 @@ def test_a_reset_forgets_what_was_counted_under_the_override_of_another_process(
 @pytest.mark.parametrize("names", [None, ["plans"]], ids=["all rules", "by name"])
 def test_a_reset_forgets_each_tier_that_the_subject_has_had(settings: Any, tier: str, names: Any) -> None:
     rates = {"anonymous": "5/m", "authenticated": "9/h"}
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"plans": {"rate": rates, "ban": {"after": "1/m", "for": "1h"}}}}
-    assert not check("plans", ORG, 10, tier=tier)
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plans": {"rate": rates}}}
     check("plans", ORG, 5, tier=tier)
     reset_subject(ORG, names)
     assert [peek("plans", ORG, tier=each).remaining for each in rates] == [5, 9]

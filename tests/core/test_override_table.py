@@ -140,3 +140,15 @@ def test_who_looks_up_during_a_change_finds_a_block() -> None:
     finally:
         thread.join()
         sys.setswitchinterval(before)
+
+
+def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:
+    short, endless = Override(1, "user:1", "a", "blocked", ends=5), Override(2, "*", "*", "blocked", begins=3)
+    found = OverrideTable([short, endless]).find("user:1", "a", 1)
+    assert found is not None
+    assert (found.pk, found.ends) == (1, 0)
+
+
+def test_an_override_of_a_kind_is_not_about_subjects_of_several_parts() -> None:
+    table = OverrideTable([Override(1, "user:*", "*", "blocked")])
+    assert [bool(table.find(subject, "a", 1)) for subject in ("user:1", "user:1+path:/x/")] == [True, False]

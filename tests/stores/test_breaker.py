@@ -20,7 +20,7 @@ from django_quota.adapters import digest
 from django_quota.core.errors import StoreBusy, StoreCommandDenied, StoreDataError, StoreRefusesWrites
 from django_quota.engine.decide import Decide
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
-from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker
+from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker, Call
 from django_quota.stores.redis.errors import answered, translate_error
 from django_quota.testing import RedisServer
 from tests.support.clusters import Cluster
@@ -62,6 +62,13 @@ def test_a_forked_process_does_not_wait_for_its_parent(opened: Breaker, clock: C
     with opened._lock:  # as another thread may at the moment of the fork
         assert in_child(lambda: opened.acquire() is True) == 1
     assert opened.acquire() is None
+
+
+def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker, clock: Clock) -> None:
+    clock.now += 1
+    with pytest.raises(KeyboardInterrupt), Call(opened, lambda error: None):
+        raise KeyboardInterrupt
+    assert opened.acquire() is True
 
 
 class Life(RuleBasedStateMachine):
