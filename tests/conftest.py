@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis.strategies import none
 
 from django_quota.core.clock import moment_of, use_clock
-from django_quota.features.lease_renewal import Renewer
+from django_quota.features.lease_renewal import Renewer, renewer
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
@@ -179,6 +179,7 @@ def the_flusher_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     flusher.stop(PATIENCE)
     flusher.after_fork()
+    renewer.after_fork()
 
 
 @pytest.fixture
@@ -186,9 +187,9 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(renewer: Renewer, lease: Lease, interval: float) -> None:
+    def often(self: Renewer, lease: Lease, interval: float) -> None:
         after.append(interval)
-        add(renewer, lease, 0.01)
+        add(self, lease, 0.01)
 
     add = Renewer.add
     monkeypatch.setattr(Renewer, "add", often)

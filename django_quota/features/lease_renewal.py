@@ -43,7 +43,7 @@ class Renewer:
         due = clock.elapsed() + interval
         with self._changing:
             self._due[lease] = (due, interval, copy_context())  # `freeze` sets a context variable
-            if due < self._next:
+            if due < self._next or self._next <= clock.elapsed():  # or it renews now, or had to start over
                 self._plan(due)
 
     def remove(self, lease: Lease) -> None:
@@ -62,19 +62,21 @@ class Renewer:
             due = [(lease, interval, context) for lease, (at, interval, context) in self._due.items() if at <= now]
             for lease, interval, context in due:
                 self._due[lease] = (now + interval, interval, context)
-        while due:
-            lease, _, context = due.pop()
-            try:
-                context.run(run_sync, lease.keeping())
-            except StoreUnavailable:  # the next round tries again
-                pass
-            except Exception:  # the thread renews the other leases, too
-                logger.exception("A lease could not be renewed; the next round tries again.")
-            del lease
-        with self._changing:
-            self._next = float("inf")
-            if self._due:
-                self._plan(min(at for at, _, _ in self._due.values()))
+        try:
+            while due:
+                lease, _, context = due.pop()
+                try:
+                    context.run(run_sync, lease.keeping())
+                except StoreUnavailable:  # the next round tries again
+                    pass
+                except Exception:  # the thread renews the other leases, too
+                    logger.exception("A lease could not be renewed; the next round tries again.")
+                del lease
+        finally:  # whatever happens, there is a next round
+            with self._changing:
+                self._next = float("inf")
+                if self._due:
+                    self._plan(min(at for at, _, _ in self._due.values()))
 
 
 renewer = Renewer()

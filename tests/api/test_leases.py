@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 
 from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.features.lease_renewal import renewer
+from django_quota.features.lease_renewal import Renewer, renewer
 from django_quota.features.slot_queues import pause_before
 from django_quota.limiting.flusher import flusher
 from django_quota.testing import QuotaKit, RedisServer, freeze
@@ -547,3 +547,21 @@ def test_a_hit_waits_for_room_or_its_place_and_refuses_at_once_if_that_takes_too
     assert slept == [60, 10, 10]
     assert not take("1/10s", timeout=35), "it waits again, and no longer than the timeout"
     assert slept[3:] == [10] * 3
+
+
+def test_an_error_of_the_log_ends_no_later_renewal(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    own = Renewer()
+    moments: list[float] = []
+    monkeypatch.setattr(flusher, "call_at", lambda at, _: moments.append(at))
+    lease = slot("export", 1, lease=60).acquire()
+    monkeypatch.setattr(lease, "keeping", fail)
+    monkeypatch.setattr("django_quota.features.lease_renewal.logger.exception", fail)  # as a handler may
+    own.add(lease, 0.0)
+    for planned in (2, 3):
+        with pytest.raises(ZeroDivisionError):
+            own._renew_due()
+        assert len(moments) == planned
+    lease.release()

@@ -136,6 +136,7 @@ def test_that_counts_in_redis():
 def test_a_site_stays_isolated_however_it_changes_the_settings_and_pytest_says_so(tmp_path: Path) -> None:
     for name, text in SITE.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # a folder above may have settings of pytest
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
