@@ -67,7 +67,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
             change = next_change(self.db)  # first: SQLite refuses a transaction that reads before it writes
             removed = list(self.values_list("pk", flat=True))
             deleted = super().delete()
-            OverrideChange.objects.using(self.db).filter(pk=change).update(removed=removed)
+            OverrideChange.objects.using(self.db).filter(pk=change).update(removed=_joined(removed))
             self._tell(change, removed)
         return deleted
 
@@ -333,8 +333,11 @@ class OverrideChange(models.Model):
     """The number of the change."""
     at = models.BigIntegerField()
     """Microseconds since 1970."""
-    removed = models.JSONField(default=list)
-    """The primary keys of the overrides that it deleted. Those that it saved have its number."""
+    removed = models.TextField(default="")
+    """The primary keys of the overrides that it deleted, with blanks between. Those that it saved have its number.
+
+    No JSON: on SQLite the system checks of such a field ask the database, which may not be there.
+    """
     full = models.BooleanField(default=False)
     """Whether it changes nothing, but says that the database had no connection left."""
 
@@ -351,13 +354,17 @@ KEEP_CHANGES = 3600 * clock.SECOND
 """Microseconds for which changes stay in the log. A process that has not asked for as long reads all overrides."""
 
 
+def _joined(pks: Collection[int]) -> str:
+    return " ".join(map(str, pks))
+
+
 def next_change(using: str, removed: Collection[int] = (), *, full: bool = False) -> int:
     """Log a change of overrides in its transaction; return its number. It waits for no other transaction.
 
     `removed`: the primary keys of the overrides that the change deletes. `full`: it only says that the database is.
     """
     transaction.on_commit(partial(_forget_changes, using), using=using, robust=True)
-    return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=list(removed), full=full).pk
+    return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=_joined(removed), full=full).pk
 
 
 def _forget_changes(using: str) -> None:

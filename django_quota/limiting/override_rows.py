@@ -215,7 +215,10 @@ class DatabaseRows:
                 rows = rows.filter(Q(pk__gte=known) | Q(pk__in=list(others)))
             hour_ago = clock.machine_now() - KEEP_CHANGES
             found = rows.values_list("pk", "removed", "full", "at")
-            return {number: Change(removed, full and at > hour_ago) for number, removed, full, at in found}
+            return {
+                number: Change([*map(int, removed.split())], full and at > hour_ago)
+                for number, removed, full, at in found
+            }
         except DatabaseError as error:
             if not missing_tables(using):
                 raise

@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", models.BigIntegerField()),
-                ("removed", models.JSONField(default=list)),
+                ("removed", models.TextField(default="")),
                 ("full", models.BooleanField(default=False)),
             ],
             options={
