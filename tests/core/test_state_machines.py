@@ -28,7 +28,7 @@ from django_quota.engine.plans import Place, Plan, PlanMode, Taken
 from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
-from tests.support.random_plans import COSTS, CREDITS, GAPS, POOLED, RULES, VALUES, Asked
+from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES, Asked
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
@@ -213,6 +213,20 @@ EACH: list[Act] = [
 def test_neither_do_they_under_any_rule(places: Places, its_rule: Rule, with_events: bool) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
     do_all(places, [its_rule], EACH, START, with_events=with_events)
+
+
+TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
+SEVERAL = [
+    [PLANS.tiers["pro"], TEAMS.tiers["team"]],
+    [next(each for each in RULES if each.name == "shares"), PLANS.tiers["free"], TEAMS.tiers["free"]],
+]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("its_rules", SEVERAL, ids=["two tiers", "shares and tiers"])
+def test_neither_do_they_under_several_rules_at_once(places: Places, its_rules: list[Rule]) -> None:
+    """A fast decision notes the tier of each."""
+    do_all(places, its_rules, EACH, START, with_events=False)
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------
