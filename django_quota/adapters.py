@@ -18,7 +18,7 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
-from django_quota.limiting.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
+from django_quota.limiting.api import RuleOrRate, answer_flow, ask_flow, django_request, rule_without_request
 from django_quota.limiting.known_rules import finds_rules
 from django_quota.requests import addresses, subjects
 from django_quota.requests.request_bodies import body_notes
@@ -175,9 +175,9 @@ def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
 
 
 def _place_flow(queue: Rule, subject: Any, cost: int | None) -> Flow[Decision]:
-    plan = yield from plan_flow(queue, subject, cost, None, {})
-    plan.counts_if_allowed = False
-    return (yield from decision_flow(plan, "check"))
+    asks = yield from ask_flow(queue, subject, cost, None, {})
+    answer = yield from answer_flow(asks, "check", reports_allowed=False)
+    return answer.decision
 
 
 def subject_of(given: Any) -> str:

@@ -125,7 +125,7 @@ def install(api: NinjaAPI) -> None:
 
     The answers have the form of the API's own errors, `{"detail": ...}`, with Retry-After and the RateLimit headers.
     """
-    undecided = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
+    undecided = Decision.without_limit(allowed=False, enforced=True, degraded=True)
 
     def answer(request: HttpRequest, error: Any) -> HttpResponse:
         return _answer(api, request, error.decision if isinstance(error, QuotaExceeded) else undecided)

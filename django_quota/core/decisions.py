@@ -6,8 +6,9 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
@@ -87,7 +88,10 @@ class Outcome(NamedTuple):
         return not self.allowed and self.why in ("blocked", "banned")
 
 
-@dataclass(init=False, unsafe_hash=True)
+Outcomes = tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Decision:
     """Whether a hit is allowed, and why. It does not change.
 
@@ -98,66 +102,87 @@ class Decision:
 
     allowed: bool
     """Whether the hit is allowed."""
-    rule: str
-    """The name of the binding limit's rule."""
-    subject: str
-    """The subject of the binding limit."""
-    cost: int
-    """Units that the hit takes of the binding limit."""
-    outcomes: tuple[Outcome, ...]
-    """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
-    degraded: bool
-    """Whether the decision was made without the store; see `on_unavailable`."""
-    binding: Outcome | None
-    """The outcome of the binding limit."""
-    enforced: bool
+    enforced: bool = False
     """Whether to answer the request with 429, or 503 if degraded. Never under `block=False` or `shadow=True`."""
-
-    def __init__(
-        self,
-        allowed: bool,
-        rule: str,
-        subject: str,
-        cost: int = 1,
-        outcomes: tuple[Outcome, ...] = (),
-        degraded: bool = False,
-        binding: Outcome | None = None,
-        enforced: bool = False,
-    ) -> None:
-        self.allowed, self.degraded, self.enforced = allowed, degraded, enforced
-        self.rule, self.subject, self.cost = rule, subject, cost
-        self.outcomes, self.binding = outcomes, binding
+    degraded: bool = False
+    """Whether the decision was made without the store; see `on_unavailable`."""
+    _given: Outcomes | Callable[[], Outcomes] = ()
+    """The outcomes, or what reads them from a reply: most callers never look, and reading takes as long as deciding."""
+    _bound: Outcome | tuple[str, str] | None = None
+    """The outcome that binds, or the rule and the subject if none does; None: the strictest of the outcomes binds."""
 
     @classmethod
-    def lazy(cls, read: Callable[[], tuple[Outcome, ...]], *, allowed: bool) -> Decision:
-        """Make the decision on a hit that all its limits allow, or that an enforced limit refuses.
-
-        It reads the outcomes when somebody looks at them. Most callers never look, and making the outcomes takes as
-        long as deciding.
-        """
-        made = cls.__new__(cls)
-        made.allowed, made.degraded, made.enforced = allowed, False, not allowed
-        made.__dict__["_read"] = read
-        return made
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in _READ_LATER or "_read" not in self.__dict__:
-                raise AttributeError(name)
-            self.__dict__.update(vars(Decision.of(self.__dict__["_read"]())))
-            return self.__dict__[name]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @classmethod
-    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
+    def of(cls, outcomes: Outcomes, *, degraded: bool = False) -> Decision:
         """Make the decision from its outcomes, at least one."""
-        binding = _binding(outcomes)
+        binding = _strictest(outcomes)
         allowed = binding.allowed or binding.shadow
-        enforced = not allowed and binding.enforced
-        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced)
+        return cls(allowed, not allowed and binding.enforced, degraded, outcomes)
+
+    @classmethod
+    def without_limit(
+        cls,
+        rule: str = "",
+        subject: str = "",
+        *,
+        allowed: bool = True,
+        enforced: bool = False,
+        degraded: bool = False,
+        outcomes: Outcomes = (),
+    ) -> Decision:
+        """Make a decision in which no limit binds: nothing limits the hit, or no store can be asked.
+
+        `outcomes`: of other limits.
+        """
+        return cls(allowed, enforced, degraded, outcomes, (rule, subject))
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
+        return self._given() if callable(self._given) else self._given
+
+    @cached_property
+    def binding(self) -> Outcome | None:
+        """The outcome of the binding limit."""
+        if self._bound is None:
+            return _strictest(self.outcomes) if self.outcomes else None
+        return self._bound if isinstance(self._bound, Outcome) else None
+
+    @property
+    def rule(self) -> str:
+        """The name of the binding limit's rule."""
+        return self.binding.rule if self.binding else self._names[0]
+
+    @property
+    def subject(self) -> str:
+        """The subject of the binding limit."""
+        return self.binding.subject if self.binding else self._names[1]
+
+    @property
+    def cost(self) -> int:
+        """Units that the hit takes of the binding limit."""
+        return self.binding.cost if self.binding else 1
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return ("", "") if self._bound is None or isinstance(self._bound, Outcome) else self._bound
+
+    @property
+    def _read(self) -> tuple[Any, ...]:
+        """All that it says, in the order of its fields."""
+        return self.allowed, self.enforced, self.degraded, self.outcomes, self._bound
+
+    def __eq__(self, other: object) -> bool:
+        return self._read == other._read if isinstance(other, Decision) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._read)
+
+    def __repr__(self) -> str:
+        shown = ("allowed", "rule", "subject", "cost", "outcomes", "degraded", "enforced")
+        return f"Decision({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._read
 
     @property
     def limit(self) -> int | None:
@@ -207,7 +232,7 @@ class Decision:
         """
         outcomes = tuple(outcome for outcome in self.outcomes if outcome.rule == name)
         if outcomes or not self.outcomes:
-            return _binding(outcomes) if outcomes else None
+            return _strictest(outcomes) if outcomes else None
         known = ", ".join(repr(rule) for rule in dict.fromkeys(outcome.rule for outcome in self.outcomes))
         raise RuleError(f"Rule {name!r} is not in this decision.", f"It has {known}.")
 
@@ -228,7 +253,7 @@ class Decision:
             top = Decision.of(outcomes)
         else:
             top = self if self.outcomes or not other.outcomes else other
-        return replace(top, outcomes=outcomes, degraded=self.degraded or other.degraded)
+        return replace(top, degraded=self.degraded or other.degraded, _given=outcomes)
 
     def explain(self) -> str:
         """Say in one or two sentences who was refused, by which rule, what the hit needs, what is left, until when."""
@@ -330,11 +355,11 @@ DEGRADED_RETRY_AFTER = 1.0
 """`retry_after` in seconds when a rule refuses because the store did not answer."""
 
 
-_READ_LATER = frozenset({"rule", "subject", "cost", "outcomes", "binding"})
-"""The attributes that a lazy decision reads when somebody first looks at one."""
+NOTHING_LIMITS = Decision.without_limit()
+"""The decision on a request that no rule concerns."""
 
 
-def _binding(outcomes: tuple[Outcome, ...]) -> Outcome:
+def _strictest(outcomes: Outcomes) -> Outcome:
     return outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
 
 

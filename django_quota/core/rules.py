@@ -256,8 +256,6 @@ class Rule:
     """A function of the response that says whether the request counts. If not, its cost is given back."""
     of_tier: str = field(default="", repr=False)
     """The tier that these rates are for, where a function of the request says who is in it; otherwise empty."""
-    compiled: Any = field(default=None, init=False, repr=False, compare=False)
-    """What the engine prepares once for all hits of the rule."""
     is_counter: ClassVar[bool] = False
     """Whether the rule stands for a counter; see `counter_rules`."""
 

@@ -164,29 +164,38 @@ class Reply:
                 yield index, moments.get(index, self.now)
 
 
-def allows_without_flags(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply allows a plan and has no flags. Then all limits allow, if the plan has no groups."""
-    numbers = HEADER
+def allows_all(numbers: Sequence[Any], hits: Sequence[Hit]) -> bool:
+    """Say whether a reply allows hits and has no flags. Then all limits allow, if no rule decides for itself."""
+    length = HEADER
     for hit in hits:
-        numbers += PER_LIMIT * len(hit.limits)
-    return isinstance(reply, list) and len(reply) == numbers and reply[1] == ALLOWED
+        length += PER_LIMIT * len(hit.compiled.limits)
+    return isinstance(numbers, list) and len(numbers) == length and numbers[1] == ALLOWED
 
 
 def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     """Return one outcome for each limit."""
-    outcomes = []
     banned = {hit for hit, flag, _ in reply.flags if flag == Flag.BANNED}
-    for index, (hit, verdicts) in enumerate(zip(hits, reply.hits, strict=True)):
-        why: Why = "banned" if index in banned else "override" if hit.is_overridden else ""
-        outcomes += [
-            _outcome(hit, limit.limit, why, *verdict) for limit, verdict in zip(hit.limits, verdicts, strict=True)
+    return tuple(
+        [
+            _outcome(
+                hit, limit.limit, "banned" if index in banned else "override" if hit.is_overridden else "", *verdict
+            )
+            for index, (hit, verdicts) in enumerate(zip(hits, reply.hits, strict=True))
+            for limit, verdict in zip(hit.compiled.limits, verdicts, strict=True)
         ]
+    )
+
+
+def outcomes_without_flags(numbers: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Return one outcome for each limit from the numbers of a reply; see `allows_all`."""
+    outcomes, at = [], HEADER
+    for hit in hits:
+        why: Why = "override" if hit.is_overridden else ""
+        for limit in hit.compiled.limits:
+            allowed, remaining, wait, reset, more = numbers[at : at + PER_LIMIT]
+            outcomes.append(_outcome(hit, limit.limit, why, allowed == 1, remaining, wait, reset, more))
+            at += PER_LIMIT
     return tuple(outcomes)
-
-
-def read_outcomes(raw: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    """Return the outcomes in a reply; see `allows_without_flags`."""
-    return outcomes_of(Reply.decode(raw, hits), hits)
 
 
 def _shown(limit: Limit, remaining: int) -> AnyLimit:

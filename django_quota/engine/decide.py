@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
@@ -24,6 +25,7 @@ from django_quota.engine.codec import (
     Reply,
     encode_mode,
 )
+from django_quota.engine.compiled import CompiledLimit
 from django_quota.engine.events import (
     NO_LOG,
     REMOTE_LOG,
@@ -35,8 +37,9 @@ from django_quota.engine.events import (
     load_status,
     shut_out,
 )
-from django_quota.engine.hits import CompiledLimit, Hit, HitContext
+from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, lua_source
+from django_quota.engine.words import packed
 
 MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
@@ -108,6 +111,21 @@ class Decide(Operation):
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
+
+    def packed(self, now: int | None) -> tuple[int, bytes]:
+        """Return its words as they go over the wire, joined from the bytes of compiled rules."""
+        number_of_keys, number, keys, arguments = len(self.log.keys), 2, [], []
+        for hit in self.hits:
+            more, of_hit = hit.packed_keys()
+            number_of_keys += more
+            keys.append(of_hit)
+            more, of_hit = hit.packed_arguments()
+            number += more
+            arguments.append(of_hit)
+        keys.append(self.log.packed_keys)
+        head = _packed_head(number_of_keys)
+        rest = _packed_start(now, encode_mode(self.mode), self.log.length)
+        return number + number_of_keys + 2, b"".join((head, *keys, rest, *arguments))
 
     def read_reply(self, reply: Any) -> Any:
         """Return the numbers in the text of a decision. A reply that asks for the plan again is a list already."""
@@ -191,6 +209,20 @@ class Decide(Operation):
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         return flags
+
+
+@lru_cache(maxsize=64)
+def _packed_head(number_of_keys: int) -> bytes:
+    return packed((number_of_keys,))
+
+
+def _packed_start(now: int | None, mode: str, length: int) -> bytes:
+    return _packed_mode(mode, length) if now is None else packed((now, mode, length))
+
+
+@lru_cache(maxsize=64)
+def _packed_mode(mode: str, length: int) -> bytes:
+    return packed(("", mode, length))
 
 
 _NUMBER = 8

@@ -15,6 +15,7 @@ from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, set_field
+from django_quota.engine.words import packed
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""
@@ -165,10 +166,12 @@ class EventLog:
     `length`: how many events the stream keeps.
     """
 
-    __slots__ = ("bans", "keys", "length")
+    __slots__ = ("bans", "keys", "length", "packed_keys")
 
     def __init__(self, keys: Sequence[str], length: int) -> None:
         self.keys: Sequence[str] = keys
+        self.packed_keys: bytes = packed(keys)
+        """The keys as words of a command."""
         self.bans: str = keys[1] if keys else ""
         self.length: int = length
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from django_quota.core.clock import SECOND
+from django_quota.engine.words import packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,16 @@ class Script:
 
     text: str
     sha: str
+    by_digest: bytes
+    """The words that call it by its digest."""
 
     @classmethod
     def of(cls, text: str) -> Script:
         """Return the script of this text, for a server that is new enough."""
         text = lua_source("server_version") + text
         # Redis itself names scripts by their SHA-1.
-        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        return cls(text, sha, packed(("EVALSHA", sha)))
 
 
 _LUA = Path(__file__).with_name("lua")
@@ -155,14 +159,25 @@ class Operation(ABC):
         """Return the arguments that the head of its script lists, after the time."""
         return self._arguments
 
-    def command(self, now: int | None) -> list[str | int]:
-        """Return the command that runs its script. `now`: microseconds; None: Redis' own clock."""
+    def words(self, now: int | None) -> list[str | int]:
+        """Return the words of the command after the script. `now`: microseconds; None: Redis' own clock."""
         keys, moment = self.keys, "" if now is None else now
-        return ["EVALSHA", self.script.sha, len(keys), *keys, moment, *self.arguments()]
+        return [len(keys), *keys, moment, *self.arguments()]
 
-    def in_full(self, now: int | None) -> list[str | int]:
+    def packed(self, now: int | None) -> tuple[int, bytes]:
+        """Return how many words follow the script, and these words as they go over the wire; see `words`."""
+        words = self.words(now)
+        return len(words), packed(words)
+
+    def command(self, now: int | None) -> bytes:
+        """Return the command that runs its script by the digest."""
+        number, words = self.packed(now)
+        return b"*%d\r\n%s%s" % (number + 2, self.script.by_digest, words)
+
+    def in_full(self, now: int | None) -> bytes:
         """Return a command that contains the script, because Redis may forget a loaded script at once."""
-        return ["EVAL", self.script.text, *self.command(now)[2:]]
+        number, words = self.packed(now)
+        return b"*%d\r\n%s%s" % (number + 2, packed(("EVAL", self.script.text)), words)
 
     def read_reply(self, reply: Any) -> Any:
         """Convert the script's reply into the reply of the specification."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from django_quota.core.overrides import OverrideTable
 from django_quota.core.rules import Rule
+from django_quota.engine.compiled import compiled
 from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts, note_tier
-from django_quota.engine.hits import CompiledRule, Hit
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import (
     Operation,
     Script,
@@ -19,6 +21,7 @@ from django_quota.engine.operations import (
     script,
     set_field,
 )
+from django_quota.engine.resolving import rule_under
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -115,7 +118,8 @@ class RuleState(NamedTuple):
     @classmethod
     def of(cls, hit: Hit, others: Sequence[Rule]) -> RuleState:
         """Return the keys of a hit's own limits and of the limits of `others`, without the keys of days."""
-        limits = [hit.base + limit.key for rule in (*hit.rules, *others) for limit in CompiledRule.of(rule).limits]
+        own = [limit.key for limit in hit.limits]
+        limits = [*own, *(hit.base + limit.key for rule in others for limit in compiled(rule).limits)]
         states = dict.fromkeys([*limits, hit.refusals_key])
         return cls(hit.field, hit.status_key, [key for key in states if key])
 
@@ -140,6 +144,15 @@ class Reset(Operation):
             had_field = [drop_field(states, status_key, f"{kind}:{field}") for kind in RESET_FIELDS]
             dropped += had_field[0]
         return dropped
+
+
+def reset_of(hits: Sequence[Hit], table: OverrideTable, log: EventLog) -> Reset:
+    """Return the operation that drops all that hits count, also under the rates of overrides, and lifts bans."""
+    states = []
+    for hit in hits:
+        rates = [each for each in table.matching(hit.subject, hit.rule.name) if each.mode == "rate"]
+        states.append(RuleState.of(hit, [rule_under(hit.rule, override) for override in rates]))
+    return Reset(states, log)
 
 
 class ReadDays(Operation):

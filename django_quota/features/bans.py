@@ -12,14 +12,14 @@ from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.keys import escape, field, status_key
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import Rule
+from django_quota.engine.asks import Ask
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.operations import text
-from django_quota.engine.plans import Plan, event_log_of
+from django_quota.engine.resolving import event_log_of
 from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
-from django_quota.limiting.api import AnySubject, RuleOrRate, decision_flow, django_request, run_call
+from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.request_hits import new_plan
 from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.subjects import subject_of
 from django_quota.signals import announce, banned
@@ -73,16 +73,17 @@ def _ban_flow(subject: AnySubject, given: RuleOrRate, duration: Duration) -> Flo
             f"Rule {rule.name!r} has no ban=, so its checks look for no ban.",
             "Give it ban=, or block the subject by an override: `manage.py quota_override set <subject> blocked`.",
         )
-    plan = _plan(rule, name)
+    ask = _ask(rule, name)
     settings, limiter = current(), get_limiter()
     if not settings.enabled:
-        return plan.unlimited()
+        return Decision.without_limit(rule.name, name)
     operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, rule.ban.durations[-1])
     try:
         ends, level = yield store_call(operation)
     finally:
         limiter.refusals.forget([name])
-    decision = yield from decision_flow(plan, "peek")
+    answer = yield from answer_flow([ask], "peek")
+    decision = answer.decision
     if decision.degraded:
         raise StoreUnavailable("it has not answered since the ban was set")
     if level and settings.events:
@@ -151,11 +152,10 @@ def subject_under_flow(subject: AnySubject, rule: Rule, what: str) -> Flow[str]:
     return str((yield from subject_flow(rule.key, request)))
 
 
-def _plan(rule: Rule, subject: str) -> Plan:
-    """Return the plan that shows the ban. Raises `RuleError` if the rule never asks the store."""
+def _ask(rule: Rule, subject: str) -> Ask:
+    """Return what shows the ban. Raises `RuleError` if the rule never asks the store."""
     if rule.dynamic:  # only a request knows its rates; a ban holds whatever they are
         rule = rule.with_rates("1/m")
-    plan = new_plan([(rule, subject, 0, "")])
-    if not plan:
+    if not rule.limits:
         raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks the store: a ban would have no effect.")
-    return plan
+    return Ask(rule, subject, 0)

@@ -5,7 +5,6 @@ It is signed with the `SECRET_KEY` of the site, so what is read is what was writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from django.core import signing
@@ -15,9 +14,9 @@ from django_quota.core.counter_rules import CounterRule, counter_rule
 from django_quota.core.errors import RuleError
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import Rule
-from django_quota.engine.plans import Asked, Place, Plan, Taken
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.receipts import Receipt, Taken
 from django_quota.limiting.api import rule_of_tier, rule_without_request
-from django_quota.requests.request_hits import new_plan
 
 VERSION = 1
 
@@ -30,16 +29,14 @@ _OPTIONS = (
 """What settling needs of a rule that is not configured. The others are for requests, and for refusals."""
 
 
-def write_hold(plan: Plan, taken: Mapping[Place, Taken], decided_at: int | None) -> str:
-    """Return the text of a reservation that has `taken` this."""
-    entries = [
-        (_written(rule), subject, cost, taken.get((rule.name, subject))) for rule, subject, cost, _ in plan.given
-    ]
-    return signing.dumps({"quota_hold": VERSION, "decided_at": decided_at, "entries": entries}, salt=_SALT)
+def write_hold(receipt: Receipt) -> str:
+    """Return the text of a reservation."""
+    entries = [(_written(ask.rule), ask.subject, ask.cost, receipt.taken.get(ask.place)) for ask in receipt.asks]
+    return signing.dumps({"quota_hold": VERSION, "decided_at": receipt.decided_at, "entries": entries}, salt=_SALT)
 
 
-def read_hold(text: str) -> tuple[Plan, dict[Place, Taken], int | None]:
-    """Return the plan of a reservation, what it took, and when it was decided. Raises `RuleError`."""
+def read_hold(text: str) -> Receipt:
+    """Return what a reservation took. Raises `RuleError`."""
     try:
         read = signing.loads(text, salt=_SALT)
     except (signing.BadSignature, AttributeError, TypeError):  # changed, of another site, or no string
@@ -49,15 +46,15 @@ def read_hold(text: str) -> tuple[Plan, dict[Place, Taken], int | None]:
             f"{str(text)[:40]!r} is not the text of a reservation of this site.",
             "Use what hold.dumps() returned, unchanged, and the same SECRET_KEY.",
         )
-    asked: list[Asked] = []
+    asks: list[Ask] = []
     taken: dict[Place, Taken] = {}
     for written, subject, cost, found in read["entries"]:
         rule = _rule_of(written, subject, cost)
-        asked.append((rule, subject, validate_cost(cost, rule.name), ""))
+        asks.append(Ask(rule, subject, validate_cost(cost, rule.name)))
         if found:
             moment, limits = found
-            taken[rule.name, subject] = Taken(moment, {key: tuple(limits[key]) for key in limits})
-    return new_plan(asked), taken, read["decided_at"]
+            taken[asks[-1].place] = Taken(moment, {key: tuple(limits[key]) for key in limits})
+    return Receipt(asks, taken, read["decided_at"])
 
 
 def _written(rule: Rule) -> dict[str, Any]:

@@ -18,18 +18,21 @@ from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync, run_to_the_end, to_the_end
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import CallOptions
-from django_quota.engine.plans import Plan
+from django_quota.engine.answers import Answer
+from django_quota.engine.asks import Ask
+from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.features.hold_texts import read_hold, write_hold
 from django_quota.features.settled_stream import settled_stream
 from django_quota.limiting.api import (
     AnySubject,
     Entry,
     RuleOrRate,
+    answer_flow,
+    ask_all_flow,
+    ask_flow,
     check_costs,
-    decision_flow,
-    entries_plan_flow,
-    plan_flow,
     run_call,
+    settle_flow,
 )
 
 logger = logging.getLogger("django_quota")
@@ -48,16 +51,15 @@ class Hold:
     estimate stays spent.
     """
 
-    def __init__(self, plan: Plan, decision: Decision) -> None:
+    def __init__(self, receipt: Receipt, decision: Decision) -> None:
         self.decision = decision
         """The decision that allowed it."""
-        self.costs: tuple[int, ...] = tuple(cost for _, _, cost, _ in plan.asked)
+        self.costs: tuple[int, ...] = tuple(ask.cost for ask in receipt.asks)
         """The estimate of each entry, in units."""
-        self.decided_at: int | None = plan.decided_at
+        self.decided_at: int | None = receipt.decided_at
         """When the store counted it, in microseconds since 1970; None without an answer of the store."""
-        self._plan = plan
-        self._taken = plan.taken
-        """What it took; empty if nothing was spent or counted for a day, if no store answered, and once settled."""
+        self._receipt = receipt
+        """What it took; nothing if nothing was spent or counted for a day, if no store answered, and once settled."""
         self._has_stream = False
         """Whether a stream settles it. Then the end of a `with` block leaves it open."""
 
@@ -69,7 +71,7 @@ class Hold:
     @property
     def is_open(self) -> bool:
         """Whether it can still be settled or cancelled, and there is something to give back."""
-        return bool(self._taken)
+        return bool(self._receipt.taken)
 
     def settle(self, actual: Actual) -> Decision:
         """Replace the estimate with the real cost; return what the limits have left.
@@ -125,7 +127,7 @@ class Hold:
         same transaction. The text has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so
         nobody can change it; but whoever has it can settle it, so keep it on your servers.
         """
-        return write_hold(self._plan, self._taken, self.decided_at)
+        return write_hold(self._receipt)
 
     @classmethod
     def loads(cls, text: str) -> Self:
@@ -136,16 +138,15 @@ class Hold:
 
         Raises `RuleError` for any other text, and if a configured rule or its tier no longer exists.
         """
-        plan, taken, decided_at = read_hold(text)
-        hold = cls(plan, plan.unlimited())
-        hold._taken, hold.decided_at = taken, decided_at
-        return hold
+        receipt = read_hold(text)
+        first = receipt.asks[0]
+        return cls(receipt, Decision.without_limit(first.rule.name, first.subject))
 
     def settling(self, actual: Actual) -> Flow[Decision]:
         """Replace the estimate with the real cost; see `settle`."""
         costs = self._costs_of(actual)
-        taken, self._taken = self._taken, {}
-        return (yield from decision_flow(self._plan.settled(taken, costs), "adjust"))
+        receipt, self._receipt = self._receipt, self._receipt._replace(taken={})
+        return (yield from settle_flow(Settlement.of(receipt, costs)))
 
     def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
         try:
@@ -157,7 +158,7 @@ class Hold:
 
     def _costs_of(self, actual: Actual) -> list[int]:
         """Return the real cost of each entry."""
-        names = [rule.name for rule in self._plan.rules]
+        names = [ask.rule.name for ask in self._receipt.asks]
         if isinstance(actual, Mapping):
             for name in actual:
                 if name not in names:
@@ -206,7 +207,7 @@ def reserve(
     `rule_or_rate`, `subject`, `cost` and the options are those of `check`. Raises `QuotaExceeded` if there is no
     room for the estimate, and `RuleError` if an argument is wrong.
     """
-    return run_call(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options)))
+    return run_call(_hold_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
 
 
 def areserve(
@@ -216,7 +217,7 @@ def areserve(
     **rule_options: Unpack[CallOptions],
 ) -> _Reserving:
     """Spend an estimate; await the result, or use it with `async with`. See `reserve`."""
-    return _Reserving(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options)))
+    return _Reserving(_hold_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
 
 
 class _Reserving:
@@ -244,26 +245,33 @@ def reserve_all(entries: Iterable[Entry]) -> Hold:
     The entries are those of `check_all`. Raises `QuotaExceeded` if any entry has no room, and `RuleError` if an
     argument is wrong.
     """
-    return run_call(_hold_flow(entries_plan_flow(entries)))
+    return run_call(_hold_flow(ask_all_flow(entries)))
 
 
 def areserve_all(entries: Iterable[Entry]) -> _Reserving:
     """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
-    return _Reserving(_hold_flow(entries_plan_flow(entries)))
+    return _Reserving(_hold_flow(ask_all_flow(entries)))
 
 
-def _hold_flow(planning: Flow[Plan]) -> Flow[Hold]:
-    plan = yield from planning
-    for rule in plan.rules:
+def _hold_flow(asking: Flow[Sequence[Ask]]) -> Flow[Hold]:
+    asks = yield from asking
+    for rule in [ask.rule for ask in asks]:
         if rule.distinct is not None:
             raise RuleError(f"Rule {rule.name!r} counts different values: a part of a value cannot be given back.")
-    check_costs(plan)
-    plan.estimate()
+    check_costs(asks)
+    answers: list[Answer] = []
+    estimates = [ask._replace(is_estimate=True) for ask in asks]
     try:
-        decision = yield to_the_end(decision_flow(plan, "check"))
+        yield to_the_end(_spend_flow(estimates, answers))
     except asyncio.CancelledError:
-        if plan.taken:  # nobody gets the reservation
-            yield to_the_end(decision_flow(plan.settled(plan.taken), "adjust"))
+        if answers and (receipt := answers[0].receipt()).taken:  # nobody gets the reservation
+            yield to_the_end(settle_flow(Settlement.undone(receipt, is_refused=False)))
         raise
-    decision.raise_if_refused()
-    return Hold(plan, decision)
+    answer = answers[0]
+    answer.decision.raise_if_refused()
+    return Hold(answer.receipt(), answer.decision)
+
+
+def _spend_flow(estimates: Sequence[Ask], answers: list[Answer]) -> Flow[None]:
+    """Spend estimates, and note the answer, which a cancelled caller gets no longer."""
+    answers.append((yield from answer_flow(estimates, "check")))

@@ -6,7 +6,7 @@ import reprlib
 import sys
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
@@ -21,10 +21,15 @@ from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
 from django_quota.core.rules import OF_REQUESTS, CallOptions, Rule, default_tier_of
-from django_quota.engine.plans import Asked, Plan, PlanMode
+from django_quota.engine.answers import Answer
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.receipts import Settlement
+from django_quota.engine.resolving import AskMode, hits_of
+from django_quota.engine.subject_operations import reset_of
+from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.request_hits import asked_by_flow, new_plan, value_digest
+from django_quota.requests.request_hits import asked_by_flow, value_digest
 from django_quota.requests.subjects import is_user, named_subject, user_subject
 
 T = TypeVar("T")
@@ -57,8 +62,8 @@ def check(
     `ConfigurationError` if the client of a request has no address. While the store does not answer, nothing is raised
     and the Decision is `degraded`.
     """
-    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
-    return run_call(_decided_flow(planning, "force" if force else "check"))
+    asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
+    return run_call(_decided_flow(asking, "force" if force else "check"))
 
 
 async def acheck(
@@ -71,8 +76,8 @@ async def acheck(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
-    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options)
-    return await run_async(_decided_flow(planning, "force" if force else "check"))
+    asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
+    return await run_async(_decided_flow(asking, "force" if force else "check"))
 
 
 def acquire(
@@ -94,7 +99,7 @@ def acquire(
 
     `timeout`: 0 to 366 days. For the other arguments and the errors see `check`.
     """
-    return run_call(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
+    return run_call(_acquire_flow(timeout, partial(ask_flow, rule_or_rate, subject, cost, value, rule_options)))
 
 
 async def aacquire(
@@ -107,7 +112,7 @@ async def aacquire(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
-    return await run_async(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
+    return await run_async(_acquire_flow(timeout, partial(ask_flow, rule_or_rate, subject, cost, value, rule_options)))
 
 
 def peek(
@@ -123,7 +128,7 @@ def peek(
     A `cost` function is not called: without `cost`, such a rule is asked about one unit. For the arguments and the
     errors see `check`.
     """
-    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True), "peek"))
+    return run_call(_decided_flow(ask_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True), "peek"))
 
 
 async def apeek(
@@ -135,8 +140,8 @@ async def apeek(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Return what `acheck` would return; see `peek`."""
-    planning = plan_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True)
-    return await run_async(_decided_flow(planning, "peek"))
+    asking = ask_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True)
+    return await run_async(_decided_flow(asking, "peek"))
 
 
 def refund(
@@ -151,14 +156,14 @@ def refund(
     `cost`: units, 0 to 10^12; by default the rule's own (1). For the other arguments see `check`. Raises `RuleError` if
     an argument is wrong, and for a rule with `distinct=`, whose value may have been used before.
     """
-    return run_call(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
+    return run_call(_decided_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
 async def arefund(
     rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None = None, **rule_options: Unpack[CallOptions]
 ) -> Decision:
     """Give a cost back; see `refund`."""
-    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
+    return await run_async(_decided_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
 def reset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
@@ -167,12 +172,12 @@ def reset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[
     This lifts a ban; an override stays. For the arguments see `check`. Raises `RuleError` if one is wrong, and
     `StoreUnavailable` if the store does not answer.
     """
-    return run_call(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
+    return run_call(_reset_flow(ask_flow(rule_or_rate, subject, 0, None, rule_options)))
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
     """Delete what a rule has counted for a subject; see `reset`."""
-    return await run_async(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
+    return await run_async(_reset_flow(ask_flow(rule_or_rate, subject, 0, None, rule_options)))
 
 
 Entry = (
@@ -204,12 +209,12 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     Raises `RuleError` if there is no entry or more than 1,000, if a rule or a counter is listed twice for one subject,
     or if an argument is wrong. While the store does not answer, nothing is raised and the Decision is `degraded`.
     """
-    return run_call(_decided_flow(entries_plan_flow(entries), "check"))
+    return run_call(_decided_flow(ask_all_flow(entries), "check"))
 
 
 async def acheck_all(entries: Iterable[Entry]) -> Decision:
     """Take a hit under several rules without blocking the event loop; see `check_all`."""
-    return await run_async(_decided_flow(entries_plan_flow(entries), "check"))
+    return await run_async(_decided_flow(ask_all_flow(entries), "check"))
 
 
 def peek_all(entries: Iterable[Entry]) -> Decision:
@@ -217,12 +222,12 @@ def peek_all(entries: Iterable[Entry]) -> Decision:
 
     All are looked at in one call to the store. For the entries and the errors see `check_all`. No `cost` function runs.
     """
-    return run_call(_decided_flow(entries_plan_flow(entries, is_peek=True), "peek"))
+    return run_call(_decided_flow(ask_all_flow(entries, is_peek=True), "peek"))
 
 
 async def apeek_all(entries: Iterable[Entry]) -> Decision:
     """Return what `acheck_all` would return; see `peek_all`."""
-    return await run_async(_decided_flow(entries_plan_flow(entries, is_peek=True), "peek"))
+    return await run_async(_decided_flow(ask_all_flow(entries, is_peek=True), "peek"))
 
 
 # --- flows ------------------------------------------------------------------------------------------------------------
@@ -238,39 +243,44 @@ def run_call(flow: Flow[T]) -> T:
     return run_sync(flow)
 
 
-def decision_flow(plan: Plan, mode: PlanMode) -> Flow[Decision]:
-    """Decide a plan on the configured store. If `ENABLED` is false, nothing but its counters is decided."""
-    if not current().enabled and not plan.ask_counters_only():
-        return plan.unlimited()
-    return (yield from get_limiter().decision_flow(plan, mode))
+def answer_flow(asks: Sequence[Ask], mode: AskMode, *, reports_allowed: bool = True) -> Flow[Answer]:
+    """Decide what is asked on the configured store. If `ENABLED` is false, only counters are asked."""
+    counters_only = not current().enabled
+    return get_limiter().answer_flow(asks, mode, counters_only=counters_only, reports_allowed=reports_allowed)
 
 
-def _decided_flow(planning: Flow[Plan], mode: PlanMode) -> Flow[Decision]:
-    plan = yield from planning
+def settle_flow(settlement: Settlement) -> Flow[Decision]:
+    """Settle what was taken. If `ENABLED` is false, only counters are settled."""
+    return get_limiter().settle_flow(settlement, counters_only=not current().enabled)
+
+
+def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
+    asks = yield from asking
     if mode in ("check", "force"):
-        check_costs(plan)
-    for rule in plan.rules if mode in ("force", "refund") else ():
+        check_costs(asks)
+    for rule in [ask.rule for ask in asks] if mode in ("force", "refund") else ():
         if rule.distinct is not None:
             what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "force= is not for it"
             raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
     if mode == "force":  # "force" refuses nobody, so the rule does not block
-        plan = new_plan([(rule.but(block=False), subject, cost, value) for rule, subject, cost, value in plan.asked])
-    return (yield from decision_flow(plan, mode))
+        asks = [ask._replace(rule=ask.rule.but(block=False)) for ask in asks]
+    answer = yield from answer_flow(asks, mode)
+    return answer.decision
 
 
-def check_costs(plan: Plan) -> None:
+def check_costs(asks: Iterable[Ask]) -> None:
     """Raise `RuleError` if a hit would take nothing; only a cost function may return 0, for a free request."""
-    for rule, _, cost, _ in plan.asked:
-        if not cost and not callable(rule.cost):
+    for ask in asks:
+        if not ask.cost and not callable(ask.rule.cost):
             raise RuleError(
-                f"cost=0 of rule {rule.name!r} takes nothing.", "To look without counting, use peek() or apeek()."
+                f"cost=0 of rule {ask.rule.name!r} takes nothing.", "To look without counting, use peek() or apeek()."
             )
 
 
-def _acquire_flow(timeout: Duration, make_planning: Callable[[], Flow[Plan]]) -> Flow[Decision]:
+def _acquire_flow(timeout: Duration, make_asking: Callable[[], Flow[Sequence[Ask]]]) -> Flow[Decision]:
     left = parse_duration("timeout", timeout, least=0) / SECOND
     while True:
-        decision = yield from _decided_flow(make_planning(), "check")
+        decision = yield from _decided_flow(make_asking(), "check")
         if decision.allowed:
             if decision.delay:
                 yield sleep(decision.delay)
@@ -287,24 +297,26 @@ MIN_SLEEP = 0.001
 """Seconds that `acquire` sleeps at least: clocks differ a little."""
 
 
-def _reset_flow(planning: Flow[Plan]) -> Flow[bool]:
-    plan = yield from planning
-    if not plan or not current().enabled:
+def _reset_flow(asking: Flow[Sequence[Ask]]) -> Flow[bool]:
+    asks = yield from asking
+    scope = scope_of(current())
+    hits = hits_of(asks, scope, 0)
+    if not hits or not current().enabled:
         return False
     refreshing = overrides.refreshing()
     if refreshing is not None:
         yield refreshing
     try:
-        deleted = yield store_call(plan.reset_operation(overrides.table))
+        deleted = yield store_call(reset_of(hits, overrides.table, scope.log))
     finally:
-        get_limiter().refusals.forget(plan.subjects)
+        get_limiter().refusals.forget([ask.subject for ask in asks])
     return bool(deleted > 0)
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------
+# --- asks -------------------------------------------------------------------------------------------------------------
 
 
-def plan_flow(
+def ask_flow(
     rule_or_rate: RuleOrRate,
     subject: AnySubject,
     cost: int | None,
@@ -312,20 +324,20 @@ def plan_flow(
     options: Mapping[str, object],
     *,
     is_peek: bool = False,
-) -> Flow[Plan]:
-    """Return the plan of one call; for a peek, no `cost` function is called.
+) -> Flow[Sequence[Ask]]:
+    """Return what one call asks for; for a peek, no `cost` function is called.
 
     Raises `RuleError` if an argument is wrong.
     """
-    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options, is_peek=is_peek))])
+    return ((yield from _one_ask_flow(rule_or_rate, subject, cost, value, options, is_peek=is_peek)),)
 
 
-def entries_plan_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Plan]:
-    """Return the plan of several rules, each for its own subject and cost; `is_peek` as for `plan_flow`.
+def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
+    """Return what several rules ask for, each for its own subject and cost; `is_peek` as for `ask_flow`.
 
     Raises `RuleError` if an entry is wrong.
     """
-    found: dict[tuple[str, str], Asked] = {}
+    found: dict[Place, Ask] = {}
     if isinstance(entries, (str, Mapping)):
         raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
     for entry in entries:
@@ -334,17 +346,17 @@ def entries_plan_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flo
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        asked = yield from _asked_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
-        name, whose = asked[0].name, asked[1]
-        if (name, whose) in found:
-            kind = "Counter" if asked[0].is_counter else "Rule"
-            raise RuleError(f"{kind} {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
+        ask = yield from _one_ask_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
+        if ask.place in found:
+            kind = "Counter" if ask.rule.is_counter else "Rule"
+            problem = f"{kind} {ask.rule.name!r} is listed twice for {ask.subject}."
+            raise RuleError(problem, "Give it once, with the whole cost.")
         if len(found) == MAX_ENTRIES:
             raise RuleError(f"There are more than {MAX_ENTRIES:,} entries.", "Split them into several calls.")
-        found[name, whose] = asked
+        found[ask.place] = ask
     if not found:
         raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
-    return new_plan(list(found.values()))
+    return list(found.values())
 
 
 MAX_ENTRIES = 1_000
@@ -353,7 +365,7 @@ MAX_ENTRIES = 1_000
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
 
-def _asked_flow(
+def _one_ask_flow(
     rule_or_rate: RuleOrRate,
     subject: AnySubject,
     cost: int | None,
@@ -361,7 +373,7 @@ def _asked_flow(
     options: Mapping[str, object],
     *,
     is_peek: bool,
-) -> Flow[Asked]:
+) -> Flow[Ask]:
     """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
     tier = options.get("tier") if options else None
     if isinstance(tier, str):
@@ -382,7 +394,7 @@ def _asked_flow(
     if not rule.is_plain:  # most rules have nothing to look at here
         rule = rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
-    return rule, name, units, "" if value is None else value_digest(rule, value)
+    return Ask(rule, name, units, "" if value is None else value_digest(rule, value))
 
 
 def _rule_of_call(rule_or_rate: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Rule:

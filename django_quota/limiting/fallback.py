@@ -2,57 +2,69 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreFull, StoreUnavailable
 from django_quota.core.rule_options import OnUnavailable
-from django_quota.core.rules import Rule
-from django_quota.engine.plans import Plan, PlanMode
+from django_quota.engine.answers import answered
+from django_quota.engine.asks import Ask
+from django_quota.engine.decide import Decide
+from django_quota.engine.receipts import Settlement
+from django_quota.engine.resolving import AskMode, Resolved, Scope, hits_of
 from django_quota.limiting.workers import Workers, part_of
 from django_quota.stores.memory import MemoryStore
 
 
 class Fallback:
-    """Decides plans without their store. `workers` knows how many processes share the limits; None: only this one."""
+    """Decides without the store. `workers` knows how many processes share the limits; None: only this one."""
 
     def __init__(self, workers: Workers | None = None) -> None:
         self.workers = workers
         self.local = MemoryStore(max_keys=current().memory_keys)
         """Decides for rules with `on_unavailable="local"`."""
 
-    def allows(self, plan: Plan) -> bool:
-        """Say whether all rules of a plan allow everything while the store does not answer."""
-        return all(_how(plan, rule, StoreUnavailable) == "allow" for rule in plan.rules)
+    def allows(self, resolved: Resolved) -> bool:
+        """Say whether all rules allow everything while the store does not answer."""
+        return all(_how(ask, StoreUnavailable) == "allow" for ask in resolved.given)
 
-    def decide(self, plan: Plan, mode: PlanMode, failure: StoreUnavailable) -> Decision:
+    def decide(
+        self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope, failure: StoreUnavailable
+    ) -> Decision:
         """Decide each rule by its `on_unavailable`."""
-        hows = [(rule, _how(plan, rule, type(failure))) for rule, _, _, _ in plan.sent]
-        denied = plan.without_store([rule for rule, how in hows if how == "deny"])
+        hows = [(ask, _how(ask, type(failure))) for ask in resolved.sent]
+        denied = resolved.without_store([ask.rule for ask, how in hows if how == "deny"])
         if denied.enforced:
             return denied
-        local = [rule for rule, how in hows if rule.limits and how == "local"]
+        local = [ask for ask, how in hows if ask.rule.limits and how == "local"]
         try:
-            decision = self._decide_locally(plan, local, mode) if local else plan.unlimited(degraded=True)
+            decision = (
+                self._decide_locally(resolved, local, mode, scope) if local else resolved.unlimited(degraded=True)
+            )
         except StoreFull:
-            decision = plan.without_store(local)
+            decision = resolved.without_store([ask.rule for ask in local])
         return decision if denied.allowed else decision.combined_with(denied)
 
-    def _decide_locally(self, plan: Plan, rules: list[Rule], mode: PlanMode) -> Decision:
-        """Decide these rules in the memory of this process, each by its part of the limits."""
-        part = plan.only(rules, partial(part_of, workers=1 if self.workers is None else self.workers.number))
-        moment = clock.now()
-        if mode == "adjust":  # what the store took is not in the memory of this process
-            mode = "peek"
-        decision = part.read(self.local.run(part.operation(moment, mode), moment), degraded=True)
-        if decision is None:
-            raise RuntimeError("The memory store asked for another form of a plan at its own time.")
-        return decision
+    def _decide_locally(
+        self, resolved: Resolved, asks: Sequence[Ask], mode: AskMode | Settlement, scope: Scope
+    ) -> Decision:
+        """Decide what is asked in the memory of this process, each rule by its part of the limits."""
+        workers, moment = 1 if self.workers is None else self.workers.number, clock.now()
+        parts = [ask._replace(rule=part_of(ask.rule, workers)) for ask in asks]
+        overridden = frozenset(hit.place for hit in resolved.hits if hit.is_overridden)
+        hits = hits_of(parts, Scope("", scope.zone), moment, overridden)
+        local = Resolved(parts, parts, hits, moment, has_groups=any(hit.group for hit in hits))
+        # What the store took is not in the memory of this process: a settlement only looks.
+        operation = Decide(hits, "peek" if isinstance(mode, Settlement) else mode)
+        answer = answered(local, self.local.run(operation, moment), degraded=True)
+        if answer is None:
+            raise RuntimeError("The memory store asked for another form of a request at its own time.")
+        return answer.decision
 
 
-def _how(plan: Plan, rule: Rule, failure: type[StoreUnavailable]) -> OnUnavailable:
-    """Return what decides a rule of a plan after a failure."""
-    is_precious = bool(rule.reads_body) or plan.settles_later(rule)
-    return current().without_store(rule.on_unavailable, failure, is_precious=is_precious)
+def _how(ask: Ask, failure: type[StoreUnavailable]) -> OnUnavailable:
+    """Return what decides a rule after a failure."""
+    is_precious = bool(ask.rule.reads_body) or ask.is_estimate
+    return current().without_store(ask.rule.on_unavailable, failure, is_precious=is_precious)

@@ -1,4 +1,4 @@
-"""The limiter: it turns a plan into a Decision, counts the Decision, and notifies the observers.
+"""The limiter: it decides what is asked, counts the Decision, and notifies the observers.
 
 Overrides come first: they need no store. Then the store is asked once. Two layers save that call: a refusal that the
 process remembers (`refusals`), and what decides while the store does not answer (`fallback`).
@@ -7,17 +7,25 @@ process remembers (`refusals`), and what decides while the store does not answer
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from time import perf_counter_ns
 
+from django_quota.conf import QuotaSettings, current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
 from django_quota.core.decisions import Decision, updated
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
+from django_quota.core.overrides import OverrideTable
+from django_quota.engine.answers import Answer, answered
+from django_quota.engine.asks import Ask
 from django_quota.engine.codec import EventKind
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import NO_LOG
 from django_quota.engine.hits import Hit
-from django_quota.engine.plans import Plan, PlanMode
+from django_quota.engine.receipts import Receipt, Settlement
+from django_quota.engine.resolving import AskMode, Resolved, Scope, event_log_of, resolve
 from django_quota.limiting.cleaning import Cleaning
 from django_quota.limiting.fallback import Fallback
 from django_quota.limiting.flusher import flusher
@@ -38,7 +46,7 @@ _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 
 
 class Limiter:
-    """Decides plans on one store."""
+    """Decides what is asked on one store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -62,59 +70,86 @@ class Limiter:
         self.store.close()
         self.fallback.local.close()
 
-    def decide(self, plan: Plan, mode: PlanMode) -> Decision:
-        """Decide a plan; see `decision_flow`."""
-        return run_sync(self.decision_flow(plan, mode))
+    # --- what callers ask for -----------------------------------------------------------------------------------------
 
-    def decision_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
-        """Decide a plan in one call to the store, count the decision and notify the observers."""
-        began = perf_counter_ns() if receivers else 0
-        decision = yield from self._ask_flow(plan, mode)
-        if mode in ("check", "force"):
-            announcements = self._note([(plan, decision)], decision, began)
-            if announcements:
-                yield announce(announcements)
-        elif mode == "adjust":
-            self.unasked.settle(plan)
-        return decision
+    def decide(self, asks: Sequence[Ask], mode: AskMode) -> Decision:
+        """Decide what is asked; see `answer_flow`."""
+        return run_sync(self.answer_flow(asks, mode)).decision
 
-    def two_step_flow(self, first: Plan, make_second: Callable[[], Flow[Plan]]) -> Flow[Decision]:
-        """Decide two plans of one request, as if they were one. The second is made only if the first allows.
+    def answer_flow(
+        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False, reports_allowed: bool = True
+    ) -> Flow[Answer]:
+        """Decide what is asked in one call to the store, count the decision and notify the observers.
 
-        If the second refuses, what the first spent is given back. Meanwhile, other requests may find less room than
-        there is, never more. If the second plan cannot be made, since the body is broken or too large, the request
-        fails and what the first spent stays counted.
+        `counters_only`: because limits are off. `reports_allowed`: whether metrics and observers get a decision that
+        allows it.
         """
         began = perf_counter_ns() if receivers else 0
-        decision = yield from self._ask_flow(first, "check")
-        counted = [(first, decision)]
+        answer = yield from self._answer_flow(asks, mode, counters_only=counters_only)
+        if mode in ("check", "force"):
+            is_reported = reports_allowed or not answer.decision.allowed
+            announcements = self._note(answer, is_reported=is_reported)
+            if receivers and is_reported and _is_limited(answer):
+                notify(answer.decision, began)
+            if announcements:
+                yield announce(announcements)
+        return answer
+
+    def look(self, asks: Sequence[Ask]) -> Answer:
+        """Return how limits stand, whatever overrides say. Raises `StoreUnavailable` if the store does not answer."""
+        answer = run_sync(self._answer_flow(asks, "peek", table=_NO_OVERRIDES))
+        if answer.decision.degraded:
+            raise StoreUnavailable("it did not say what is left of the limits")
+        return answer
+
+    def two_step_flow(
+        self, first: Sequence[Ask], make_second: Callable[[], Flow[Sequence[Ask]]]
+    ) -> Flow[tuple[Decision, Sequence[Answer]]]:
+        """Decide a request in two steps, as if they were one. The second is made only if the first allows.
+
+        Return the decision, and the answers whose hits were taken. If the second step refuses, what the first spent is
+        given back. Meanwhile, other requests may find less room than there is, never more. If the second cannot be
+        made, since the body is broken or too large, the request fails and what the first spent stays counted.
+        """
+        began = perf_counter_ns() if receivers else 0
+        answer = yield from self._answer_flow(first, "check")
+        counted, decision = [answer], answer.decision
         if not decision.enforced:
             reads = perf_counter_ns()
-            second = yield from make_second()
+            asks = yield from make_second()
             began += (perf_counter_ns() - reads) if began else 0  # a slow client is not a slow check
-            decided = yield from self._ask_flow(second, "check")
-            counted.append((second, decided))
-            if decided.enforced:
-                del counted[0]
-                if first.decided_at is not None and decision.would_refuse:
-                    self.metrics.count_only_refusals(first.decided_at, decision)
-                decision = updated(decision, (yield from self.undo_flow(first)))
-            decision = decision.combined_with(decided)
-        announcements = self._note(counted, decision, began)
+            second = yield from self._answer_flow(asks, "check")
+            counted.append(second)
+            if second.decision.enforced:
+                counted = [second]
+                if answer.decided_at is not None and decision.would_refuse:
+                    self.metrics.count_only_refusals(answer.decided_at, decision)
+                decision = updated(decision, (yield from self.undo_flow(answer.receipt(is_counted=False))))
+            decision = decision.combined_with(second.decision)
+        announcements = [each for step in counted for each in self._note(step)]
+        if receivers and any(map(_is_limited, counted)):
+            notify(decision, began)
         if announcements:
             yield announce(announcements)
-        return decision
+        return decision, counted
 
-    def undo_flow(self, plan: Plan) -> Flow[Decision]:
-        """Give back what a plan took, because its request is refused after all; return what its limits then have left.
+    def settle_flow(self, settlement: Settlement, *, counters_only: bool = False) -> Flow[Decision]:
+        """Replace what was taken by what was really used; return what the limits have left.
+
+        `counters_only`: because limits are off.
+        """
+        answer = yield from self._settled_flow(settlement, counters_only=counters_only)
+        self.unasked.settle(settlement)
+        return answer.decision
+
+    def undo_flow(self, receipt: Receipt) -> Flow[Decision]:
+        """Give back what was taken, because the request is refused after all; return what its limits then have left.
 
         Limits that count refused hits keep it.
         """
-        taken = plan.taken
-        if not taken:
-            return plan.unlimited()
-        plan.is_undone = True
-        decision = yield from self.decision_flow(plan.settled(taken, undone=True), "adjust")
+        if not receipt.taken:
+            return Decision.without_limit()
+        decision = yield from self.settle_flow(Settlement.undone(receipt, is_refused=True))
         if decision.degraded:
             logger.warning("A refused request stays counted under some of its limits: the store did not answer.")
         return decision
@@ -124,88 +159,123 @@ class Limiter:
         if not isinstance(error, (StoreFull, StoreCommandDenied, StoreDataError)):  # these are logged where they arise
             send(self.outages.failed(error, []))
 
-    def _ask_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
-        """Return the decision on a plan: by the overrides, by a refusal that is remembered, or by the store."""
+    # --- the way of a decision ----------------------------------------------------------------------------------------
+
+    def _answer_flow(
+        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False, table: OverrideTable | None = None
+    ) -> Flow[Answer]:
+        """Return the answer: by the overrides, by a refusal that is remembered, or by the store.
+
+        `table`: the overrides; None: those of the process.
+        """
+        if table is None:
+            refreshing = overrides.refreshing()
+            if refreshing is not None:
+                yield refreshing
+            table = overrides.table
+        scope, refusals, frozen = scope_of(current()), self.refusals, frozen_now()
+        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        resolved = resolve(asks, scope, table, now, mode=mode, skew=skew, counters_only=counters_only)
+        if not resolved.hits or (resolved.here and resolved.is_blocked and mode in ("check", "peek")):
+            return Answer(resolved, resolved.decided_here())
+        if refusals.table and mode == "check":
+            known = refusals.answer(resolved)
+            if known is not None:
+                return Answer(resolved, known)
+        changes = refusals.changes
+        try:
+            answer = yield from self._store_flow(resolved, mode, scope)
+        finally:
+            if mode == "refund":  # there may be room again
+                refusals.forget(resolved.subjects)
+        if mode == "check" and not answer.decision.allowed and answer.decided_at is not None:
+            refusals.remember(answer, answer.decided_at, changes)
+        return answer
+
+    def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        if overrides.table and not plan.is_compiled:
-            plan.override(overrides.table, clock.now(), mode)
-        if plan.here and (not plan or (plan.is_blocked and mode in ("check", "peek"))):
-            return plan.decided_here()
-        refusals = self.refusals
-        if refusals.table and mode == "check":
-            known = refusals.answer(plan)
-            if known is not None:
-                return known
-        changes = refusals.changes
+        scope, frozen = scope_of(current()), frozen_now()
+        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        resolved = settlement.resolve(scope, overrides.table, now, skew=skew, counters_only=counters_only)
+        if not resolved.hits:
+            return Answer(resolved, resolved.decided_here())
         try:
-            decision = yield from self._store_flow(plan, mode)
+            return (yield from self._store_flow(resolved, settlement, scope))
         finally:
-            if mode in ("refund", "adjust"):  # there may be room again
-                refusals.forget(plan.subjects)
-        if not decision.allowed and mode == "check" and plan.decided_at is not None:
-            refusals.remember(plan, decision, plan.decided_at, changes)
-        return decision
+            self.refusals.forget(resolved.subjects)
 
-    def _store_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
-        """Return the decision of the store, or of each rule's `on_unavailable`; send the signals of either."""
-        if not plan:
-            return plan.unlimited()
-        outages, counts = self.outages, mode in ("check", "force")
-        if outages.is_on and counts and self.store.is_refusing() and self.fallback.allows(plan):
-            return plan.unlimited(degraded=True)
+    def _store_flow(self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope) -> Flow[Answer]:
+        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either."""
+        outages, store, counts = self.outages, self.store, mode in ("check", "force")
+        if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
+            return Answer(resolved, resolved.unlimited(degraded=True))
         try:
-            decision = yield from self._call_flow(plan, mode)
+            now = frozen_now()
+            for _ in range(MAX_GUESSES):
+                reply = yield IOCall(store.run, store.arun, _operation(resolved.hits, mode, scope), now)
+                answer = answered(resolved, reply)
+                if answer is not None:
+                    break
+                moment = reply[0]
+                self._skew = moment - machine_now()
+                resolved = resolved._replace(hits=_at(resolved.hits, mode, moment, scope))
+            else:
+                raise StoreUnavailable("each answer came in another day or another period of a calendar limit")  # noqa: TRY301
         except StoreFull:
-            return plan.without_store(plan.rules)
+            return Answer(resolved, resolved.without_store(resolved.rules))
         except StoreUnavailable as error:
-            announcements = outages.failed(error, plan.subjects)
-            decision = self.fallback.decide(plan, mode, error)
+            announcements = outages.failed(error, resolved.subjects)
+            answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error))
         else:
-            announcements = [_announcement(decision, *event) for event in plan.emitted()]
+            announcements = [_announcement(answer.decision, *event) for event in answer.events()]
             if outages.is_on:
-                announcements += outages.answered(wrote=counts and bool(plan.taken))
+                announcements += outages.answered(wrote=counts and answer.took_anything())
         if announcements:
             yield announce(announcements)
-        return decision
+        return answer
 
-    def _call_flow(self, plan: Plan, mode: PlanMode) -> Flow[Decision]:
-        """Ask the store, again if the plan was for another day or period. Raises `StoreUnavailable`."""
-        store, now = self.store, frozen_now()
-        guess = now if now is not None else 0 if plan.timeless else machine_now() + self._skew
-        for _ in range(MAX_GUESSES):
-            reply = yield IOCall(store.run, store.arun, plan.operation(guess, mode), now)
-            decision = plan.read(reply, is_last=mode == "check")
-            if decision is not None:
-                return decision
-            guess = reply[0]
-            self._skew = guess - machine_now()
-        raise StoreUnavailable("each answer came in another day or another period of a calendar limit")
+    # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _note(self, steps: list[tuple[Plan, Decision]], decision: Decision, began: int) -> list[Announcement]:
-        """Count the decision of each step, and notify the observers once, of the decision on all steps.
+    def _note(self, answer: Answer, *, is_reported: bool = True) -> Sequence[Announcement]:
+        """Count a decision, unless it was a guess without the store; return the signals to send."""
+        resolved, decision = answer.resolved, answer.decision
+        if resolved.has_groups:
+            _log_shadows(decision)
+        if is_reported:
+            is_decided_here = resolved.here and (not resolved.hits or resolved.is_blocked)
+            decided_at = clock.now() if is_decided_here else answer.decided_at
+            if decided_at is not None:
+                self.metrics.count(decided_at, resolved, decision)
+        return self.unasked.count(answer) if resolved.here or len(resolved.hits) != len(resolved.sent) else ()
 
-        Return the signals to send.
-        """
-        announcements: list[Announcement] = []
-        for plan, decided in steps:
-            if plan.has_groups:
-                _log_shadows(decided)
-            self._count(plan, decided)
-            if plan.here or plan.unlimited_hits:
-                announcements += self.unasked.count(plan, decided)
-        if receivers and steps[0][0].is_reported(decision) and any(plan or plan.here for plan, _ in steps):
-            notify(decision, began)
-        return announcements
 
-    def _count(self, plan: Plan, decision: Decision) -> None:
-        """Count a decision in the metrics, unless it was a guess without the store."""
-        if not plan.is_reported(decision):
-            return
-        decided_at = clock.now() if plan.is_decided_here else plan.decided_at
-        if decided_at is not None:
-            self.metrics.count(decided_at, plan, decision)
+_NO_OVERRIDES = OverrideTable()
+
+
+def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
+    if isinstance(mode, Settlement):
+        return Decide(hits, mode.mode(hits), scope.log)
+    return Decide(hits, mode, scope.log if mode in ("check", "force") else NO_LOG)
+
+
+def _at(hits: Sequence[Hit], mode: AskMode | Settlement, moment: int, scope: Scope) -> Sequence[Hit]:
+    """Return hits with the edges of days and calendars at a moment (microseconds)."""
+    if isinstance(mode, Settlement):
+        return mode.at(hits, moment, scope)
+    return tuple([hit.at(moment, scope.zone()) for hit in hits])
+
+
+@lru_cache(maxsize=4)
+def scope_of(settings: QuotaSettings) -> Scope:
+    """Return where a site with these settings counts."""
+    return Scope(settings.prefix, time_zone, event_log_of(settings.prefix, settings.events))
+
+
+def _is_limited(answer: Answer) -> bool:
+    """Say whether a limit or an override was asked."""
+    return bool(answer.resolved.hits or answer.resolved.here)
 
 
 def _announcement(decision: Decision, what: EventKind, hit: Hit, value: int) -> Announcement:

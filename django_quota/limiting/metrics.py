@@ -21,7 +21,7 @@ from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key
-from django_quota.engine.plans import Plan
+from django_quota.engine.resolving import Resolved
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.limiting.flusher import flusher
 from django_quota.stores.base import Store
@@ -136,16 +136,16 @@ class DecisionMetrics:
         """Start empty in a forked process: the parent sends what was counted before."""
         self.clear()
 
-    def count(self, now: int, plan: Plan, decision: Decision) -> None:
-        """Count the decision that the store made about a plan at `now` (microseconds)."""
+    def count(self, now: int, resolved: Resolved, decision: Decision) -> None:
+        """Count the decision that the store made at `now` (microseconds)."""
         with self._lock:
             self._now = now
-            if not decision.allowed or plan.here or (plan.has_groups and decision.would_refuse):
+            if not decision.allowed or resolved.here or (resolved.has_groups and decision.would_refuse):
                 self._add_all(counted(decision))
             else:
-                for hit in plan.hits:
+                for hit in resolved.hits:
                     if hit.cost:
-                        self._add(hit.field + ALLOWED)
+                        self._add(hit.compiled.counted)
         if not flusher.is_woken:
             flusher.wake()
 

@@ -23,18 +23,19 @@ from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
 from django_quota.core.rules import Rule
+from django_quota.engine.answers import Answer
 from django_quota.engine.events import EventRecord
 from django_quota.engine.hits import Hit
-from django_quota.engine.plans import Asked, Plan
+from django_quota.engine.resolving import Resolved
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics
 from django_quota.limiting.unasked import Place, UnaskedHits
 
-MAX_PLANS = 10_000
-"""For how many plans a process remembers refusals. Above that it forgets all, and the next requests ask the store."""
+MAX_REQUESTS = 10_000
+"""For how many requests a process remembers refusals. Above that it forgets all, and asks the store again."""
 
-PlanKey = tuple[tuple[int, str, int, str], ...]
-"""What tells plans apart: for each rule its `id`, the subject, the cost and the value to count."""
+HitsKey = tuple[tuple[int, str, int, str], ...]
+"""What tells requests apart: for each hit the `id` of its compiled rule, the subject, the cost and the value."""
 
 
 def _clock() -> int:
@@ -44,10 +45,10 @@ def _clock() -> int:
 
 
 class Refusal(NamedTuple):
-    """One remembered refusal of a plan: a rule, a subject, and what was refused."""
+    """One remembered refusal: a rule, a subject, and what was refused."""
 
-    asked: Sequence[Asked]
-    """What the plan asks for. This keeps the rules alive, so that no other rule gets the `id` of one."""
+    hits: Sequence[Hit]
+    """All hits of the request. This keeps compiled rules alive, so that no other one gets the `id` of one."""
     hit: Hit
     outcomes: tuple[Outcome, ...]
     place: Place
@@ -98,10 +99,10 @@ class Refusals:
     def __init__(self, unasked: UnaskedHits, metrics: DecisionMetrics) -> None:
         self._unasked = unasked
         self._metrics = metrics
-        self.table: dict[PlanKey, list[Refusal]] = {}
-        """All refusals of each plan. Reading takes no lock."""
-        self._plans: dict[str, set[PlanKey]] = {}
-        """The plans in the table by subject."""
+        self.table: dict[HitsKey, list[Refusal]] = {}
+        """All refusals of each request. Reading takes no lock."""
+        self._keys: dict[str, set[HitsKey]] = {}
+        """The keys of the table by subject."""
         self.changes = 0
         """How often refusals were forgotten. If this changes while the store decides, the refusal is not remembered."""
         self.after_fork()
@@ -114,12 +115,12 @@ class Refusals:
         self._lock = threading.RLock()
         self._clear()
 
-    def answer(self, plan: Plan) -> Decision | None:
-        """Return the refusal of a plan if it is remembered; None if the store must decide.
+    def answer(self, resolved: Resolved) -> Decision | None:
+        """Return the refusal of a request if it is remembered; None if the store must decide.
 
         The Decision has the outcomes of the rules that refused, and of no others.
         """
-        refusals = self.table.get(_key(plan))
+        refusals = self.table.get(_key(resolved.hits))
         if refusals is None or not refusals[0].begins <= (now := _clock()) < refusals[0].ends:
             return None
         for refusal in refusals:
@@ -127,23 +128,24 @@ class Refusals:
                 self._unasked.add(refusal.place, {"r": 1}, refusal.event)
             at = refusal.decided_at + now - refusal.begins  # by the store's clock
             self._metrics.count_refusal(at, refusal.hit.field, refusal.hit.subject)
-        return Decision.lazy(partial(_outcomes_at, refusals, now), allowed=False)
+        return Decision(False, enforced=True, _given=partial(_outcomes_at, refusals, now))
 
-    def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
-        """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.
+    def remember(self, answer: Answer, decided_at: int, changes: int) -> None:
+        """Remember who refused a request; `changes`: what `self.changes` was before the store was asked.
 
-        `decided_at`: the store's time in microseconds. If any rule of the plan must count each refusal, or if a
-        counter may be topped up at any moment, nothing is remembered.
+        `decided_at`: the store's time in microseconds. If any rule must count each refusal, or if a counter may be
+        topped up at any moment, nothing is remembered.
         """
-        if any(rule.ban is not None or rule.count_refused or rule.is_counter for rule in plan.rules):
+        resolved = answer.resolved
+        if any(rule.ban is not None or rule.count_refused or rule.is_counter for rule in resolved.rules):
             return
         now = _clock()
         refusing: list[tuple[Hit, tuple[Outcome, ...]]] = []
         by_place: dict[tuple[str, str], list[Outcome]] = {}
-        for outcome in decision.outcomes:
+        for outcome in answer.decision.outcomes:
             by_place.setdefault((outcome.rule, outcome.subject), []).append(outcome)
-        for hit in plan.hits:
-            outcomes = tuple(by_place[hit.rule.name, hit.subject])
+        for hit in resolved.hits:
+            outcomes = tuple(by_place[hit.place])
             if not hit.group and not all(outcome.allowed for outcome in outcomes):
                 refusing.append((hit, outcomes))
         span = _span(refusing, decided_at)
@@ -151,18 +153,18 @@ class Refusals:
             refusals = []
             for hit, outcomes in refusing:
                 place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
-                refusals.append(Refusal(plan.asked, hit, outcomes, place, decided_at, now, now + span))
-            self._put(_key(plan), refusals, changes)
+                refusals.append(Refusal(resolved.hits, hit, outcomes, place, decided_at, now, now + span))
+            self._put(_key(resolved.hits), refusals, changes)
 
-    def _put(self, key: PlanKey, refusals: list[Refusal], changes: int) -> None:
+    def _put(self, key: HitsKey, refusals: list[Refusal], changes: int) -> None:
         with self._lock:
             if changes != self.changes:
                 return
-            if len(self.table) >= MAX_PLANS:
+            if len(self.table) >= MAX_REQUESTS:
                 self._clear()
             self.table[key] = refusals
             for _, subject, _, _ in key:
-                self._plans.setdefault(subject, set()).add(key)
+                self._keys.setdefault(subject, set()).add(key)
 
     def forget(self, subjects: Collection[str] | None = None) -> None:
         """Forget the refusals of these subjects, or of all: from now on the store decides again."""
@@ -172,19 +174,19 @@ class Refusals:
                 self._clear()
             else:
                 for subject in subjects:
-                    self._drop(list(self._plans.get(subject, ())))
+                    self._drop(list(self._keys.get(subject, ())))
 
     def _clear(self) -> None:
         self.table.clear()
-        self._plans.clear()
+        self._keys.clear()
 
-    def _drop(self, keys: Sequence[PlanKey]) -> None:
+    def _drop(self, keys: Sequence[HitsKey]) -> None:
         for key in keys:
             self.table.pop(key)
             for subject in {subject for _, subject, _, _ in key}:
-                self._plans[subject].discard(key)
-                if not self._plans[subject]:
-                    del self._plans[subject]
+                self._keys[subject].discard(key)
+                if not self._keys[subject]:
+                    del self._keys[subject]
 
     def flush(self) -> None:
         """Forget the refusals that are over."""
@@ -193,8 +195,8 @@ class Refusals:
             self._drop([key for key, refusals in self.table.items() if now >= refusals[0].ends])
 
 
-def _key(plan: Plan) -> PlanKey:
-    return tuple([(id(rule), subject, cost, value) for rule, subject, cost, value in plan.sent])
+def _key(hits: Sequence[Hit]) -> HitsKey:
+    return tuple([(id(hit.compiled), hit.subject, hit.cost, hit.value) for hit in hits])
 
 
 def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) -> int:

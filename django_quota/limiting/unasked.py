@@ -23,12 +23,15 @@ from django_quota.conf import current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, key_of, subject_base
 from django_quota.core.rules import Rule
+from django_quota.engine.answers import Answer
+from django_quota.engine.asks import counts_day
 from django_quota.engine.events import AppendEvents, EventRecord
-from django_quota.engine.plans import Plan, counts_day, event_log_of
+from django_quota.engine.receipts import Settlement
+from django_quota.engine.resolving import event_log_of
 from django_quota.engine.subject_operations import RecordHits
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
@@ -119,38 +122,30 @@ class UnaskedHits:
             )
         flusher.wake()
 
-    def count(self, plan: Plan, decision: Decision) -> list[Announcement]:
-        """Count what overrides decided of a plan, and the hits that no limit counts; return the signals to send.
+    def count(self, answer: Answer) -> list[Announcement]:
+        """Count what overrides decided, and the hits that no limit counts; return the signals to send.
 
-        If the plan is refused, the rules that had room are not counted.
+        If the request is refused, the rules that had room are not counted.
         """
         announcements: list[Announcement] = []
-        now = clock.now()
-        asked = {(rule.name, subject): rule for rule, subject, _, _ in plan.asked}
-        for (name, subject), (outcome, *_) in (
-            (place, outcomes) for place, outcomes in plan.here.items() if outcomes and place in plan.unsent
-        ):
-            if not outcome.cost or (outcome.allowed and decision.enforced):
+        resolved, decision = answer.resolved, answer.decision
+        now = resolved.now
+        for ask, _ in answer.counted_by_day():
+            self.add(_place_of(ask.rule, ask.subject, now), {"a": 1, "u": ask.cost - 1})
+        for ask, outcome in resolved.decided_by_overrides():
+            if outcome.allowed or not outcome.cost:
                 continue
-            rule = asked[name, subject]
-            place = _place_of(rule, subject, now)
-            is_reported = not outcome.allowed and not outcome.shadow
-            event = partial(_event, place, subject, outcome, now) if is_reported else None
-            self.add(place, {"a": 1, "u": outcome.cost - 1} if outcome.allowed else {"r": 1}, event)
-            if outcome.allowed and place.day_key:
-                plan.exempt[name, subject] = now
-            if is_reported and self._is_due(place, now):
-                announcements.append((refused, {"rule": rule, "subject": subject, "decision": decision}))
-        if not decision.enforced:
-            for (name, subject), (rule, cost) in plan.unlimited_hits.items():
-                self.add(_place_of(rule, subject, now), {"a": 1, "u": cost - 1})
-                plan.exempt[name, subject] = now
+            place = _place_of(ask.rule, ask.subject, now)
+            event = None if outcome.shadow else partial(_event, place, ask.subject, outcome, now)
+            self.add(place, {"r": 1}, event)
+            if not outcome.shadow and self._is_due(place, now):
+                announcements.append((refused, {"rule": ask.rule, "subject": ask.subject, "decision": decision}))
         return announcements
 
-    def settle(self, plan: Plan) -> None:
-        """Count what a plan's hits without a limit really used; a hit that used nothing no longer counts."""
-        for rule, subject, taken, more, is_undone in plan.settled_here():
-            place = _place_of(rule, subject, taken.moment)
+    def settle(self, settlement: Settlement) -> None:
+        """Count what hits that only the day counts really used; a hit that used nothing no longer counts."""
+        for rule, subject, moment, more, is_undone in settlement.uncounted():
+            place = _place_of(rule, subject, moment)
             if place.day_key:
                 self.add(place, {"a": -is_undone, "u": more + is_undone})
 

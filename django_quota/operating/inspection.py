@@ -25,8 +25,9 @@ from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
+from django_quota.engine.asks import Ask
 from django_quota.engine.operations import text
-from django_quota.engine.plans import Plan, rule_under
+from django_quota.engine.resolving import rule_under
 from django_quota.engine.subject_operations import InspectSubject
 from django_quota.features.event_stream import PAGE, Event, newest_events
 from django_quota.features.usage import Count, last_tiers, recent_usage
@@ -35,7 +36,6 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
-from django_quota.requests.request_hits import new_plan
 from django_quota.stores.base import all_well
 
 BATCH_SIZE = 100
@@ -422,15 +422,15 @@ def _peek_at(
     asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
     table = snapshot.table if table is None else table
     found = {name: table.find(snapshot.subject, name, snapshot.now) for name in asked}
-    plan = new_plan(
-        [
-            (rule_under(rule, override) if override else rule, snapshot.subject, 1, "")
-            for name, (_, given) in asked.items()
-            for rule in given
-            for override in [found[name]]
-        ]
-    )
-    for outcome, step in zip(_peek(plan), plan.limits, strict=True):
+    asks = [
+        Ask(rule_under(rule, override) if override else rule, snapshot.subject, 1)
+        for name, (_, given) in asked.items()
+        for rule in given
+        for override in [found[name]]
+    ]
+    answer = get_limiter().look(asks)
+    steps = [limit for hit in answer.resolved.hits for limit in hit.limits]
+    for outcome, step in zip(answer.decision.outcomes, steps, strict=True):
         tier, (rule, *others) = asked[outcome.rule]
         limit = LimitStatus.of(outcome, step.key, tier)
         limit = replace(limit, is_last_tier=tier != "" and snapshot.tiers.get(outcome.rule) == tier)
@@ -444,16 +444,6 @@ def _peek_at(
             without = current().without_store(rule.on_unavailable, failure, is_precious=bool(rule.reads_body))
             limit = replace(limit, instead=without)
         yield limit
-
-
-def _peek(plan: Plan) -> Sequence[Outcome]:
-    """Ask the store for the state of a plan's limits, whatever overrides say. Raises `StoreUnavailable`."""
-    if not plan:  # this compiles the plan, so overrides no longer change it
-        return ()
-    decision = get_limiter().decide(plan, "peek")
-    if decision.degraded:
-        raise StoreUnavailable("it did not say what is left of the limits")
-    return decision.outcomes
 
 
 # --- the effect of an override ----------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from django_quota.core.decisions import Outcome
 from django_quota.core.rules import Rule
+from django_quota.engine.asks import Ask
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import bans_in_force, subjects_seen
 from django_quota.operating.lookup import is_given_by, known_keys
-from django_quota.requests.request_hits import new_plan
 from django_quota.requests.subjects import parts_of
 
 MAX_LONGER = 20
@@ -47,9 +47,9 @@ def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence
 def _refusal_of(subject: str) -> Outcome | None:
     rules, keys = known_rules(), known_keys()
     asked = [
-        (rule, subject, 1, "")
+        Ask(rule, subject, 1)
         for name, parts in keys.items()
         if is_given_by(parts, subject) and isinstance(rule := rules[name], Rule) and rule.limits
     ]
-    decision = get_limiter().decide(new_plan(asked), "peek")
+    decision = get_limiter().decide(asked, "peek")
     return decision.binding if decision.enforced else None

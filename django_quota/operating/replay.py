@@ -26,9 +26,12 @@ from django_quota.conf import current, import_option, time_zone
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, functions_of, key_parts
-from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.codec import REFUSED, Flag, Reply, allows_all
+from django_quota.engine.decide import Decide
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
-from django_quota.engine.plans import Asked, Plan
+from django_quota.engine.resolving import Scope, hits_of
 from django_quota.limiting.known_rules import url_patterns
 from django_quota.operating.access_log import Entry, LogFormat, UnreadableLineError
 from django_quota.requests.request_hits import asked_flow
@@ -183,7 +186,7 @@ class RuleSet:
         request = LoggedRequest(entry.method, entry.path, entry.meta, entry.query)
         request.resolver_match = match
         asked = run_sync(asked_flow(rules, request))
-        return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in asked])
+        return tuple([(self._numbers[id(ask.rule)], ask.subject, ask.value) for ask in asked])
 
     def _find_place(self, method: str, path: str, host: str) -> tuple[list[Rule], ResolverMatch | None]:
         """Return the rules that the middleware would decide for a request, and the view behind its path."""
@@ -197,11 +200,11 @@ class RuleSet:
             rules += map(self._as_here, self._find_in_view(request, request.resolver_match.func))
         return [rule for rule in rules if id(rule) in self._numbers], request.resolver_match
 
-    def plan(self, key: PlanKey) -> Plan:
-        """Return a plan that can be decided."""
+    def hits(self, key: PlanKey) -> Sequence[Hit]:
+        """Return the hits of a request, which can be decided."""
         rules = [(self.rules[number], subject, value) for number, subject, value in key]
-        asked: list[Asked] = [(rule, subject, cast("int", rule.cost), value) for rule, subject, value in rules]
-        return Plan("replay", zone=time_zone, asked=asked)
+        asks = [Ask(rule, subject, cast("int", rule.cost), value) for rule, subject, value in rules]
+        return hits_of(asks, Scope("replay", time_zone), 0)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -274,9 +277,6 @@ def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *,
 
 # --- deciding ---------------------------------------------------------------------------------------------------------
 
-Place = tuple[str, str]
-"""The name of a rule, and a subject."""
-
 
 @dataclass
 class Refusals:
@@ -289,15 +289,15 @@ class Refusals:
 
     _banned_until: dict[Place, int] = field(default_factory=dict)
 
-    def note(self, position: int, plan: Plan, reply: Reply) -> None:
+    def note(self, position: int, hits: Sequence[Hit], reply: Reply) -> None:
         """Note what a reply refuses."""
         if reply.verdict == REFUSED:
             self.positions.append(position)
-        for at, hit in enumerate(plan.hits):
+        for at, hit in enumerate(hits):
             if not reply.passed(at):
-                self.by_rule[hit.rule.name, hit.subject] += 1
+                self.by_rule[hit.place] += 1
         for at, flag, until in reply.flags:
-            place = (plan.hits[at].rule.name, plan.hits[at].subject)
+            place = hits[at].place
             if flag == Flag.BANNED and self._banned_until.get(place) != until:
                 self._banned_until[place] = until
                 self.bans[place] += 1
@@ -306,14 +306,14 @@ class Refusals:
 def decide(rules: RuleSet, traffic: Traffic, advance: Callable[[int], object] = lambda _: None) -> Refusals:
     """Decide the requests by the specification, from empty counts on. `advance` gets the number of requests done."""
     keys = list(traffic.plans)
-    plan_of = lru_cache(maxsize=MAX_KNOWN)(lambda number: rules.plan(keys[number]))
+    hits_for = lru_cache(maxsize=MAX_KNOWN)(lambda number: rules.hits(keys[number]))
     states, refusals = DictStates(), Refusals()
     for position, (number, now) in enumerate(zip(traffic.numbers, traffic.times, strict=True)):
         if position % SWEEP_INTERVAL == SWEEP_INTERVAL - 1:
             states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}
             advance(SWEEP_INTERVAL)
-        plan = plan_of(number)
-        raw = plan.operation(now, "check").run(states, now)
-        if plan.has_groups or not allows_without_flags(raw, plan.hits):
-            refusals.note(position, plan, Reply.decode(raw, plan.hits))
+        hits = [hit.at(now, time_zone()) for hit in hits_for(number)]
+        raw = Decide(hits, "check").run(states, now)
+        if any(hit.group for hit in hits) or not allows_all(raw, hits):
+            refusals.note(position, hits, Reply.decode(raw, hits))
     return refusals

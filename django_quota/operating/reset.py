@@ -10,11 +10,13 @@ from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import frozen_now
 from django_quota.core.rules import Rule
+from django_quota.engine.asks import Ask
 from django_quota.engine.events import EventLog
-from django_quota.engine.plans import event_log_of
-from django_quota.engine.subject_operations import Reset, RuleState
+from django_quota.engine.resolving import event_log_of, hits_of
+from django_quota.engine.subject_operations import Reset, RuleState, reset_of
 from django_quota.features.usage import recent_usage
 from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.inspection import (
@@ -24,7 +26,6 @@ from django_quota.operating.inspection import (
     rules_named,
     scan_keys,
 )
-from django_quota.requests.request_hits import new_plan
 from django_quota.requests.subjects import subject_of
 
 
@@ -108,9 +109,9 @@ def _choose_rules(subject: str, names: Collection[str] | None) -> dict[str, Name
 def _forget_rules(subject: str, chosen: Mapping[str, NamedRule]) -> Iterator[Reset]:
     """Return the operations that forget these rules, with the limits of their overrides."""
     plain = [rule for given in chosen.values() if isinstance(given, list) for rule in given]
-    rules = [given for given in chosen.values() if isinstance(given, Rule)]
+    rules, scope = [given for given in chosen.values() if isinstance(given, Rule)], scope_of(current())
     plain += [rule for rule in rules if rule.limits]
     for batch in batches(plain, [list(rule.tiers.values()) for rule in rules]):
-        plan = new_plan([(rule, subject, 0, "") for rule in batch if rule.limits])
-        if plan:
-            yield plan.reset_operation(overrides.table)
+        hits = hits_of([Ask(rule, subject, 0) for rule in batch], scope, 0)
+        if hits:
+            yield reset_of(hits, overrides.table, scope.log)

@@ -10,12 +10,11 @@ from typing import Any, TypeVar, cast
 
 from django.http import HttpRequest
 
-from django_quota.conf import current, time_zone
 from django_quota.core.errors import QuotaError, RateError, RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
-from django_quota.engine.plans import Asked, Plan
+from django_quota.engine.asks import Ask
 from django_quota.requests.addresses import ip_subject, is_from
 from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.site_functions import call_flow, user_flow
@@ -31,22 +30,16 @@ Counted = set[tuple[int, str]]
 """The rules with a `match` that a request has asked for: the `id` of each, and the subject."""
 
 
-def new_plan(asked: list[Asked]) -> Plan:
-    """Return a plan of what rules ask for, by the settings."""
-    settings = current()
-    return Plan(settings.prefix, settings.events, time_zone, asked)
-
-
 def asked_flow(
     rules: Iterable[Rule], request: HttpRequest, counted: Counted | None = None, *, is_peek: bool = False
-) -> Flow[list[Asked]]:
+) -> Flow[list[Ask]]:
     """Return what the rules that apply to a request ask for, each with its subject and cost.
 
     `counted`: what the request has asked for before. A rule with a `match` counts once for a request and a subject,
     even if a decorator names it. `is_peek`: ask for one unit of each, without a call of a `cost` function, and without
     the rules that read the body.
     """
-    found: list[Asked] = []
+    found: list[Ask] = []
     key: object = None
     subject: str | None = None
     for rule in rules:
@@ -65,16 +58,17 @@ def asked_flow(
         if subject is None or (rule.match is not None and not is_peek and _counts_again(rule, subject, counted)):
             continue
         if is_plain:
-            found.append((rule, subject, 1 if is_peek else cast("int", rule.cost), ""))
+            found.append(Ask(rule, subject, 1 if is_peek else cast("int", rule.cost)))
             continue
         cost = 1 if is_peek else (yield from _cost_flow(rule, request))
         value = "" if is_peek or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
         if value is not None:
-            found.append(((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value))
+            of_request = (yield from _rates_flow(rule, request)) if rule.dynamic else rule
+            found.append(Ask(of_request, subject, cost, value, rule.settles and not is_peek))
     return found
 
 
-def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Asked]:
+def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Ask]:
     """Return what one rule asks for, whatever its `methods`, `skip` and `exempt` say.
 
     `cost` and `value`: None takes the rule's own.
@@ -84,8 +78,8 @@ def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: obj
         rule = yield from _rates_flow(rule, request)
     units = (yield from _cost_flow(rule, request)) if cost is None else validate_cost(cost, rule.name)
     if rule.distinct is not None and value is None:
-        return rule, subject, units, (yield from _value_flow(rule, request))
-    return rule, subject, units, value_digest(rule, value)
+        return Ask(rule, subject, units, (yield from _value_flow(rule, request)))
+    return Ask(rule, subject, units, value_digest(rule, value))
 
 
 def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:

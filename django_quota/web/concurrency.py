@@ -253,7 +253,7 @@ class RequestSlot:
             else:
                 return lease, replace(decision, degraded=True)
         denied = how == "deny"
-        return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
+        return None, Decision.without_limit(slot.name, subject, allowed=not denied, enforced=denied, degraded=True)
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
@@ -287,7 +287,7 @@ def _lease_flow(slot: Slot, subject: str, store: Runner) -> Flow[tuple[Lease | N
 def _not_enforced(decision: Decision) -> Decision:
     """Return the decision, not enforced."""
     outcomes = tuple(outcome._replace(enforced=False) for outcome in decision.outcomes)
-    return replace(decision, outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
+    return replace(decision, enforced=False, _given=outcomes)
 
 
 class Holding:

@@ -17,20 +17,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from http import HTTPStatus
-from operator import attrgetter
 from typing import Any, Literal, cast
 
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import NOTHING_LIMITS, Decision
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule
-from django_quota.engine.plans import Plan
+from django_quota.engine.answers import Answer
+from django_quota.engine.asks import Ask
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_bodies import has_unread_body
-from django_quota.requests.request_hits import Counted, asked_flow, new_plan
+from django_quota.requests.request_hits import Counted, asked_flow
 from django_quota.requests.site_rules import site_rules
 from django_quota.web.headers import decision_of, write_headers
 from django_quota.web.request_rules import Limited, rules_before, rules_of
@@ -67,10 +67,10 @@ class RequestState:
     """Takes the slots of the settings, if there are any; see `web/site_slots`."""
     counted: Counted = field(default_factory=set)
     """The rules with a `match` that have been decided; see `asked_flow`."""
-    plans: Sequence[Plan] = ()
-    """The plans that were decided."""
-    unsettled: Sequence[Plan] = ()
-    """The plans whose rules look at the response; see `web/settlements`."""
+    answers: Sequence[Answer] = ()
+    """Those whose hits were taken."""
+    unsettled: Sequence[Answer] = ()
+    """Those of rules that look at the response; see `web/settlements`."""
 
 
 STATE = "_django_quota"
@@ -135,8 +135,8 @@ def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow
             rules = _rules_left(request, state, response)
             refused = (yield from limit_flow(request, rules)) if rules else None
             response = response if refused is None else _replaced(response, refused)
-        plans, state.unsettled = state.unsettled, ()
-        yield from settle_flow(request, response, plans)
+        answers, state.unsettled = state.unsettled, ()
+        yield from settle_flow(request, response, [answer.receipt() for answer in answers])
     finally:
         state.closer = ""
     return response
@@ -200,8 +200,6 @@ def _log_once(view: str, status: int, what: str) -> None:
 Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
 
-_NOT_LIMITED = Decision(allowed=True, rule="", subject="")
-
 
 def limit_flow(request: HttpRequest, rules: Sequence[Rule]) -> Flow[HttpResponse | None]:
     """Decide rules; return the response if they refuse the request."""
@@ -216,34 +214,35 @@ def decide_flow(request: HttpRequest, rules: Sequence[Rule], pairs: Pairs = ()) 
     If no rule applies, the request is allowed and has no outcomes.
     """
     if not current().enabled:
-        return _NOT_LIMITED
+        return NOTHING_LIMITS
+    limiter, state = get_limiter(), state_of(request)
     later = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
     if later and (pairs or len(later) < len(rules)):
-        first = yield from _plan_flow(request, [rule for rule in rules if rule not in later], pairs)
-        return (yield from get_limiter().two_step_flow(first, partial(_plan_flow, request, later)))
-    plan = yield from _plan_flow(request, rules, pairs)
-    return (yield from get_limiter().decision_flow(plan, "check"))
+        first = yield from _asked_flow(request, state, [rule for rule in rules if rule not in later], pairs)
+        decision, answers = yield from limiter.two_step_flow(first, partial(_asked_flow, request, state, later))
+    else:
+        answer = yield from limiter.answer_flow((yield from _asked_flow(request, state, rules, pairs)), "check")
+        decision, answers = answer.decision, [answer]
+    for answer in answers:
+        state.answers = (*state.answers, answer)
+        if any(ask.is_estimate for ask in answer.resolved.given):
+            state.unsettled = (*state.unsettled, answer)
+    return decision
 
 
-def _plan_flow(request: HttpRequest, rules: Iterable[Rule], pairs: Pairs = ()) -> Flow[Plan]:
-    """Return the plan of a request: the rules that apply to it, and the pairs."""
-    state = state_of(request)
+def _asked_flow(request: HttpRequest, state: RequestState, rules: Iterable[Rule], pairs: Pairs = ()) -> Flow[list[Ask]]:
+    """Return what a request asks for: the rules that apply to it, and the pairs."""
     asked = yield from asked_flow(rules, request, state.counted)
-    if pairs:
-        asked += [(rule, subject, cast("int", rule.cost), "") for rule, subject in pairs]
-    plan = new_plan(asked)
-    state.plans = (*state.plans, plan)
-    if any(rule.settles for rule, _, _, _ in asked):
-        plan.estimate(attrgetter("settles"))
-        state.unsettled = (*state.unsettled, plan)
-    return plan
+    return [*asked, *(Ask(rule, subject, cast("int", rule.cost)) for rule, subject in pairs)]
 
 
 def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
     """Give back what a request took, since it is refused after all; return how its limits stand afterwards."""
+    state = state_of(request)
+    answers, state.answers, state.unsettled = state.answers, (), ()
     found = []
-    for plan in state_of(request).plans:
-        found.append((yield from get_limiter().undo_flow(plan)))  # noqa: PERF401 — it waits
+    for answer in answers:
+        found.append((yield from get_limiter().undo_flow(answer.receipt())))  # noqa: PERF401 — it waits
     return found
 
 
@@ -269,8 +268,8 @@ def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
     """Settle what a request took, unless somebody else closes the request."""
     state = state_of(request)
     if not state.closer:
-        plans, state.unsettled = state.unsettled, ()
-        yield from settle_flow(request, response, plans)
+        answers, state.unsettled = state.unsettled, ()
+        yield from settle_flow(request, response, [answer.receipt() for answer in answers])
 
 
 def write_own_headers(request: HttpRequest, response: Any) -> Any:
@@ -301,7 +300,7 @@ def unavailable(request: HttpRequest) -> HttpResponse:
     return refusal(request, add_decision(request, _UNDECIDED))
 
 
-_UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
+_UNDECIDED = Decision.without_limit(allowed=False, enforced=True, degraded=True)
 
 
 def _refused(request: HttpRequest, decision: Decision) -> Decision:

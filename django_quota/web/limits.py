@@ -12,12 +12,12 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
-from django_quota.engine.plans import Asked
+from django_quota.engine.asks import Ask
 from django_quota.features.usage import last_tiers
-from django_quota.limiting.api import MAX_ENTRIES, AnySubject, decision_flow, django_request, run_call
+from django_quota.limiting.api import MAX_ENTRIES, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_rules, rule_finders
 from django_quota.operating.lookup import is_given_by, known_keys
-from django_quota.requests.request_hits import asked_flow, new_plan
+from django_quota.requests.request_hits import asked_flow
 from django_quota.requests.site_rules import site_rules
 from django_quota.requests.subjects import subject_of
 
@@ -80,22 +80,22 @@ def _rules_for(subject: str, tier: str | None) -> list[Rule]:
     return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
 
 
-def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> list[Asked]:
+def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> list[Ask]:
     """Return what rules ask for. `tiers`: the subject's tier by rule; a rule that is left out takes the default one."""
     default = default_tier_of(subject)
     found = []
     for rule in rules:
         of_default = rule if rule.tier else rule.tiers.get(default, rule)
-        found.append((rule.tiers.get(tiers.get(rule.name, ""), of_default), subject, 1, ""))
-    return [asked for asked in found if asked[0].limits]
+        found.append(Ask(rule.tiers.get(tiers.get(rule.name, ""), of_default), subject, 1))
+    return [ask for ask in found if ask.rule.limits]
 
 
-def peek_flow(asked: Iterable[Asked]) -> Flow[Decision]:
+def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
     """Return what is left of each limit, even if an override blocks the subject of another one."""
-    once = list({(rule.name, subject): each for each in asked for rule, subject, _, _ in [each]}.items())[:MAX_ENTRIES]
-    plan = new_plan([each for _, each in once])
-    decision = yield from decision_flow(plan, "peek")
-    others = [each for place, each in once if place not in plan.unsent]
-    if plan.is_blocked and others:  # then no store was asked
-        decision = decision.combined_with((yield from decision_flow(new_plan(others), "peek")))
-    return decision
+    once = list({ask.place: ask for ask in asked}.values())[:MAX_ENTRIES]
+    answer = yield from answer_flow(once, "peek")
+    others = [ask for ask in once if ask.place not in answer.resolved.unsent]
+    if answer.resolved.is_blocked and others:  # then no store was asked
+        left = yield from answer_flow(others, "peek")
+        return answer.decision.combined_with(left.decision)
+    return answer.decision

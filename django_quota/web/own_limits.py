@@ -26,7 +26,7 @@ from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync
 from django_quota.core.rules import Rule, key_parts
-from django_quota.engine.plans import Asked
+from django_quota.engine.asks import Ask
 from django_quota.limiting.api import django_request
 from django_quota.requests.request_hits import asked_flow
 from django_quota.web.limits import peek_flow
@@ -50,7 +50,7 @@ def own_limits(request: Any) -> Decision:
 
 
 def _own_limits_flow(request: HttpRequest) -> Flow[Decision]:
-    asked: list[Asked] = []
+    asked: list[Ask] = []
     for rule in _rules_about_callers():
         try:
             asked += yield from asked_flow([rule], request, is_peek=True)

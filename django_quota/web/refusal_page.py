@@ -58,7 +58,9 @@ class Shown(NamedTuple):
     def decision(self) -> Decision:
         """The decision, as far as it shows."""
         binding = None if self.binds is None else self.outcomes[self.binds]
-        return Decision(False, "", "", outcomes=self.outcomes, degraded=binding is None, binding=binding)
+        if binding is None:
+            return Decision.without_limit(allowed=False, degraded=True, outcomes=self.outcomes)
+        return Decision(False, _given=self.outcomes, _bound=binding)
 
 
 class _Visit(NamedTuple):

@@ -15,12 +15,13 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.http.multipartparser import MultiPartParserError
 
-from django_quota.core.decisions import Decision, updated
+from django_quota.core.decisions import NOTHING_LIMITS, Decision, updated
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import MAX_COUNT
 from django_quota.core.rules import Rule
-from django_quota.engine.plans import Plan
+from django_quota.engine.asks import Ask
+from django_quota.engine.receipts import Receipt
 from django_quota.features.reservations import Hold
 from django_quota.features.settled_stream import settled_stream
 from django_quota.requests.site_functions import call_flow
@@ -44,7 +45,7 @@ _STATUS: Sequence[tuple[Any, int]] = (
 )
 
 
-def settle_flow(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> Flow[None]:
+def settle_flow(request: HttpRequest, response: Any, receipts: Sequence[Receipt]) -> Flow[None]:
     """Settle what a request took, by its response or by the error that left the view.
 
     A streaming response is settled when it ends. After a `CancelledError`, because the client went away, what was taken
@@ -54,65 +55,62 @@ def settle_flow(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> F
     if isinstance(response, Exception):
         response = _response_for(response)
     failed: Exception | None = None
-    for plan in plans:
+    for receipt in receipts:
         try:
-            yield from _settle_plan_flow(request, response, plan)
+            yield from _settle_one_flow(request, response, receipt)
         except Exception as error:  # noqa: BLE001 — raised below
             failed = failed or error
     if failed is not None:
         raise failed
 
 
-def _settle_plan_flow(request: HttpRequest, response: Any, plan: Plan) -> Flow[None]:
-    hold = Hold(plan, _NO_DECISION)
+def _settle_one_flow(request: HttpRequest, response: Any, receipt: Receipt) -> Flow[None]:
+    hold = Hold(receipt, NOTHING_LIMITS)
     if not hold.is_open:
         return
     if isinstance(response, BaseException):
         yield from hold.settling(hold.costs)
         return
     try:
-        counted = yield from _counted_flow(plan, response)
+        counted = yield from _counted_flow(receipt.asks, response)
         if getattr(response, "streaming", False) and any(
-            rule.settle is not None and counts for rule, counts in zip(plan.rules, counted, strict=True)
+            ask.rule.settle is not None and counts for ask, counts in zip(receipt.asks, counted, strict=True)
         ):
-            settle = partial(_end_flow, hold, plan, counted, request, response)
+            settle = partial(_end_flow, hold, receipt.asks, counted, request, response)
             settled_stream(response, settle)
             return
-        costs = yield from _costs_flow(plan, counted, request, response)
+        costs = yield from _costs_flow(receipt.asks, counted, request, response)
     except Exception:
         yield from hold.settling(hold.costs)
         raise
     show(request, (yield from hold.settling(costs)))
 
 
-_NO_DECISION = Decision(allowed=True, rule="", subject="")
-
-
 def _end_flow(
-    hold: Hold, plan: Plan, counted: Sequence[bool], request: HttpRequest, response: HttpResponseBase
+    hold: Hold, asks: Sequence[Ask], counted: Sequence[bool], request: HttpRequest, response: HttpResponseBase
 ) -> Flow[None]:
     """Settle a stream that is over."""
     try:
-        costs = yield from _costs_flow(plan, counted, request, response)
+        costs = yield from _costs_flow(asks, counted, request, response)
     except Exception:
         logger.exception("A stream is over, and settle= failed: the estimate stays spent.")
         costs = list(hold.costs)
     yield from hold.settling(costs)
 
 
-def _counted_flow(plan: Plan, response: Any) -> Flow[list[bool]]:
+def _counted_flow(asks: Sequence[Ask], response: Any) -> Flow[list[bool]]:
     """Return for each rule whether the request counts."""
     counted = []
-    for rule in plan.rules:
+    for rule in [ask.rule for ask in asks]:
         counts = rule.count_when is None or bool((yield from call_flow(rule.count_when, response)))
         counted.append(counts)
     return counted
 
 
-def _costs_flow(plan: Plan, counted: Sequence[bool], request: HttpRequest, response: Any) -> Flow[list[int]]:
+def _costs_flow(asks: Sequence[Ask], counted: Sequence[bool], request: HttpRequest, response: Any) -> Flow[list[int]]:
     """Return the real cost of each rule."""
     costs = []
-    for (rule, _, cost, _), counts in zip(plan.asked, counted, strict=True):
+    for (rule, _, cost, *_), counts in zip(asks, counted, strict=True):
         if counts and rule.settle is not None:
             costs.append(_read_cost((yield from call_flow(partial(rule.settle, request), response)), rule))
         else:

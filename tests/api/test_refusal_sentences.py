@@ -218,7 +218,7 @@ def test_what_a_client_sent_makes_a_short_line_without_escape_sequences(
     view: str, sent: str, site: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert statuses(f"/{view}/{quoted(sent)}") == [200, 429]
-    decision = Decision(False, "q\x1b[2J" * 100, "z\n" * 1_000, enforced=True)  # made by hand
+    decision = Decision.without_limit("q\x1b[2J" * 100, "z\n" * 1_000, allowed=False, enforced=True)  # made by hand
     assert answer(decision, "text/plain").status_code == 429
     line, other = logged(caplog)
     assert line.isprintable() is other.isprintable() is True

@@ -202,7 +202,7 @@ def test_problem_json_has_the_members_of_its_type() -> None:
     with freeze(NOW + 61 * SECOND):  # which does not show what the limit has left
         banned = check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"})
         assert parsed(refusal(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
-    denied = Decision(allowed=False, rule="r", subject="user:1", degraded=True, enforced=True)
+    denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
     away = refusal(get(), denied)
     assert json.loads(response.content) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
@@ -451,7 +451,9 @@ def test_it_names_a_moment_where_one_helps(found: Any, words: str, has_moment: b
 
 
 def test_while_the_store_is_away_it_is_a_503_with_a_link_and_no_moment() -> None:
-    page = Page(refusal(page_request("/a/"), Decision(False, "r", "user:1", degraded=True, enforced=True)))
+    page = Page(
+        refusal(page_request("/a/"), Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True))
+    )
     assert "503 Service unavailable This cannot be served right now." in page.text
     assert ([link["href"] for link in page.all("a")], page.all("time")) == ([""], [])
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
-from django_quota.engine.plans import Plan, PlanMode
+from django_quota.engine.asks import Ask
 from tests.support.places import Places
+from tests.support.questions import Question, QuestionMode
 from tests.support.selection import thorough
 from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec
 
@@ -24,7 +25,7 @@ BUCKET = {"algorithm": "token_bucket"}
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_as_many_as_the_limit_pass_and_what_is_left_counts_down(algorithm: str) -> None:
     limit = Spec("3/m", algorithm)
-    asked: list[tuple[PlanMode, int]] = [("peek", 1), *(("check", cost) for cost in (0, 4, 1, 1, 1, 1))]
+    asked: list[tuple[QuestionMode, int]] = [("peek", 1), *(("check", cost) for cost in (0, 4, 1, 1, 1, 1))]
     found = [limit.run(mode, cost) for mode, cost in asked]
     assert [(each.allowed, each.remaining) for each in found] == [
         (True, 3), (True, 3), (False, 3), (True, 2), (True, 1), (True, 0), (False, 0),
@@ -238,10 +239,10 @@ def test_less_is_given_back_until_it_has_expired_and_more_is_charged_but_never_t
     assert (limit.adjust(limit.check(0)).verdict, limit.used) == (0, 85)
     assert not limit.check(1).taken
     limit = Spec(algorithm=algorithm)
-    plan = limit.check(30)
+    receipt = limit.check(30)
     limit.now += MINUTE + (MINUTE - limit.now % MINUTE)
     limit.check(20)
-    limit.adjust(plan)
+    limit.adjust(receipt)
     assert limit.used == 20
 
 
@@ -270,18 +271,18 @@ def test_only_what_still_counts_is_given_back(algorithm: str, first: int, gap: i
     limit.now = (START // DAY + 1) * DAY - SECOND
     earlier = limit.check(first)
     limit.now += gap
-    for plan in (earlier, limit.check(second)):
-        limit.adjust(plan)
+    for receipt in (earlier, limit.check(second)):
+        limit.adjust(receipt)
         found.append(limit.used)
     assert found == left
 
 
 def test_a_value_is_forgotten_only_by_the_hit_that_added_it() -> None:
     limit = Spec("3/m", distinct=True)
-    plans = [limit.check()]
+    receipts = [limit.check()]
     limit.now += SECOND
-    for plan in [*plans, limit.check()]:
-        limit.adjust(plan)
+    for receipt in [*receipts, limit.check()]:
+        limit.adjust(receipt)
     assert limit.used == 1
     limit.states.kept.clear()
     limit.adjust(limit.check())
@@ -315,14 +316,11 @@ def test_only_a_check_needs_the_day_that_it_is_counted_in(places: Places) -> Non
     """What arrives after midnight is done at once: if a plan in parts were sent again, a part would be done twice."""
     midnight = (START // DAY + 1) * DAY
 
-    def plan() -> Plan:
-        return Plan("quota", 100, asked=[(Rule.make("r", "9/h", daily=True), "user:1", 3, "")])
-
-    hit = plan()
-    hit.read(places.run(hit.operation(midnight - 2, "check"), midnight - 2))
-    sent: list[tuple[Plan, PlanMode]] = [(hit.settled(hit.taken, [1]), "adjust")]
-    sent += [(plan(), "peek"), (plan(), "refund"), (plan(), "check")]
-    found = [places.run(of_mode.operation(midnight - 1, mode), midnight + 1)[:4] for of_mode, mode in sent]
+    question = Question([Ask(Rule.make("r", "9/h", daily=True), "user:1", 3)])
+    receipt = question.receipt(places.run(question.operation(midnight - 2, "check"), midnight - 2))
+    sent: list[tuple[Question, QuestionMode]] = [(question.settled(receipt, [1]), "adjust")]
+    sent += [(question, "peek"), (question, "refund"), (question, "check")]
+    found = [places.run(asked.operation(midnight - 1, mode), midnight + 1)[:4] for asked, mode in sent]
     assert [(reply[1], *reply[3:]) for reply in found] == [(1, 8), (1, 8), (1, 9), (-1,)]
 
 
@@ -332,9 +330,9 @@ def test_another_rate_of_the_same_window_settles_windows_and_leaves_buckets(
 ) -> None:
     """A bucket counts time, and its units take another time by now: they would be too many."""
     limit = Spec(algorithm=algorithm)
-    taken = limit.check(10).taken
+    receipt = limit.check(10)
     limit.rule = Rule.make("r", "30/m", algorithm=algorithm, burst=burst)
-    limit.decide(limit.plan(10).settled(taken, [4]), "adjust")
+    limit.decide(limit.question().settled(receipt._replace(asks=limit.question(10).asks), [4]), "adjust")
     assert limit.used == left
 
 
@@ -345,8 +343,8 @@ def test_settling_past_several_shares_tells_the_highest() -> None:
         return [flagged.value for flagged in limit.adjust(limit.check(estimate, is_estimate=True), actual).flags]
 
     assert [told(10, 130), told(0, 0)] == [[1000], []]
-    assert limit.states.get(limit.plan(0).hits[0].status_key) == {"w:r": f"{limit.now + MINUTE} 1000"}
+    assert limit.states.get(limit.question(0).hits[0].status_key) == {"w:r": f"{limit.now + MINUTE} 1000"}
     limit.now += MINUTE
     assert told(85, 85) == [800]
-    limit.decide(limit.plan(20), "refund")  # 65: 0.5 stays told
+    limit.decide(limit.question(20), "refund")  # 65: 0.5 stays told
     assert [told(*each) for each in ((20, 10), (20, 20), (5, 5))] == [[], [800], [1000]]

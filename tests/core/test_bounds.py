@@ -8,7 +8,7 @@ from hypothesis import given, target
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, peek, reserve
-from django_quota.engine.plans import Plan
+from django_quota.engine.receipts import Receipt
 from django_quota.testing import freeze
 from tests.support.inputs import inputs
 from tests.support.steps import ALGORITHMS, SECOND, START, SUBJECT, Spec
@@ -56,24 +56,24 @@ def test_no_mix_of_checks_refunds_and_adjusts_lets_more_than_the_bound_in(case: 
     most_cost = 4 if acts is MIXED else max(1, limit.rule.limits[0].rate.count // 3)
     steps = st.tuples(GAPS, back, st.sampled_from(acts), st.integers(1, most_cost), st.integers(0, 8))
     time, hits = limit.now, list[list[int]]()
-    taken: list[tuple[Plan, list[int]]] = []
+    taken: list[tuple[Receipt, list[int]]] = []
     for gap, step, what, cost, which in data.draw(st.lists(steps, max_size=60), label="hits"):
         gap = max(gap, acts is MIXED)  # noqa: PLW2901 - no two hits at one moment
         time += gap
         limit.now += gap - step
         if what == "adjust" and taken:
-            plan, hit = taken.pop(which % len(taken))
-            limit.adjust(plan, which // 2)
+            receipt, hit = taken.pop(which % len(taken))
+            limit.adjust(receipt, which // 2)
             hit[1] = min(hit[1], which // 2)
             continue
-        plan = limit.plan(cost)
-        reply = limit.decide(plan, "check")
-        plan.read(reply)
-        if plan.taken:
+        question = limit.question(cost)
+        reply = limit.decide(question, "check")
+        receipt = question.receipt(reply)
+        if receipt.taken:
             hits.append([time + reply[4], cost])  # it leaves a leaky bucket later
-            taken += [(plan, hits[-1])] if what != "refund" else []
+            taken += [(receipt, hits[-1])] if what != "refund" else []
             if what == "refund":
-                limit.decide(limit.plan(cost), "refund")
+                limit.decide(limit.question(cost), "refund")
                 hits[-1][1] = 0
     if case == "leaky-bucket":  # a hit leaves whole, at the head of its own spacing
         bound += (4 if acts is MIXED else max((cost for _, cost in hits), default=1)) - 1
@@ -112,12 +112,12 @@ def test_adjusting_to_0_at_once_leaves_a_limit_as_it_was(case: str, hits: list[t
     def answers() -> list[Any]:
         moments = (0, SECOND, MINUTE // 2, MINUTE)
         asked = [(units, later) for units in (1, 3, limit.rule.limits[0].capacity) for later in moments]
-        return [limit.decide(limit.plan(units), "peek", later) for units, later in asked]
+        return [limit.decide(limit.question(units), "peek", later) for units, later in asked]
 
     before = answers()
-    plan = limit.check(cost)
-    if plan.taken:
-        limit.adjust(plan)
+    receipt = limit.check(cost)
+    if receipt.taken:
+        limit.adjust(receipt)
         assert answers() == before
 
 
@@ -144,10 +144,8 @@ PAST = st.lists(HITS, min_size=1, max_size=25)
 
 
 def ask(limit: Spec, mode: Any, cost: int, value: str = "new", later: int = 0) -> Decision:
-    plan = limit.plan(cost, value)
-    decision = plan.read(limit.decide(plan, mode, later))
-    assert decision is not None
-    return decision
+    question = limit.question(cost, value)
+    return question.answer(limit.decide(question, mode, later)).decision
 
 
 def left(decision: Decision, number: int) -> int:

@@ -35,8 +35,8 @@ outcomes = st.builds(
     outcome, ok=st.booleans(), remaining=st.integers(0, 10), wait=st.none() | st.floats(0.001, 1e6),
     reset=st.floats(0, 1e6), shadow=st.booleans(), enforced=st.booleans(),
 )  # fmt: skip
-NOTHING = Decision(allowed=True, rule="", subject="")
-DENIED = Decision(allowed=False, rule="d", subject="user:1", degraded=True, enforced=True)
+NOTHING = Decision.without_limit()
+DENIED = Decision.without_limit("d", "user:1", allowed=False, degraded=True, enforced=True)
 SOFTLY_DENIED = replace(DENIED, enforced=False)
 
 
@@ -152,7 +152,7 @@ def test_a_decision_is_the_same_after_pickling_and_before_its_outcomes_are_read(
     decision = Decision.of((refused("a"),))
 
     def lazy() -> Decision:
-        return Decision.lazy(lambda: decision.outcomes, allowed=False)
+        return Decision(False, enforced=True, _given=lambda: decision.outcomes)
 
     for back in (lazy(), copy.copy(lazy()), pickle.loads(pickle.dumps(lazy()))):
         assert (back, hash(back), repr(back)) == (decision, hash(decision), repr(decision))

@@ -17,7 +17,7 @@ from django_quota.admin.wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import REGISTRY
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import lua_source
-from django_quota.engine.plans import event_log_of
+from django_quota.engine.resolving import event_log_of
 from tests.support.steps import SECOND, hits_of
 
 ROOT = Path(django_quota.__file__).parent

@@ -15,17 +15,19 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
+from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation
-from django_quota.engine.plans import Place, Plan, Taken
+from django_quota.engine.receipts import Receipt
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
-from tests.support.random_plans import STEPS, Asked, home, in_order, plan_of
+from tests.support.questions import Question, QuestionMode, driven
+from tests.support.random_plans import STEPS, home, in_order
 from tests.support.specifications import specify
-from tests.support.steps import MINUTE, SECOND, START, driven
+from tests.support.steps import MINUTE, SECOND, START
 
 WIDE, SHUT = Rule.make("wide", "1000000/s"), Rule.make("shut", "0/m")
 
@@ -95,40 +97,38 @@ def assert_as_before(after: Mapping[str, Any], before: Mapping[str, Any], now: i
 @given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
 def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
     together, apart, now = DictStates(), Apart(), START + phase
-    taken: list[tuple[list[Asked], Mapping[Place, Taken]]] = []
-    for gap, kind, asked, with_events, *_ in steps:
+    taken: list[Receipt] = []
+    for gap, kind, asks, with_events, *_ in steps:
         now += gap
-        found: Mapping[Place, Taken] = {}
+        question = Question(asks, with_events=with_events)
         if is_adjusted := kind in ("adjust", "undo"):
             if not taken:
                 continue
-            asked, found = taken.pop()  # noqa: PLW2901
-        plans, replies, before = list[Plan](), list[Any](), of_limits(apart.live(now))
-        for run in (lambda operation, at: operation.run(together, at), apart.run):
-            plan = plan_of(asked, with_events=with_events)
-            if is_adjusted:
-                actual = [0 if kind == "undo" else number for number in range(len(asked))]
-                plan = plan.settled(found, actual, undone=kind == "undo")
-            plans.append(plan)
-            replies.append(driven(run, plan, "adjust" if is_adjusted else kind, now))
-            plan.read(replies[-1])
-        is_apart = len({home(hit.status_key) for hit in plans[0].hits}) > 1
+            receipt = taken.pop()
+            actual = [0 if kind == "undo" else number for number in range(len(receipt.asks))]
+            question = question.settled(receipt, actual, undone=kind == "undo")
+        before = of_limits(apart.live(now))
+        mode: QuestionMode = "adjust" if is_adjusted else kind
+        runs: list[Any] = [lambda operation, at: operation.run(together, at), apart.run]
+        replies = [driven(run, question, mode, now) for run in runs]
+        is_apart = len({home(hit.status_key) for hit in question.hits}) > 1
         if kind == "check" and replies[0][1] == REFUSED and is_apart:
             # The slots behind the one that refuses are looked at, and count no refusal.
             assert replies[1][1] == REFUSED
             assert_as_before(of_limits(apart.live(now)), before, now)
             together.kept = {key: kept for place in apart.places.values() for key, kept in place.kept.items()}
             continue
-        assert in_order(replies[1], asked) == in_order(replies[0], asked)
+        assert in_order(replies[1], question.asks) == in_order(replies[0], question.asks)
         if kind == "check":
-            assert plans[0].taken == plans[1].taken
-            taken += [(asked, plans[0].taken)] if plans[0].taken else []
+            receipts = [question.receipt(reply) for reply in replies]
+            assert receipts[0].taken == receipts[1].taken
+            taken += receipts[:1] if receipts[0].taken else []
         assert apart.live(now) == live(now, together)
 
 
 def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
-    plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], with_events=False)
-    return driven(places.run, plan, "check", START)
+    question = Question([Ask(rule, subject, 1) for rule, subject in asked], with_events=False)
+    return driven(places.run, question, "check", START)
 
 
 def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any) -> None:
@@ -143,10 +143,10 @@ def test_a_refusal_stays_one_where_it_cannot_be_undone_or_looked_at(caplog: Any)
 
 def test_each_slot_is_adjusted_at_its_own_moment() -> None:
     places = Apart({"{ip:2": 7})
-    plan = plan_of([(WIDE, "ip:1", 3, ""), (WIDE, "ip:2", 3, "")], with_events=False)
-    plan.read(driven(places.run, plan, "check", START))
-    assert [found.moment for found in plan.taken.values()] == [START, START + 7]
-    driven(places.run, plan.settled(plan.taken), "adjust", START + 20)
+    question = Question([Ask(WIDE, "ip:1", 3), Ask(WIDE, "ip:2", 3)], with_events=False)
+    receipt = question.receipt(driven(places.run, question, "check", START))
+    assert [found.moment for found in receipt.taken.values()] == [START, START + 7]
+    driven(places.run, question.settled(receipt), "adjust", START + 20)
     assert not places.live(START + 30)
 
 
@@ -185,11 +185,11 @@ COUNTED = {"count_refused": True}
 )  # fmt: skip
 def test_a_refusal_in_another_slot_counts_where_refusals_count_as_in_one_place(options: Any, stays: int) -> None:
     rule = Rule.make("counted", "9/m; 20/h", **({"algorithm": "sliding_window"} | options))
-    asked = [(rule, "user:1", rule.cost if isinstance(rule.cost, int) else 1, ""), (SHUT, "user:2", 1, "")]
+    asks = [Ask(rule, "user:1", rule.cost if isinstance(rule.cost, int) else 1), Ask(SHUT, "user:2", 1)]
     together, apart = DictStates(), Apart()
     for run in (lambda operation, at: operation.run(together, at), apart.run):
-        assert driven(run, plan_of(asked, with_events=False), "check", START)[1] == REFUSED
-        looked = driven(run, plan_of(asked[:1], with_events=False), "peek", START)
+        assert driven(run, Question(asks, with_events=False), "check", START)[1] == REFUSED
+        looked = driven(run, Question(asks[:1], with_events=False), "peek", START)
         assert [looked[2 + n * PER_LIMIT + 1] for n in range(2)] == [9 - stays, 20 - stays]
     assert of_state(apart.live(START)) == of_state(live(START, together))
 
@@ -207,7 +207,7 @@ SEARCHED, OTHERS = "ip:1", ["ip:2", "ip:3"]
 class Flight:
     """A plan under way: the test decides when its next round trip happens, and whether it fails."""
 
-    plan: Plan
+    question: Question
     cost: int
     taken_at: int = 0
     """When the searched limit was last consumed, by the clock of its slot."""
@@ -218,7 +218,7 @@ class Flight:
         """Yield before each round trip; what is sent says whether it fails. `now`: its only member is the time."""
         guess = now[0]
         while not self.reply:
-            way = scatter(self.plan.operation(guess, "check"), home)
+            way = scatter(self.question.operation(guess, "check"), home)
             step: Callable[[], Any] = partial(next, way)
             try:
                 while True:
@@ -264,9 +264,9 @@ def fly(searched: Rule, phase: int, off: dict[str, int], steps: list[Any]) -> li
         if kind == "begin":
             others, is_first = more
             cost, value = (1, f"value-{number}") if searched.distinct else (number, "")
-            asked = [(searched, SEARCHED, cost, value)]
-            asked += [(rule, subject, number, "") for rule, subject in zip(others, OTHERS, strict=False)]
-            flights.append(Flight(plan_of(asked if is_first else asked[::-1], with_events=False), number))
+            asks = [Ask(searched, SEARCHED, cost, value)]
+            asks += [Ask(rule, subject, number) for rule, subject in zip(others, OTHERS, strict=False)]
+            flights.append(Flight(Question(asks if is_first else asks[::-1], with_events=False), number))
             under_way.append(flights[-1].trips(places, now))
             next(under_way[-1])
         elif under_way:

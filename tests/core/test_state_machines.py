@@ -1,7 +1,5 @@
 """Redis, memory, rows and the specification do the same: random operations at random times, and they never differ."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,14 +19,16 @@ from django_quota.engine import counter_operations as counters
 from django_quota.engine import lease_operations as leases
 from django_quota.engine import subject_operations as subjects
 from django_quota.engine import system_operations as site
+from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import Operation
-from django_quota.engine.plans import Place, Plan, PlanMode, Taken
+from django_quota.engine.receipts import Receipt
 from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
-from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES, Asked
+from tests.support.questions import Question, QuestionMode
+from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
@@ -44,7 +44,7 @@ class Plans(Machine):
     def begin(self, phase: int, its_rules: list[Rule]) -> None:
         self.now = self.latest = START + phase
         self.its_rules = its_rules
-        self.taken: list[tuple[list[Asked], Mapping[Place, Taken]]] = []
+        self.taken: list[Receipt] = []
 
     @rule(gap=GAPS | st.integers(-2 * SECOND, -1) | st.just(-3_600 * SECOND))
     def time_passes_or_steps_back(self, gap: int) -> None:
@@ -58,22 +58,26 @@ class Plans(Machine):
         is_estimate=st.booleans(),
     )
     def a_plan_is_decided(
-        self, mode: PlanMode, hits: list[Any], stale: int, with_events: bool, is_estimate: bool
+        self, mode: QuestionMode, hits: list[Any], stale: int, with_events: bool, is_estimate: bool
     ) -> None:
-        asked: dict[tuple[str, str], Asked] = {}  # one rule asks one subject once, in a plan
+        asks: dict[Place, Ask] = {}  # one rule asks one subject once, in a plan
         for number, subject, cost, value in hits:
             of = self.its_rules[number % len(self.its_rules)]
-            asked[of.name, subject] = (of, subject, *((min(cost, 1), value) if of.distinct else (cost, "")))
+            units, counted = (min(cost, 1), value) if of.distinct else (cost, "")
+            asks[Place(of.name, subject)] = Ask(of, subject, units, counted, is_estimate)
+        question = Question(list(asks.values()), with_events=with_events)
         guess = self.now - (0 if stale else 3 * DAY)
         before = self.places.dump()
-        plan, reply = self.everywhere(lambda: self.plan(asked.values(), with_events, is_estimate), mode, guess)
+        reply = self.everywhere(question, mode, guess)
         after = self.places.dump()
-        replied = dict(zip(plan.limits, answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))]), strict=True))
+        its_hits = question.hits_at(reply[0])
+        steps = [step for hit in its_hits for step in hit.limits]
+        replied = dict(zip(steps, answers(reply[: 2 + PER_LIMIT * len(steps)]), strict=True))
         for step, answer in replied.items():
             assert not answer.allowed or answer.retry_after == 0 or step.limit.algorithm.name == "leaky_bucket"
             assert answer.allowed or answer.retry_after > 0 or answer.retry_after == NEVER
-        refused = {hit.group for hit in plan.hits if not all(replied[step].allowed for step in hit.limits)}
-        for hit in plan.hits:
+        refused = {hit.group for hit in its_hits if not all(replied[step].allowed for step in hit.limits)}
+        for hit in its_hits:
             changes_nothing = mode == "check" and (reply[1] != ALLOWED or hit.group in refused)
             for step in hit.limits if changes_nothing else ():
                 # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
@@ -82,9 +86,8 @@ class Plans(Machine):
                     assert after.get(step.key) == before.get(step.key)
         if mode == "peek":
             assert after == before
-        plan.read(reply)
-        if mode == "check" and plan.taken:
-            self.taken.append((list(asked.values()), plan.taken))
+        if mode == "check" and (receipt := question.receipt(reply)).taken:
+            self.taken.append(receipt)
 
     @rule(
         which=st.integers(0, 5),
@@ -95,12 +98,12 @@ class Plans(Machine):
     def what_it_took_is_adjusted(self, which: int, actual: list[int], undone: bool, with_events: bool) -> None:
         if not self.taken:
             return
-        asked, taken = self.taken.pop(which % len(self.taken))
-        costs = [0 if undone else units for units in actual[: len(asked)]]
-        plan = self.plan(asked, with_events)
-        self.everywhere(lambda: plan.settled(taken, costs, undone=undone), "adjust")
+        receipt = self.taken.pop(which % len(self.taken))
+        costs = [0 if undone else units for units in actual[: len(receipt.asks)]]
+        question = Question(receipt.asks, with_events=with_events)
+        self.everywhere(question.settled(receipt, costs, undone=undone), "adjust")
         dumped = self.places.dump()
-        self.everywhere(lambda: plan.settled({}, costs), "adjust")
+        self.everywhere(question.settled(receipt._replace(taken={}), costs), "adjust")
         assert self.places.dump() == dumped  # adjusting twice changes nothing
 
     @rule(
@@ -109,7 +112,7 @@ class Plans(Machine):
         units=st.one_of(st.integers(-3, 40), st.sampled_from([10**12, 2**53 + 1, MAX_INT64, MAX_INT64 - 5, MIN_INT64])),
     )
     def a_counter_is_set(self, counter: Rule, subject: str, units: int) -> None:
-        (hit,) = self.plan([(counter, subject, 1, "")]).hits
+        (hit,) = Question([Ask(counter, subject, 1)]).hits
         self.places.run(counters.Set([hit.limits[0].key], units, hit.limits[0].parameters.a), self.now)
 
     @rule(number=st.integers(0, 99), subject=CLIENTS, span=st.integers(1, 90 * SECOND))
@@ -126,8 +129,8 @@ class Plans(Machine):
 
     @rule(number=st.integers(0, 99), subject=CLIENTS)
     def a_rule_is_reset(self, number: int, subject: str) -> None:
-        plan = self.plan([(self.its_rules[number % len(self.its_rules)], subject, 0, "")], with_events=True)
-        forgetting = plan.reset_operation(OverrideTable())
+        question = Question([Ask(self.its_rules[number % len(self.its_rules)], subject, 0)])
+        forgetting = subjects.reset_of(question.hits, OverrideTable(), question.scope.log)
         self.places.age(self.now)
         self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
         self.places.in_database(forgetting, self.now)
@@ -135,14 +138,8 @@ class Plans(Machine):
         self.places.compare()
         assert set(forgetting.keys[1:]) & self.places.dump().keys() <= {"quota:1:{!}:bans"}
 
-    def plan(self, asked: Any, with_events: bool = False, is_estimate: bool = False) -> Plan:
-        plan = Plan("quota", 100 if with_events else 0, asked=list(asked))
-        if is_estimate:
-            plan.estimate()
-        return plan
-
-    def everywhere(self, make: Callable[[], Plan], mode: PlanMode, guess: int | None = None) -> tuple[Plan, list[Any]]:
-        decided = self.places.decide(make, mode, self.now, guess)
+    def everywhere(self, question: Question, mode: QuestionMode, guess: int | None = None) -> list[Any]:
+        decided = self.places.decide(question, mode, self.now, guess)
         self.latest = max(self.latest, self.now)
         return decided
 
@@ -157,25 +154,24 @@ Act = tuple[int, str, int, int]
 
 def do_all(places: Places, its_rules: list[Rule], acts: list[Act], now: int, *, with_events: bool) -> None:
     """Do what one subject does under these rules."""
-    taken: list[Plan] = []
+    taken: list[Receipt] = []
 
-    def plan(cost: int) -> Plan:
-        asked = [(each, "user:1", *((1, VALUES[cost % 5]) if each.distinct else (cost, ""))) for each in its_rules]
-        return Plan("quota", 100 if with_events else 0, asked=asked)
+    def question(cost: int) -> Question:
+        asks = [Ask(each, "user:1", *((1, VALUES[cost % 5]) if each.distinct else (cost, ""))) for each in its_rules]
+        return Question(asks, with_events=with_events)
 
     def decide(mode: Any, cost: int) -> None:
-        decided, reply = places.decide(lambda: plan(cost), mode, now)
-        decided.read(reply)
-        taken.extend([decided] if decided.taken else [])
+        receipt = question(cost).receipt(places.decide(question(cost), mode, now))
+        taken.extend([receipt] if receipt.taken else [])
 
     for gap, what, cost, other in acts:
         now += gap
         if what != "adjust":
             decide(what, cost)
         elif taken:
-            settled = taken.pop(other % len(taken))
+            receipt = taken.pop(other % len(taken))
             costs = [cost - 1] * len(its_rules)
-            places.decide(partial(settled.settled, settled.taken, costs, undone=other == 0), "adjust", now)
+            places.decide(question(1).settled(receipt, costs, undone=other == 0), "adjust", now)
             decide("peek", 1)
 
 

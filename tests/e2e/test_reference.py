@@ -55,7 +55,7 @@ def test_every_public_name_is_described_once() -> None:
 
 def test_every_public_attribute_is_described() -> None:
     for described, end, left_out in (
-        (Decision, "### Outcome\n", {"lazy", "of"}), (Outcome, "## Reservations\n", {*dir(tuple)}),
+        (Decision, "### Outcome\n", {"of", "without_limit"}), (Outcome, "## Reservations\n", {*dir(tuple)}),
     ):  # fmt: skip
         public = {name for name in dir(described) if not name.startswith("_")} - left_out
         text = read("api").partition(f"### {described.__name__}\n")[2].partition(end)[0]
@@ -103,7 +103,7 @@ def test_every_header_and_variable_of_a_refusal_is_listed(memory_store: None, se
     assert response.status_code == 429
     assert sent == listed - {"Retry-After"}  # waiting does not help here
     variables = rows("responses", "| variable |")
-    context = page_context(request, Decision(allowed=False, rule="", subject="", degraded=True, enforced=True), 503)
+    context = page_context(request, Decision.without_limit(allowed=False, degraded=True, enforced=True), 503)
     assert set("`, `".join(variables).split("`, `")) == set(context)
     assert all(f"`{name}`" in variables["limits"][0] for name in LimitShown.__annotations__)
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, counter, slot
 from django_quota.core.errors import StoreBusy
+from django_quota.engine.asks import Ask
 from django_quota.engine.codec import PER_LIMIT
-from django_quota.engine.plans import Plan, PlanMode
+from django_quota.engine.receipts import Receipt
 from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store
@@ -32,13 +33,14 @@ from tests.support.commands import PATIENCE
 from tests.support.inputs import inputs
 from tests.support.outages import FAILURES, Mute, ask, fail, heard, new_breaker, with_clock
 from tests.support.processes import forks, in_child
+from tests.support.questions import Question, QuestionMode
 from tests.support.selection import thorough
 from tests.support.sentinels import behind
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import PATIENT, UnsweptMemory, caches, current_store, named, programs, redis_store
 
 STEPS = 40
-KINDS: list[PlanMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
+KINDS: list[QuestionMode] = ["check", "check", "check", "peek", "refund", "adjust", "adjust"]
 ALGORITHMS: list[Any] = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"]
 
 
@@ -48,10 +50,10 @@ def its_own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
         yield server
 
 
-def decided(store: Store, plan: Plan, mode: PlanMode, now: int) -> list[int]:
-    reply: list[int] = store.run(plan.operation(now, mode), now)
-    assert plan.read(reply) is not None
-    return reply[: 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan.hits)]
+def decided(store: Store, question: Question, mode: QuestionMode, now: int) -> tuple[list[int], Receipt]:
+    """Return what a store says of the limits, and what a check took."""
+    reply: list[int] = store.run(question.operation(now, mode), now)
+    return reply[: 2 + PER_LIMIT * sum(len(hit.limits) for hit in question.hits)], question.receipt(reply)
 
 
 @given(st.randoms(use_true_random=True))  # what Hypothesis would rather try is too seldom adjusted
@@ -66,7 +68,7 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
         for number in range(chance.randint(1, 3))
     ]  # fmt: skip
     store, model, now = current_store(), UnsweptMemory(), START
-    taken: list[Plan] = []
+    taken: list[Receipt] = []
     with redis.Redis.from_url(its_own.url) as client:
         client.flushall()
         try:
@@ -74,25 +76,24 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
                 now += chance.choice([0, SECOND // 2, SECOND, 5 * SECOND, 20 * SECOND])
                 mode, cost = chance.choice(KINDS), chance.choice([0, 1, 1, 2, 3])
                 asked = rules if mode in ("check", "peek") else [chance.choice(rules)]
-                plans = [Plan("quota", asked=[(rule, "ip:192.0.2.1", cost, "") for rule in asked]) for _ in range(2)]
+                question = Question([Ask(rule, "ip:192.0.2.1", cost) for rule in asked], with_events=False)
                 if mode == "adjust":
                     if not taken:
                         continue
                     settled = chance.choice(taken)
-                    actual = [chance.choice([0, 1, 5])] * len(settled.asked)
-                    plans = [settled.settled(settled.taken, actual) for _ in range(2)]
+                    question = question.settled(settled, [chance.choice([0, 1, 5])] * len(settled.asks))
                 is_full = chance.random() < 0.5
                 client.config_set("maxmemory", int(is_full))
                 try:
-                    said = decided(store, plans[0], mode, now)
+                    said, receipt = decided(store, question, mode, now)
                 except StoreUnavailable:
                     assert is_full
                     continue
-                assert said == decided(model, plans[1], mode, now)
+                assert (said, receipt) == decided(model, question, mode, now)
                 if mode == "adjust":
                     taken.remove(settled)
-                elif mode == "check" and plans[0].taken:
-                    taken.append(plans[0])
+                elif mode == "check" and receipt.taken:
+                    taken.append(receipt)
         finally:
             client.config_set("maxmemory", 0)
             model.close()

@@ -31,7 +31,7 @@ def with_room_for_metrics(rules: int, subjects: int, monkeypatch: pytest.MonkeyP
 
 
 def with_room_for_refusals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_PLANS", number)
+    monkeypatch.setattr(refusals, "MAX_REQUESTS", number)
 
 
 def with_room_for_uncounted(number: int, monkeypatch: pytest.MonkeyPatch) -> None:

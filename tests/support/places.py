@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
-from django_quota.engine.plans import Plan, PlanMode
 from django_quota.stores.database import sql
 from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.database.values import loads
 from tests.support.inputs import inputs
+from tests.support.questions import Question, QuestionMode, driven
 from tests.support.specifications import Drop, Put, Specified, specify
-from tests.support.steps import MINUTE, SECOND, START, driven
+from tests.support.steps import MINUTE, SECOND, START
 from tests.support.stores import UnsweptMemory, current_store, empty_database, memory_states
 
 OF_EACH_KEY = """
@@ -154,18 +154,10 @@ class Places:
         """Run an operation in each place, and return the reply."""
         return self.each(lambda run: run(operation, now), now)
 
-    def decide(
-        self, make: Callable[[], Plan], mode: PlanMode, now: int, guess: int | None = None
-    ) -> tuple[Plan, list[Any]]:
-        """Decide the same plan in each place; return it in the form that it came to, and the reply."""
-        made: list[Plan] = []
-
-        def decided(run: Run) -> list[Any]:
-            made.append(make())
-            return driven(run, made[-1], mode, now, guess)
-
-        reply = self.each(decided, now)
-        return made[0], reply
+    def decide(self, question: Question, mode: QuestionMode, now: int, guess: int | None = None) -> list[Any]:
+        """Ask the same in each place, and return the reply."""
+        reply: list[Any] = self.each(lambda run: driven(run, question, mode, now, guess), now)
+        return reply
 
     def put(self, key: str, value: Any, expiry: int, *command: Any) -> None:
         """Put a value under a key everywhere, in Redis by this command."""

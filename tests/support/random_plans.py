@@ -1,13 +1,15 @@
 """Random plans for property tests: rules of every kind, costs, values and gaps in time."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from django_quota import Rule, counter
 from django_quota.core.counter_rules import as_rule
+from django_quota.engine.asks import Ask
 from django_quota.engine.codec import PER_LIMIT
-from django_quota.engine.plans import Plan
+from tests.support.questions import Question
 from tests.support.steps import SECOND
 
 BAN = {"after": "3/m", "for": ["20s", "2m"]}
@@ -59,34 +61,25 @@ VALUES = ["a1", "b2", "c3", "d4", "e5"]
 
 SUBJECTS = ["ip:1.2.3.4", "user:1", "user:2"]
 
-Asked = tuple[Rule, str, int, str]
-
 
 def home(key: str) -> str:
     return key[key.index("{") : key.index("}")]
 
 
-def plan_of(asked: list[Asked], *, with_events: bool) -> Plan:
-    plan = Plan("quota", 100 if with_events else 0)
-    for rule, subject, cost, value in asked:
-        plan.add(rule, subject, cost, value)
-    return plan
-
-
-def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
+def in_order(reply: list[Any], asks: Sequence[Ask]) -> tuple[list[Any], list[Any]]:
     """Return what a reply says of the limits, and its notes, whose order says nothing."""
-    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, with_events=False).hits)
+    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in Question(asks).hits)
     return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
 
 
 ASKED = st.lists(
     st.builds(
         lambda rule, subject, cost, value: (
-            (rule, subject, min(cost, 1), value) if rule.distinct else (rule, subject, cost, "")
+            Ask(rule, subject, min(cost, 1), value) if rule.distinct else Ask(rule, subject, cost)
         ),
         st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES),
     ),
-    min_size=1, max_size=5, unique_by=lambda hit: (hit[0].name, hit[1]),
+    min_size=1, max_size=5, unique_by=lambda ask: ask.place,
 )  # fmt: skip
 
 STEPS = st.lists(

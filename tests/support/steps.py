@@ -1,21 +1,24 @@
 """Building blocks for tests of algorithms and stores: steps, and replies with names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_quota import Rule
-from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode, Reply
+from django_quota.engine.asks import Ask
+from django_quota.engine.codec import PER_LIMIT, Mode, Reply
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
-from django_quota.engine.operations import DictStates, Operation
-from django_quota.engine.plans import Plan, PlanMode
+from django_quota.engine.operations import DictStates
+from django_quota.engine.receipts import Receipt
 from django_quota.stores.base import Store
+from tests.support import questions
+from tests.support.questions import Question, QuestionMode, driven
 
 SECOND = 1_000_000  # in microseconds, the unit of all times
 
 MINUTE = 60 * SECOND
 
-START = 1_763_700_000 * SECOND  # a moment to begin at: 2025-11-21 04:40 UTC
+START = questions.START
 
 ALGORITHMS = ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
 
@@ -41,25 +44,12 @@ SUBJECT = "ip:203.0.113.9"
 
 
 def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
-    plan = Plan("quota")
-    for rule in rules:
-        plan.add(rule, subject, cost, value)
-    return list(plan.operation(now, "check").hits)
+    return list(Question([Ask(rule, subject, cost, value) for rule in rules]).hits_at(now))
 
 
 def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
     """Decide hits on a store; return its reply."""
     return store.run(Decide(hits, mode), now)  # type: ignore[no-any-return]
-
-
-def driven(
-    run: Callable[[Operation, int], Any], plan: Plan, mode: PlanMode, now: int, guess: int | None = None
-) -> list[Any]:
-    """Ask a store until the plan has the edges that fit the time, as the limiter does; return its last reply."""
-    reply = run(plan.operation(now if guess is None else guess, mode), now)
-    while reply[1] == RETRY_WITH:
-        reply = run(plan.operation(reply[0], mode), now)
-    return reply  # type: ignore[no-any-return]
 
 
 def answers(reply: Sequence[Any]) -> list[Answer]:
@@ -76,31 +66,28 @@ class Spec:
         self.states = DictStates()
         self.now = START
 
-    def plan(self, cost: int = 1, value: str = "a") -> Plan:
+    def question(self, cost: int = 1, value: str = "a", *, is_estimate: bool = False) -> Question:
         asked = (min(cost, 1), value) if self.rule.distinct else (cost, "")
-        return Plan("quota", 100, asked=[(self.rule, SUBJECT, *asked)])
+        return Question([Ask(self.rule, SUBJECT, *asked, is_estimate)])
 
-    def decide(self, plan: Plan, mode: PlanMode, later: int = 0) -> list[Any]:
-        return driven(lambda operation, now: operation.run(self.states, now), plan, mode, self.now + later)
+    def decide(self, question: Question, mode: QuestionMode, later: int = 0) -> list[Any]:
+        return driven(lambda operation, now: operation.run(self.states, now), question, mode, self.now + later)
 
-    def run(self, mode: PlanMode = "check", cost: int = 1) -> Answer:
-        return answers(self.decide(self.plan(cost), mode)[: 2 + PER_LIMIT])[0]
+    def run(self, mode: QuestionMode = "check", cost: int = 1) -> Answer:
+        return answers(self.decide(self.question(cost), mode)[: 2 + PER_LIMIT])[0]
 
-    def check(self, cost: int = 1, *, is_estimate: bool = False) -> Plan:
-        """Take a hit; return its plan, whose `taken` can be adjusted."""
-        plan = self.plan(cost)
-        if is_estimate:
-            plan.estimate()
-        plan.read(self.decide(plan, "check"))
-        return plan
+    def check(self, cost: int = 1, *, is_estimate: bool = False) -> Receipt:
+        """Take a hit; return what it took, which can be adjusted."""
+        question = self.question(cost, is_estimate=is_estimate)
+        return question.receipt(self.decide(question, "check"))
 
-    def adjust(self, plan: Plan, actual: int = 0, *, undone: bool = False) -> Reply:
-        settled = plan.settled(plan.taken, [actual], undone=undone)
+    def adjust(self, receipt: Receipt, actual: int = 0, *, undone: bool = False) -> Reply:
+        settled = self.question().settled(receipt, [actual], undone=undone)
         return Reply.decode(self.decide(settled, "adjust"), settled.hits)
 
     @property
     def used(self) -> int:
         """The units that count, which may be more than the limit."""
-        plan = self.plan(0)
-        (peeked,) = Reply.decode(self.decide(plan, "peek"), plan.hits).hits[0]
-        return next(iter(plan.limits)).parameters.capacity - peeked.remaining
+        question = self.question(0)
+        (peeked,) = Reply.decode(self.decide(question, "peek"), question.hits).hits[0]
+        return question.hits[0].limits[0].parameters.capacity - peeked.remaining

@@ -30,7 +30,7 @@ from django_quota.management.console import QuotaCommand
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import find_users
 from django_quota.requests.addresses import is_address
-from django_quota.requests.request_hits import asked_flow, new_plan
+from django_quota.requests.request_hits import asked_flow
 from django_quota.requests.site_rules import site_rules
 from django_quota.web.view_lookup import rules_of_endpoint
 
@@ -134,8 +134,8 @@ def _applied(request: HttpRequest) -> Iterator[dict[str, Any]]:
         else:
             if not asked:
                 continue
-            row["subject"] = asked[0][1]
-            decision = get_limiter().decide(new_plan(asked), "peek")
+            row["subject"] = asked[0].subject
+            decision = get_limiter().decide(asked, "peek")
             if decision.degraded:
                 raise StoreUnavailable("it did not say what is left of the limits")
             row["limits"] = list(map(_limit, decision.outcomes))

@@ -53,11 +53,14 @@ IDLE = 1.0
 LATE = 0.1
 """If a time-out is this many seconds late, this process was too busy to see what has arrived."""
 
-Command = Sequence[str | int]
+Command = bytes | Sequence[str | int]
+"""A command in words, or as it goes over the wire."""
 
 
 def pack(command: Command) -> bytes:
     """Return a command encoded for Redis: an array of bulk strings. Both of redis-py's own ways take twice as long."""
+    if isinstance(command, bytes):
+        return command
     if pack_command is not None:
         return pack_command(tuple(command))
     words = [str(word).encode() for word in command]

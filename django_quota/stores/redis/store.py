@@ -108,7 +108,7 @@ class RedisStore:
             pipeline: Any = lent  # redis-py leaves it untyped
             pipeline.execute_command("SCRIPT LOAD", operations[0].script.text)
             for operation in operations:
-                pipeline.execute_command(*operation.command(now))
+                pipeline.execute_command("EVALSHA", operation.script.sha, *operation.words(now))
             loaded, *replies = pipeline.execute(raise_on_error=False)
             if isinstance(loaded, RedisError):
                 raise loaded

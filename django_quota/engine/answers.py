@@ -1,0 +1,101 @@
+"""From a reply to a Decision: what was resolved here and what the store said, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.engine.asks import Ask, Place, counts_day
+from django_quota.engine.codec import (
+    RETRY_WITH,
+    EventKind,
+    Reply,
+    allows_all,
+    emitted,
+    outcomes_of,
+    outcomes_without_flags,
+)
+from django_quota.engine.hits import Hit
+from django_quota.engine.receipts import Receipt, Taken
+from django_quota.engine.resolving import Resolved
+
+
+class Answer(NamedTuple):
+    """What was resolved, what the store replied, and what follows."""
+
+    resolved: Resolved
+    decision: Decision
+    numbers: Sequence[Any] | None = None
+    """The reply of the store, if all hits are allowed and it has no flag. Nobody has read more of it yet."""
+    reply: Reply | None = None
+    """Any other reply."""
+
+    @property
+    def decided_at(self) -> int | None:
+        """When the store decided, in microseconds; None without its answer."""
+        if self.numbers is not None:
+            return int(self.numbers[0])
+        return None if self.reply is None else self.reply.now
+
+    def events(self) -> Iterator[tuple[EventKind, Hit, int]]:
+        """Yield the events that the reply reports; see `codec.emitted`."""
+        return iter(()) if self.reply is None else emitted(self.reply, self.resolved.hits)
+
+    def took_anything(self) -> bool:
+        """Say whether the store has counted any hit."""
+        return any(True for _ in self._consumed())
+
+    def _consumed(self) -> Iterator[tuple[int, int]]:
+        hits = self.resolved.hits
+        if self.reply is not None:
+            return self.reply.consumed(hits)
+        if self.numbers is None:
+            return iter(())
+        return ((index, self.numbers[0]) for index, hit in enumerate(hits) if hit.cost)
+
+    def counted_by_day(self) -> list[tuple[Ask, Outcome | None]]:
+        """Return what no limit has counted but the day does: hits of exempt subjects, and of rules without a limit.
+
+        Each with the first outcome of an exempt subject. Nothing if the request is refused.
+        """
+        if self.decision.enforced:
+            return []
+        found: list[tuple[Ask, Outcome | None]] = [(ask, None) for ask in self.resolved.counted_by_day()]
+        for ask, outcome in self.resolved.decided_by_overrides():
+            if outcome.allowed and outcome.cost and counts_day(ask.rule, ask.subject):
+                found.append((ask, outcome))
+        return found
+
+    def receipt(self, *, is_counted: bool = True) -> Receipt:
+        """Return what a check took. `is_counted`: whether the days of what no limit counts have been counted, too."""
+        taken: dict[Place, Taken] = {}
+        if is_counted and (self.resolved.here or len(self.resolved.hits) != len(self.resolved.sent)):
+            taken = {ask.place: Taken(self.resolved.now, {}) for ask, _ in self.counted_by_day()}
+        for index, moment in self._consumed():
+            hit = self.resolved.hits[index]
+            taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})
+        asks = [ask._replace(is_estimate=False) for ask in self.resolved.given]
+        return Receipt(asks, taken, self.decided_at)
+
+
+def answered(resolved: Resolved, numbers: Sequence[Any], *, degraded: bool = False) -> Answer | None:
+    """Return the answer in a store's reply; None if another day or period has begun.
+
+    Raises `StoreDataError` for what is no such reply.
+    """
+    hits = resolved.hits
+    if not resolved.here and not resolved.has_groups and not degraded and allows_all(numbers, hits):
+        return Answer(resolved, Decision(True, _given=partial(outcomes_without_flags, numbers, hits)), numbers)
+    reply = Reply.decode(numbers, hits)
+    if reply.verdict == RETRY_WITH:
+        return None
+    outcomes = outcomes_of(reply, hits)
+    if resolved.here:
+        of_store = groupby(outcomes, key=lambda outcome: Place(outcome.rule, outcome.subject))
+        by_place = {place: tuple(of_place) for place, of_place in of_store} | dict(resolved.here)
+        places = dict.fromkeys(ask.place for ask in resolved.given)
+        outcomes = tuple(outcome for place in places for outcome in by_place.get(place, ()))
+    return Answer(resolved, Decision.of(outcomes, degraded=degraded), reply=reply)

@@ -1,0 +1,38 @@
+"""What a request or a call asks for: who is limited by which rule, and for how much."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django_quota.core.rules import Rule
+
+
+class Place(NamedTuple):
+    """Where a hit counts: asks of one place are one hit."""
+
+    rule: str
+    """The name of the rule."""
+    subject: str
+
+
+class Ask(NamedTuple):
+    """One rule for one subject."""
+
+    rule: Rule
+    subject: str
+    cost: int
+    """Units, from 0 up; 0 looks whether there is room, and takes nothing."""
+    value: str = ""
+    """The digest of what a rule with `distinct=` counts."""
+    is_estimate: bool = False
+    """Whether the cost is an estimate, which is settled later. Until then it emits no "near" event."""
+
+    @property
+    def place(self) -> Place:
+        """Where the hit counts."""
+        return Place(self.rule.name, self.subject)
+
+
+def counts_day(rule: Rule, subject: str) -> bool:
+    """Say whether the hits of a subject are counted by day: those of users, unless the rule says otherwise."""
+    return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily

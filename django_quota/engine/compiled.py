@@ -1,0 +1,154 @@
+"""Compiled rules: all of a decision that does not depend on the subject or the time, made once for each rule.
+
+A hit then joins what it needs from ready bytes: the ends of its keys, and the arguments around its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
+from django_quota.core.algorithms.stock import Total
+from django_quota.core.errors import StoreDataError
+from django_quota.core.keys import field as field_of
+from django_quota.core.keys import state_part
+from django_quota.core.rules import Rule, name_conflict
+from django_quota.engine.operations import States
+from django_quota.engine.words import key_parts, packed
+
+
+class CompiledLimit(NamedTuple):
+    """One limit of a rule."""
+
+    key: str
+    """The key of its state; in a compiled rule, what comes after the beginning that all keys of a subject share."""
+    limit: Limit
+    parameters: Parameters
+
+    @classmethod
+    def of(cls, key: str, limit: Limit, now: int) -> CompiledLimit:
+        """Compile a limit; `now` (microseconds) is used by calendar limits only."""
+        return cls(key, limit, limit.parameters(now))
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """The algorithm of the limit."""
+        return self.limit.algorithm
+
+    def state(self, states: States, now: int) -> Any:
+        """Return its state. A counter keeps its plain total: the state is the total with its expiry.
+
+        Raises `StoreDataError` if the key of a counter holds something else.
+        """
+        if self.algorithm is not STOCK:
+            return states.get(self.key)
+        units = states.get(self.key, now)
+        if units is not None and not isinstance(units, int):
+            raise StoreDataError(f"{self.key} is not a counter")
+        return None if units is None else Total(units, states.expiry(self.key))
+
+    def put(self, states: States, before: Any, after: Any) -> None:
+        """Replace its state; None drops it."""
+        if after is None:
+            states.drop(self.key)
+        elif after is not before:
+            value = after.units if self.algorithm is STOCK else after
+            states.put(self.key, value, self.algorithm.expiry(after))
+
+
+class CompiledRule:
+    """A rule, or several rules of one name that differ only in their limits. It does not change.
+
+    `subject`: only for a counter of a group, whose keys do not begin with those of the subject.
+    """
+
+    def __init__(self, rules: Sequence[Rule], subject: str | None = None) -> None:
+        self.rules = rules
+        self.rule = rule = rules[0]
+        self.name = rule.name
+        self.field = field_of(rule.name)
+        """The rule's name, escaped for fields of hashes."""
+        end = "" if subject is None else f":{field_of(subject)}"
+        limits = {state_part(limit) + end: limit for each in rules for limit in each.limits}
+        self.limits = tuple([CompiledLimit.of(key, limit, 0) for key, limit in limits.items()])
+        self.is_timeless = all(limit.timeless_parameters is not None for limit in limits.values())
+        """Whether its limits are the same at any time: none is a calendar's."""
+        self.decides_alone = rule.shadow or not rule.block
+        """Whether its refusal refuses no other rule of the request."""
+        self.refusals = f"b:{self.field}" if rule.ban is not None and not rule.shadow else ""
+        """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
+        self.counted = f"{self.field}:a"
+        """The field in which the metrics count what the rule allows."""
+        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else [])]
+        self.number_of_keys = len(self._key_ends)
+        """How many keys a hit has, without that of its day."""
+        self._key_parts: dict[int, list[bytes]] = {}
+        self._packed_arguments: dict[tuple[int, bool], tuple[int, bytes]] = {}
+
+    def key_parts(self, length: int) -> list[bytes]:
+        """Return what is around the beginning of its keys, which is `length` bytes long; see `words.key_parts`."""
+        parts = self._key_parts.get(length)
+        if parts is None:
+            parts = self._key_parts[length] = key_parts(length, self._key_ends)
+        return parts
+
+    def packed_arguments(self, cost: int, *, is_estimate: bool) -> tuple[int, bytes]:
+        """Return how many arguments a hit has up to its options, and these as words of a command.
+
+        All limits must be timeless.
+        """
+        found = self._packed_arguments.get((cost, is_estimate))
+        if found is None:
+            arguments = self.arguments(self.limits, cost, is_estimate=is_estimate)
+            found = len(arguments), packed(arguments)
+            if len(self._packed_arguments) < MAX_COSTS:
+                self._packed_arguments[cost, is_estimate] = found
+        return found
+
+    def arguments(self, limits: Sequence[CompiledLimit], cost: int, *, is_estimate: bool) -> list[str | int]:
+        """Return the arguments of a hit up to its options; see `lua/decide.lua`. `limits`: with their present edges."""
+        warn_share = "0" if is_estimate else self.rule.lowest_warn_share
+        arguments: list[str | int] = [self.field, cost, warn_share, len(limits)]
+        for limit in limits:
+            arguments += limit.limit.encoded or limit.algorithm.encode(limit.parameters)
+        for number, limit in enumerate(limits, 1):
+            if limit.limit.options.count_refused:  # rules of one name may differ in this
+                arguments += ("counted", str(number))
+        return [*arguments, *self.rule.encoded]
+
+
+MAX_COSTS = 256
+"""For how many costs a compiled rule keeps its arguments."""
+
+MAX_RULES = 4_096
+"""How many compiled rules a process keeps. Above that it forgets all, and compiles again what it meets."""
+
+_compiled: dict[int | tuple[int, ...], CompiledRule] = {}
+"""By the `id` of the rule, or of several rules. A compiled rule keeps its rules alive."""
+
+
+def compiled(rule: Rule) -> CompiledRule:
+    """Return the compiled form of a rule, made when first needed."""
+    found = _compiled.get(id(rule))
+    return _keep(id(rule), CompiledRule((rule,))) if found is None else found
+
+
+def compiled_together(rules: Sequence[Rule]) -> CompiledRule:
+    """Return the compiled form of several rules of one name. Raises `RuleError` if they differ in more than limits."""
+    key = tuple([id(rule) for rule in rules])
+    found = _compiled.get(key)
+    if found is not None:
+        return found
+    for one, other in combinations(rules, 2):
+        if not one.is_compatible_with(other):
+            raise name_conflict(other, one)
+    return _keep(key, CompiledRule(rules))
+
+
+def _keep(key: int | tuple[int, ...], made: CompiledRule) -> CompiledRule:
+    if len(_compiled) >= MAX_RULES:
+        _compiled.clear()
+    _compiled[key] = made
+    return made

@@ -1,0 +1,112 @@
+"""Receipts: what a hit took, when and where. All that settling, undoing and refunding a hit later needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from django_quota.core.overrides import OverrideTable
+from django_quota.core.rules import Rule
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.codec import Adjust, Adjustment
+from django_quota.engine.compiled import CompiledLimit
+from django_quota.engine.hits import Hit
+from django_quota.engine.resolving import Resolved, Scope, resolve
+
+
+class Taken(NamedTuple):
+    """What a hit took."""
+
+    moment: int
+    """When the store decided it, in microseconds."""
+    limits: Mapping[str, tuple[str, ...]]
+    """The limits that counted the hit, by the keys of their states: each as it was then, `Limit.encoded`.
+
+    Empty if only the day counted it: an override exempted the subject, or the rule had no limit.
+    """
+
+
+class Receipt(NamedTuple):
+    """What was asked, and what was taken for it."""
+
+    asks: Sequence[Ask]
+    """None of their costs is an estimate any longer."""
+    taken: Mapping[Place, Taken]
+    """By place; without those that took nothing."""
+    decided_at: int | None = None
+    """When the store decided, in microseconds; None without its answer."""
+
+    @property
+    def costs(self) -> list[int]:
+        """What each ask was to take, in units."""
+        return [ask.cost for ask in self.asks]
+
+
+class Settlement(NamedTuple):
+    """What was really used in place of what a receipt took."""
+
+    receipt: Receipt
+    actual: Mapping[Place, int]
+    """In units, by place."""
+    is_undone: bool = False
+    """Whether the request was refused after all. A limit that counts refused hits keeps the hit then."""
+
+    @classmethod
+    def of(cls, receipt: Receipt, actual: Sequence[int]) -> Settlement:
+        """Return the settlement by what was really used, for each ask in turn."""
+        return cls(receipt, {ask.place: units for ask, units in zip(receipt.asks, actual, strict=True)})
+
+    @classmethod
+    def undone(cls, receipt: Receipt, *, is_refused: bool) -> Settlement:
+        """Return the settlement that gives all back. `is_refused`: because the request was refused after all."""
+        return cls(receipt, {ask.place: 0 for ask in receipt.asks}, is_refused)
+
+    def resolve(
+        self, scope: Scope, table: OverrideTable, now: int, *, skew: int = 0, counters_only: bool = False
+    ) -> Resolved:
+        """Return what is settled, under the limits that hold now; see `resolving.resolve`."""
+        taken = frozenset(place for place, hit in self.receipt.taken.items() if hit.limits)
+        asks = self.receipt.asks
+        resolved = resolve(asks, scope, table, now, taken=taken, skew=skew, counters_only=counters_only)
+        return resolved._replace(hits=self.at(resolved.hits, now + skew, scope))
+
+    def at(self, hits: Sequence[Hit], moment: int, scope: Scope) -> tuple[Hit, ...]:
+        """Return the hits with the periods of a moment, and each with the day on which it was counted."""
+        moved = []
+        for hit in hits:
+            taken, today = self.receipt.taken.get(hit.place), hit.at(moment, scope.zone())
+            moved.append(today if taken is None else today._replace(day=hit.at(taken.moment, scope.zone()).day))
+        return tuple(moved)
+
+    def mode(self, hits: Sequence[Hit]) -> Adjust:
+        """Return what a store does with the hits."""
+        return Adjust([self._adjustment(hit) for hit in hits])
+
+    def _adjustment(self, hit: Hit) -> Adjustment | None:
+        """Return how to settle a hit; None if no limit took anything."""
+        taken = self.receipt.taken.get(hit.place)
+        if taken is None or not taken.limits:
+            return None
+        keeps = self.is_undone and hit.group == 0
+        places = [
+            _counts_in(limit, taken.limits.get(limit.key)) and not (keeps and limit.limit.options.count_refused)
+            for limit in hit.limits
+        ]
+        return Adjustment(taken.moment, self.actual[hit.place], places)
+
+    def uncounted(self) -> list[tuple[Rule, str, int, int, bool]]:
+        """Return what only the day counted: each with its rule, its subject, and when it was counted (microseconds).
+
+        After these, how many more units it really used, and whether it used none at all.
+        """
+        found = []
+        for ask in self.receipt.asks:
+            taken, actual = self.receipt.taken.get(ask.place), self.actual[ask.place]
+            if taken is not None and not taken.limits:
+                found.append((ask.rule, ask.subject, taken.moment, actual - ask.cost, actual == 0))
+        return found
+
+
+def _counts_in(limit: CompiledLimit, then: tuple[str, ...] | None) -> bool:
+    """Say whether a limit still holds the hit that `then` counted: its override may have another rate by now."""
+    return then is not None and (limit.algorithm.counts_units or limit.limit.encoded == then)

@@ -1,0 +1,258 @@
+"""From what is asked to hits: the overrides of the moment decide some asks, and change the rules of others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from django_quota.core.clock import SECOND
+from django_quota.core.counter_rules import CounterRule
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.errors import RuleError
+from django_quota.core.keys import VERSION, escape, group_base, system_key
+from django_quota.core.overrides import Override, OverrideTable
+from django_quota.core.rules import Rule, name_conflict
+from django_quota.engine.asks import Ask, Place, counts_day
+from django_quota.engine.compiled import CompiledRule, compiled, compiled_together
+from django_quota.engine.events import NO_LOG, EventLog
+from django_quota.engine.hits import DayKey, Hit
+
+logger = logging.getLogger("django_quota")
+
+AskMode = Literal["check", "force", "peek", "refund"]
+"""What is asked of a store; see `codec.Mode`."""
+
+
+class Scope(NamedTuple):
+    """Where a site counts."""
+
+    prefix: str
+    """What its keys begin with."""
+    zone: Callable[[], str] = lambda: "UTC"
+    """Returns the time zone in which days are counted."""
+    log: EventLog = NO_LOG
+
+
+class Resolved(NamedTuple):
+    """What is asked, under the overrides of a moment."""
+
+    given: Sequence[Ask]
+    """What was asked, before overrides changed that."""
+    sent: Sequence[Ask]
+    """What the store is asked about, under the overrides: the hits, and asks of rules without a limit."""
+    hits: Sequence[Hit]
+    now: int
+    """The moment of the overrides, in microseconds."""
+    here: Mapping[Place, tuple[Outcome, ...]] = {}
+    """The outcomes of rules whose subject an override exempts or blocks."""
+    unsent: frozenset[Place] = frozenset()
+    """Those of which the store is not asked."""
+    has_groups: bool = False
+    """Whether a rule decides for itself: a shadow, or one that does not block."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an override blocks the request."""
+        return any(not outcome.allowed and outcome.enforced for of_place in self.here.values() for outcome in of_place)
+
+    @property
+    def subjects(self) -> list[str]:
+        """The subject of each ask."""
+        return [ask.subject for ask in self.given]
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The rule of each ask."""
+        return [ask.rule for ask in self.given]
+
+    def counted_by_day(self) -> list[Ask]:
+        """Return the asks that only the day counts: their rules have no limit, as those of a tier that is unlimited."""
+        found: dict[Place, Ask] = {}
+        limited = {hit.place for hit in self.hits}
+        for ask in self.sent:
+            if ask.cost and not ask.rule.limits and ask.place not in limited and counts_day(ask.rule, ask.subject):
+                found.setdefault(ask.place, ask)
+        return list(found.values())
+
+    def decided_by_overrides(self) -> list[tuple[Ask, Outcome]]:
+        """Return the asks about which no store is asked because of an override, each with its first outcome."""
+        asks = {ask.place: ask for ask in self.given}
+        return [(asks[place], of[0]) for place, of in self.here.items() if of and place in self.unsent]
+
+    def decided_here(self) -> Decision:
+        """Return the decision by only the overrides."""
+        outcomes = tuple(outcome for of_place in self.here.values() for outcome in of_place)
+        return Decision.of(outcomes) if outcomes else self.unlimited()
+
+    def unlimited(self, *, degraded: bool = False) -> Decision:
+        """Return the decision if nothing limits the request, or if no store can be asked."""
+        if not self.given:
+            return Decision.without_limit(degraded=degraded)
+        first = self.given[0]
+        return Decision.without_limit(first.rule.name, first.subject, degraded=degraded)
+
+    def without_store(self, refusing: Sequence[Rule]) -> Decision:
+        """Return the refusal by one of these rules, preferably one that blocks; allow the request if none limits it."""
+        found = [
+            Decision.without_limit(*ask.place, allowed=False, enforced=ask.rule.block, degraded=True)
+            for ask in self.sent
+            if ask.rule in refusing and ask.rule.limits and not ask.rule.shadow
+        ]
+        return max(found, key=lambda refusal: refusal.enforced, default=self.unlimited(degraded=True))
+
+
+def resolve(
+    asks: Sequence[Ask],
+    scope: Scope,
+    table: OverrideTable,
+    now: int,
+    *,
+    mode: AskMode = "check",
+    taken: frozenset[Place] = frozenset(),
+    skew: int = 0,
+    counters_only: bool = False,
+) -> Resolved:
+    """Return what is asked under the overrides at `now` (microseconds). Counters have no overrides.
+
+    `taken`: whose hits are to be settled: whatever override holds now. A blocked subject can still get back what it has
+    used, and a forced hit counts for it, too. `skew`: how far the clock of the store is ahead, in microseconds.
+    `counters_only`: because limits are off. Raises `RuleError` if rules of one name differ in more than their rates.
+    """
+    if counters_only:
+        unsent = frozenset(ask.place for ask in asks if not ask.rule.is_counter)
+        counters = [ask for ask in asks if ask.rule.is_counter]
+        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=unsent)
+    found = _overrides_of(asks, table, now) if table else None
+    if not found:
+        hits = hits_of(asks, scope, now + skew)
+        return Resolved(asks, asks, hits, now, has_groups=_has_groups(hits))
+    here: dict[Place, tuple[Outcome, ...]] = {}
+    under = []
+    for ask in asks:
+        override = found.get(ask.place)
+        if override is None:
+            under.append(ask)
+            continue
+        under.append(ask._replace(rule=rule_under(ask.rule, override)))
+        if override.mode in ("exempt", "blocked"):
+            known = here.get(ask.place, ())
+            here[ask.place] = (*known, *[each for each in _outcomes_under(override, ask, now) if each not in known])
+    if mode in ("refund", "force"):
+        taken = frozenset(place for place, override in found.items() if override.mode == "blocked")
+    unsent = frozenset(here.keys() - taken)
+    sent = [ask for ask in under if ask.place not in unsent]
+    overridden = frozenset(place for place, override in found.items() if override.mode == "rate")
+    hits = hits_of(sent, scope, now + skew, overridden)
+    return Resolved(asks, sent, hits, now, here, unsent, _has_groups(hits))
+
+
+def _has_groups(hits: Sequence[Hit]) -> bool:
+    return any([hit.group for hit in hits])  # noqa: C419 — a generator costs more for the few hits of a request
+
+
+def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[Place, Override]:
+    found = {}
+    for ask in asks:
+        override = None if ask.rule.is_counter else table.find(ask.subject, ask.rule.name, now)
+        if override is not None:
+            found[ask.place] = override
+    return found
+
+
+def hits_of(
+    asks: Sequence[Ask], scope: Scope, moment: int, overridden: frozenset[Place] = frozenset()
+) -> tuple[Hit, ...]:
+    """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none."""
+    if len(asks) > 1:
+        by_place: dict[tuple[str, str], list[Ask]] = {}
+        for ask in asks:
+            if ask.rule.limits:
+                by_place.setdefault((ask.rule.name, ask.subject), []).append(ask)
+        grouped: Iterable[list[Ask]] = by_place.values()
+    else:
+        grouped = [[ask] for ask in asks if ask.rule.limits]
+    groups, hits = 0, []
+    for of_place in grouped:
+        rule, subject, cost, value, is_estimate = of_place[0]
+        of_rule = compiled(rule) if len(of_place) == 1 else _of_several(of_place)
+        base = f"{scope.prefix}:{VERSION}:{{{escape(subject)}}}:"
+        if rule.is_counter or rule.distinct is not None:
+            if rule.distinct is not None and cost > 1:
+                raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
+            if isinstance(rule, CounterRule) and rule.group is not None:
+                of_rule, base = CompiledRule((rule,), subject), group_base(scope.prefix, rule.group) + "}:"
+        group = 0
+        if of_rule.decides_alone:
+            groups += 1
+            group = groups
+        has_day = counts_day(rule, subject)
+        hit = Hit(
+            of_rule,
+            base,
+            subject,
+            cost,
+            value,
+            group,
+            is_estimate,
+            bool(overridden) and of_place[0].place in overridden,
+        )
+        if has_day or not of_rule.is_timeless:
+            hit = hit._replace(moment=moment, day=_NO_DAY if has_day else None).at(moment, scope.zone())
+        hits.append(hit)
+    return tuple(hits)
+
+
+_NO_DAY = DayKey("", 0, 0)
+"""A day that is not known yet."""
+
+
+def _of_several(asks: Sequence[Ask]) -> CompiledRule:
+    """Return the compiled form of several rules of one name."""
+    first = asks[0]
+    for other in asks:
+        if other._replace(rule=first.rule) != first:
+            raise name_conflict(other.rule, first.rule)
+    return compiled_together([ask.rule for ask in asks])
+
+
+def rule_under(rule: Rule, override: Override) -> Rule:
+    """Return a rule with the rates of an override, or as a shadow; unchanged if the rates do not fit it."""
+    if override.mode == "shadow":
+        return rule.but(shadow=True)
+    if override.mode != "rate":
+        return rule
+    try:
+        return rule.under(override.rates)
+    except RuleError as error:
+        _log_unfit_override(rule.name, override.rates, str(error))
+        return rule
+
+
+@lru_cache(maxsize=256)
+def _log_unfit_override(rule: str, rates: str, why: str) -> None:
+    """Log once that an override does not fit."""
+    logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
+
+
+def _outcomes_under(override: Override, ask: Ask, now: int) -> tuple[Outcome, ...]:
+    """Return an outcome for each limit of a rule whose subject an override exempts or blocks."""
+    rule, subject, cost = ask.rule, ask.subject, ask.cost
+    enforced = rule.block and not rule.shadow
+    if override.mode == "exempt":
+        return tuple(
+            Outcome(limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt")
+            for limit in rule.limits
+        )
+    wait = (override.ends - now) / SECOND if override.ends else None
+    return tuple(
+        Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
+        for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
+    )
+
+
+@lru_cache(maxsize=16)
+def event_log_of(prefix: str, events: int) -> EventLog:
+    """Return the event log under a prefix that keeps this many events; 0: no events."""
+    return EventLog([system_key(prefix, name) for name in ("events", "bans")], events) if events else NO_LOG

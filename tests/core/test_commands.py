@@ -1,0 +1,53 @@
+"""The commands of decisions, which are joined from bytes of compiled rules."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import Rule
+from django_quota.engine import compiled as compiling
+from django_quota.engine.asks import Ask
+from django_quota.engine.compiled import compiled
+from django_quota.engine.words import packed
+from tests.support.inputs import inputs
+from tests.support.questions import START, Question
+from tests.support.random_plans import COSTS, RULES, VALUES
+
+SUBJECTS = ["ip:1.2.3.4", "user:1", "org:%7", "ip:2001:db8::+user:é", "user:" + "x" * 300, "100%s"]
+
+
+@inputs(400)
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES), st.booleans()),
+        max_size=4,
+        unique_by=lambda each: (each[0].name, each[1]),
+    ),
+    mode=st.sampled_from(["check", "force", "peek", "refund"]),
+    now=st.none() | st.integers(START, START + 10**12),
+    with_events=st.booleans(),
+)
+def test_a_command_from_bytes_has_the_words_that_the_script_reads(
+    asked: list[Any], mode: Any, now: int | None, with_events: bool
+) -> None:
+    asks = [Ask(rule, subject, min(cost, 1) if rule.distinct else cost, *more) for rule, subject, cost, *more in asked]
+    operation = Question(asks, with_events=with_events).operation(START if now is None else now, mode)
+    words = operation.words(now)
+    assert operation.packed(now) == (len(words), packed(words))
+
+
+def test_the_costs_and_rules_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_COSTS", 3)
+    monkeypatch.setattr(compiling, "MAX_RULES", 3)
+    compiling._compiled.clear()
+    rules = [Rule.make(f"r{number}", "5/m") for number in range(9)]
+    for cost in range(9):
+        of_rule = compiled(rules[cost])
+        assert of_rule.rule is rules[cost]
+        for units in range(9):
+            number, words = of_rule.packed_arguments(units, is_estimate=False)
+            assert (number, words) == (8, packed(of_rule.arguments(of_rule.limits, units, is_estimate=False)))
+        assert len(of_rule._packed_arguments) <= 3
+        assert len(compiling._compiled) <= 3

@@ -1,0 +1,70 @@
+"""What is asked of any store or of the specification, at times that a test passes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from django_quota.core.overrides import OverrideTable
+from django_quota.engine.answers import Answer, answered
+from django_quota.engine.asks import Ask
+from django_quota.engine.codec import RETRY_WITH
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import NO_LOG
+from django_quota.engine.hits import Hit
+from django_quota.engine.operations import Operation
+from django_quota.engine.receipts import Receipt, Settlement
+from django_quota.engine.resolving import Scope, event_log_of, resolve
+
+QuestionMode = Literal["check", "force", "peek", "refund", "adjust"]
+
+START = 1_763_700_000 * 1_000_000  # a moment to begin at: 2025-11-21 04:40 UTC
+
+
+class Question:
+    """Asks without overrides, or the settlement of what they took."""
+
+    def __init__(self, asks: Sequence[Ask], *, with_events: bool = True, settlement: Settlement | None = None) -> None:
+        self.asks = asks
+        self.scope = Scope("quota", log=event_log_of("quota", 100) if with_events else NO_LOG)
+        self.settlement = settlement
+
+    def hits_at(self, now: int) -> Sequence[Hit]:
+        resolved = resolve(self.asks, self.scope, OverrideTable(), now)
+        return resolved.hits if self.settlement is None else self.settlement.at(resolved.hits, now, self.scope)
+
+    @property
+    def hits(self) -> Sequence[Hit]:
+        return self.hits_at(START)
+
+    def operation(self, now: int, mode: QuestionMode) -> Decide:
+        hits = self.hits_at(now)
+        if self.settlement is not None:
+            return Decide(hits, self.settlement.mode(hits), self.scope.log)
+        assert mode != "adjust"
+        return Decide(hits, mode, self.scope.log if mode in ("check", "force") else NO_LOG)
+
+    def answer(self, reply: Sequence[Any]) -> Answer:
+        """Return what a reply says."""
+        answer = answered(resolve(self.asks, self.scope, OverrideTable(), reply[0]), reply)
+        assert answer is not None
+        return answer
+
+    def receipt(self, reply: Sequence[Any]) -> Receipt:
+        """Return what was taken, by the reply to a check."""
+        return self.answer(reply).receipt()
+
+    def settled(self, receipt: Receipt, actual: Sequence[int] = (), *, undone: bool = False) -> Question:
+        """Return the question that settles what was taken; without `actual`, nothing was used."""
+        settlement = Settlement.of(receipt, actual or [0] * len(receipt.asks))._replace(is_undone=undone)
+        return Question(receipt.asks, with_events=self.scope.log is not NO_LOG, settlement=settlement)
+
+
+def driven(
+    run: Callable[[Operation, int], Any], question: Question, mode: QuestionMode, now: int, guess: int | None = None
+) -> list[Any]:
+    """Ask a store until the question has the edges that fit the time, as the limiter does; return its last reply."""
+    reply = run(question.operation(now if guess is None else guess, mode), now)
+    while reply[1] == RETRY_WITH:
+        reply = run(question.operation(reply[0], mode), now)
+    return reply  # type: ignore[no-any-return]
