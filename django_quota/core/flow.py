@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ def run_sync(flow: Flow[T], perform: Callable[[Any], Any] = IOCall.run_sync) -> 
             else:
                 call = flow.send(results.pop())
     except StopIteration as done:
-        return cast("T", done.value)
+        result: T = done.value
+        return result
 
 
 async def run_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = IOCall.run_async) -> T:
@@ -73,7 +74,8 @@ async def run_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = IO
             else:
                 call = flow.send(results.pop())
     except StopIteration as done:
-        return cast("T", done.value)
+        result: T = done.value
+        return result
 
 
 def to_the_end(flow: Flow[Any]) -> IOCall:

@@ -71,7 +71,8 @@ class OverrideTable:
     """The overrides of a process, found by subject. One thread may change it while others look up."""
 
     def __init__(self, overrides: Iterable[Override] = ()) -> None:
-        self._by_pk: dict[int, Override] = {}
+        self.by_pk: dict[int, Override] = {}
+        """All of them, by primary key; empty if there are none."""
         self._by_subject: dict[str, tuple[Override, ...]] = {}
         """The overrides of exact subjects, of kinds and of everybody."""
         self._by_network: dict[_Size, dict[int, tuple[Override, ...]]] = {}
@@ -82,7 +83,7 @@ class OverrideTable:
             self.put(override)
 
     def __len__(self) -> int:
-        return len(self._by_pk)
+        return len(self.by_pk)
 
     def find(self, subject: str, rule: str, now: int) -> Override | None:
         """Return the override that holds for a subject under a rule at a moment (microseconds); None without one.
@@ -144,21 +145,21 @@ class OverrideTable:
 
         If the subject changes, a look-up may find both or neither.
         """
-        known = self._by_pk.get(override.pk)
-        self._by_pk[override.pk] = override
+        known = self.by_pk.get(override.pk)
+        self.by_pk[override.pk] = override
         self._set(override.subject, override.pk, (override,))
         if known is not None and known.subject != override.subject:
             self._set(known.subject, override.pk, ())
 
     def drop(self, pk: int) -> None:
         """Drop the override with this primary key, if there is one."""
-        known = self._by_pk.pop(pk, None)
+        known = self.by_pk.pop(pk, None)
         if known is not None:
             self._set(known.subject, pk, ())
 
     def drop_ended(self, now: int) -> None:
         """Drop the overrides that have ended at a moment (microseconds)."""
-        for override in [each for each in self._by_pk.values() if each.ends and each.ends <= now]:
+        for override in [each for each in self.by_pk.values() if each.ends and each.ends <= now]:
             self.drop(override.pk)
 
     def _set(self, subject: str, pk: int, replacement: tuple[Override, ...]) -> None:

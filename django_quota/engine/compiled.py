@@ -89,10 +89,11 @@ class CompiledRule:
 
     def key_parts(self, length: int) -> list[bytes]:
         """Return what is around the beginning of its keys, which is `length` bytes long; see `words.key_parts`."""
-        parts = self._key_parts.get(length)
-        if parts is None:
+        try:
+            return self._key_parts[length]
+        except KeyError:
             parts = self._key_parts[length] = key_parts(length, self._key_ends)
-        return parts
+            return parts
 
     def packed_arguments(self, cost: int, *, is_estimate: bool) -> tuple[int, bytes]:
         """Return how many arguments a hit has up to its options, and these as words of a command.

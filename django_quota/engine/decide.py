@@ -112,25 +112,24 @@ class Decide(Operation):
             arguments += hit.arguments
         return arguments
 
-    def packed(self, now: int | None) -> tuple[int, bytes]:
-        """Return its words as they go over the wire, joined from the bytes of compiled rules."""
-        number_of_keys, number, keys, arguments = len(self.log.keys), 2, [], []
+    def _packed(self, script: bytes, now: int | None) -> bytes:
+        """Return a command that is joined from the bytes of compiled rules."""
+        number_of_keys, number_of_arguments, all_keys, all_arguments = len(self.log.keys), 3, b"", b""
         for hit in self.hits:
-            more, of_hit = hit.packed_keys()
-            number_of_keys += more
-            keys.append(of_hit)
-            more, of_hit = hit.packed_arguments()
-            number += more
-            arguments.append(of_hit)
-        keys.append(self.log.packed_keys)
-        head = _packed_head(number_of_keys)
-        rest = _packed_start(now, encode_mode(self.mode), self.log.length)
-        return number + number_of_keys + 2, b"".join((head, *keys, rest, *arguments))
+            more_keys, keys, more_arguments, arguments = hit.packed()
+            number_of_keys += more_keys
+            number_of_arguments += more_arguments
+            all_keys += keys
+            all_arguments += arguments
+        mode = self.mode if isinstance(self.mode, str) else self.mode.encode()
+        first = _packed_mode(mode, self.log.length) if now is None else packed((now, mode, self.log.length))
+        head = b"*%d\r\n%s" % (3 + number_of_keys + number_of_arguments, script)
+        return b"".join((head, _packed_number(number_of_keys), all_keys, self.log.packed_keys, first, all_arguments))
 
     def read_reply(self, reply: Any) -> Any:
         """Return the numbers in the text of a decision. A reply that asks for the plan again is a list already."""
         if isinstance(reply, bytes) and len(reply) % _NUMBER == 0:
-            return list(struct.unpack(f"<{len(reply) // _NUMBER}q", reply))
+            return list(_numbers_in(len(reply)).unpack(reply))
         return reply
 
     def run(self, states: States, now: int) -> list[Any]:
@@ -212,17 +211,20 @@ class Decide(Operation):
 
 
 @lru_cache(maxsize=64)
-def _packed_head(number_of_keys: int) -> bytes:
-    return packed((number_of_keys,))
-
-
-def _packed_start(now: int | None, mode: str, length: int) -> bytes:
-    return _packed_mode(mode, length) if now is None else packed((now, mode, length))
+def _packed_number(number: int) -> bytes:
+    return packed((number,))
 
 
 @lru_cache(maxsize=64)
 def _packed_mode(mode: str, length: int) -> bytes:
+    """Return the first arguments of a decision by the clock of Redis."""
     return packed(("", mode, length))
+
+
+@lru_cache(maxsize=64)
+def _numbers_in(length: int) -> struct.Struct:
+    """Return what unpacks this many bytes."""
+    return struct.Struct(f"<{length // _NUMBER}q")
 
 
 _NUMBER = 8

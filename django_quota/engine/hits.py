@@ -125,21 +125,19 @@ class Hit(_HitFields):
             options += ("day", self.day.begins, self.day.ends, self.rule.of_tier)
         return options
 
-    def packed_keys(self) -> tuple[int, bytes]:
-        """Return how many keys it has, and these keys as words of a command."""
-        base, of_rule = self.base.encode(), self.compiled
-        keys = base.join(of_rule.key_parts(len(base)))
-        if self.day is None:
-            return of_rule.number_of_keys, keys
-        return of_rule.number_of_keys + 1, keys + packed((self.day.key,))
-
-    def packed_arguments(self) -> tuple[int, bytes]:
-        """Return how many arguments it has, and these arguments as words of a command."""
-        if not self.compiled.is_timeless:
-            return len(self.arguments), packed(self.arguments)
-        number, shared = self.compiled.packed_arguments(self.cost, is_estimate=self.is_estimate)
+    def packed(self) -> tuple[int, bytes, int, bytes]:
+        """Return how many keys it has, and these keys as words of a command; then the same of its arguments."""
+        of_rule, base = self.compiled, self.base.encode()
+        number_of_keys, keys = of_rule.number_of_keys, base.join(of_rule.key_parts(len(base)))
+        if self.day is not None:
+            number_of_keys, keys = number_of_keys + 1, keys + packed((self.day.key,))
+        if not of_rule.is_timeless:
+            return number_of_keys, keys, len(self.arguments), packed(self.arguments)
+        number, shared = of_rule.packed_arguments(self.cost, is_estimate=self.is_estimate)
+        if not self.group and not self.value and self.day is None:  # as most hits
+            return number_of_keys, keys, number + 1, shared + _END
         options = self._options
-        return number + len(options) + 1, shared + packed(options) + _END if options else shared + _END
+        return number_of_keys, keys, number + len(options) + 1, shared + packed(options) + _END
 
 
 _END = packed(("",))

@@ -164,20 +164,18 @@ class Operation(ABC):
         keys, moment = self.keys, "" if now is None else now
         return [len(keys), *keys, moment, *self.arguments()]
 
-    def packed(self, now: int | None) -> tuple[int, bytes]:
-        """Return how many words follow the script, and these words as they go over the wire; see `words`."""
-        words = self.words(now)
-        return len(words), packed(words)
-
     def command(self, now: int | None) -> bytes:
-        """Return the command that runs its script by the digest."""
-        number, words = self.packed(now)
-        return b"*%d\r\n%s%s" % (number + 2, self.script.by_digest, words)
+        """Return the command that runs its script by the digest, as it goes over the wire."""
+        return self._packed(self.script.by_digest, now)
 
     def in_full(self, now: int | None) -> bytes:
         """Return a command that contains the script, because Redis may forget a loaded script at once."""
-        number, words = self.packed(now)
-        return b"*%d\r\n%s%s" % (number + 2, packed(("EVAL", self.script.text)), words)
+        return self._packed(packed(("EVAL", self.script.text)), now)
+
+    def _packed(self, script: bytes, now: int | None) -> bytes:
+        """Return a command. `script`: the two words that call the script."""
+        words = self.words(now)
+        return b"*%d\r\n%s%s" % (2 + len(words), script, packed(words))
 
     def read_reply(self, reply: Any) -> Any:
         """Convert the script's reply into the reply of the specification."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
@@ -124,10 +125,10 @@ def resolve(
         unsent = frozenset(ask.place for ask in asks if not ask.rule.is_counter)
         counters = [ask for ask in asks if ask.rule.is_counter]
         return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=unsent)
-    found = _overrides_of(asks, table, now) if table else None
+    found = _overrides_of(asks, table, now) if table.by_pk else None
     if not found:
         hits = hits_of(asks, scope, now + skew)
-        return Resolved(asks, asks, hits, now, has_groups=_has_groups(hits))
+        return Resolved(asks, asks, hits, now, {}, _NONE, _has_groups(hits))
     here: dict[Place, tuple[Outcome, ...]] = {}
     under = []
     for ask in asks:
@@ -148,8 +149,14 @@ def resolve(
     return Resolved(asks, sent, hits, now, here, unsent, _has_groups(hits))
 
 
+_NONE: frozenset[Place] = frozenset()
+
+
 def _has_groups(hits: Sequence[Hit]) -> bool:
-    return any([hit.group for hit in hits])  # noqa: C419 — a generator costs more for the few hits of a request
+    return any(map(_group_of, hits))
+
+
+_group_of = attrgetter("group")
 
 
 def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[Place, Override]:
@@ -165,14 +172,13 @@ def hits_of(
     asks: Sequence[Ask], scope: Scope, moment: int, overridden: frozenset[Place] = frozenset()
 ) -> tuple[Hit, ...]:
     """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none."""
-    if len(asks) > 1:
+    grouped: Iterable[Sequence[Ask]] = (asks,)
+    if len(asks) != 1 or not asks[0].rule.limits:
         by_place: dict[tuple[str, str], list[Ask]] = {}
         for ask in asks:
             if ask.rule.limits:
                 by_place.setdefault((ask.rule.name, ask.subject), []).append(ask)
-        grouped: Iterable[list[Ask]] = by_place.values()
-    else:
-        grouped = [[ask] for ask in asks if ask.rule.limits]
+        grouped = by_place.values()
     groups, hits = 0, []
     for of_place in grouped:
         rule, subject, cost, value, is_estimate = of_place[0]

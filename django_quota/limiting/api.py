@@ -329,7 +329,26 @@ def ask_flow(
 
     Raises `RuleError` if an argument is wrong.
     """
-    return ((yield from _one_ask_flow(rule_or_rate, subject, cost, value, options, is_peek=is_peek)),)
+    tier = options.get("tier") if options else None
+    if isinstance(tier, str):
+        options = {option: given for option, given in options.items() if option != "tier"}
+    rule = _rule_of_call(rule_or_rate, subject, options)
+    if isinstance(tier, str):
+        rule = rule_of_tier(rule, tier)
+    if is_peek and cost is None and callable(rule.cost):
+        cost = 1
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif (request := django_request(subject)) is not None:
+        return ((yield from asked_by_flow(rule, request, cost, value)),)
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
+    if not rule.is_plain:  # most rules have nothing to look at here
+        rule = rule_without_request(rule, name, cost, value)
+    units: Any = rule.cost if cost is None else validate_cost(cost, rule.name)
+    return (Ask(rule, name, units, "" if value is None else value_digest(rule, value)),)
 
 
 def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
@@ -346,7 +365,7 @@ def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Seq
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        ask = yield from _one_ask_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
+        (ask,) = yield from ask_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
         if ask.place in found:
             kind = "Counter" if ask.rule.is_counter else "Rule"
             problem = f"{kind} {ask.rule.name!r} is listed twice for {ask.subject}."
@@ -363,38 +382,6 @@ MAX_ENTRIES = 1_000
 """Entries that one call decides: the store serves nobody else meanwhile."""
 
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
-
-
-def _one_ask_flow(
-    rule_or_rate: RuleOrRate,
-    subject: AnySubject,
-    cost: int | None,
-    value: object,
-    options: Mapping[str, object],
-    *,
-    is_peek: bool,
-) -> Flow[Ask]:
-    """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
-    tier = options.get("tier") if options else None
-    if isinstance(tier, str):
-        options = {option: given for option, given in options.items() if option != "tier"}
-    rule = _rule_of_call(rule_or_rate, subject, options)
-    if isinstance(tier, str):
-        rule = rule_of_tier(rule, tier)
-    if is_peek and cost is None and callable(rule.cost):
-        cost = 1
-    if isinstance(subject, str):
-        name = named_subject(subject)
-    elif (request := django_request(subject)) is not None:
-        return (yield from asked_by_flow(rule, request, cost, value))
-    elif is_user(subject):
-        name = user_subject(subject)
-    else:
-        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
-    if not rule.is_plain:  # most rules have nothing to look at here
-        rule = rule_without_request(rule, name, cost, value)
-    units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
-    return Ask(rule, name, units, "" if value is None else value_digest(rule, value))
 
 
 def _rule_of_call(rule_or_rate: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Rule:

@@ -184,7 +184,7 @@ class Limiter:
                 return Answer(resolved, known)
         changes = refusals.changes
         try:
-            answer = yield from self._store_flow(resolved, mode, scope)
+            answer = yield from self._store_flow(resolved, mode, scope, frozen)
         finally:
             if mode == "refund":  # there may be room again
                 refusals.forget(resolved.subjects)
@@ -202,19 +202,23 @@ class Limiter:
         if not resolved.hits:
             return Answer(resolved, resolved.decided_here())
         try:
-            return (yield from self._store_flow(resolved, settlement, scope))
+            return (yield from self._store_flow(resolved, settlement, scope, frozen))
         finally:
             self.refusals.forget(resolved.subjects)
 
-    def _store_flow(self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope) -> Flow[Answer]:
-        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either."""
+    def _store_flow(
+        self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
+    ) -> Flow[Answer]:
+        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
+
+        `frozen`: the time that a test has set (microseconds).
+        """
         outages, store, counts = self.outages, self.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
             return Answer(resolved, resolved.unlimited(degraded=True))
         try:
-            now = frozen_now()
             for _ in range(MAX_GUESSES):
-                reply = yield IOCall(store.run, store.arun, _operation(resolved.hits, mode, scope), now)
+                reply = yield IOCall(store.run, store.arun, _operation(resolved.hits, mode, scope), frozen)
                 answer = answered(resolved, reply)
                 if answer is not None:
                     break
@@ -229,7 +233,9 @@ class Limiter:
             announcements = outages.failed(error, resolved.subjects)
             answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error))
         else:
-            announcements = [_announcement(answer.decision, *event) for event in answer.events()]
+            announcements = []
+            if answer.reply is not None:
+                announcements = [_announcement(answer.decision, *event) for event in answer.events()]
             if outages.is_on:
                 announcements += outages.answered(wrote=counts and answer.took_anything())
         if announcements:

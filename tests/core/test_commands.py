@@ -10,7 +10,7 @@ from django_quota import Rule
 from django_quota.engine import compiled as compiling
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import compiled
-from django_quota.engine.words import packed
+from django_quota.engine.words import command, packed
 from tests.support.inputs import inputs
 from tests.support.questions import START, Question
 from tests.support.random_plans import COSTS, RULES, VALUES
@@ -34,8 +34,8 @@ def test_a_command_from_bytes_has_the_words_that_the_script_reads(
 ) -> None:
     asks = [Ask(rule, subject, min(cost, 1) if rule.distinct else cost, *more) for rule, subject, cost, *more in asked]
     operation = Question(asks, with_events=with_events).operation(START if now is None else now, mode)
-    words = operation.words(now)
-    assert operation.packed(now) == (len(words), packed(words))
+    assert operation.command(now) == command(["EVALSHA", operation.script.sha, *operation.words(now)])
+    assert operation.in_full(now) == command(["EVAL", operation.script.text, *operation.words(now)])
 
 
 def test_the_costs_and_rules_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
