@@ -23,6 +23,17 @@ from django_quota.engine.receipts import Receipt, Taken
 from django_quota.engine.resolving import Resolved
 
 
+class Standing(NamedTuple):
+    """How a limit stands."""
+
+    key: str
+    """The key of its state."""
+    outcome: Outcome
+    """What the store says of it, whatever overrides say."""
+    instead: Outcome | None
+    """What decides in its place because an override exempts or blocks the subject."""
+
+
 class Answer(NamedTuple):
     """What was resolved, what the store replied, and what follows."""
 
@@ -55,6 +66,17 @@ class Answer(NamedTuple):
         if self.numbers is None:
             return iter(())
         return ((index, self.numbers[0]) for index, hit in enumerate(hits) if hit.cost)
+
+    def standings(self) -> list[Standing]:
+        """Return how each limit stands by a reply of the store."""
+        hits, here = self.resolved.hits, self.resolved.here
+        if self.numbers is not None:
+            outcomes = outcomes_without_flags(self.numbers, hits)
+        else:
+            outcomes = () if self.reply is None else outcomes_of(self.reply, hits)
+        keys = [limit.key for hit in hits for limit in hit.limits]
+        instead = [here.get(Place(outcome.rule, outcome.subject), (None,))[0] for outcome in outcomes]
+        return [Standing(*each) for each in zip(keys, outcomes, instead, strict=True)]
 
     def counted_by_day(self) -> list[tuple[Ask, Outcome | None]]:
         """Return what no limit has counted but the day does: hits of exempt subjects, and of rules without a limit.

@@ -117,9 +117,10 @@ def resolve(
 ) -> Resolved:
     """Return what is asked under the overrides at `now` (microseconds). Counters have no overrides.
 
-    `taken`: whose hits are to be settled: whatever override holds now. A blocked subject can still get back what it has
-    used, and a forced hit counts for it, too. `skew`: how far the clock of the store is ahead, in microseconds.
-    `counters_only`: because limits are off. Raises `RuleError` if rules of one name differ in more than their rates.
+    `taken`: of whom the store is asked whatever override holds now, because their hits are to be settled. A blocked
+    subject can still get back what it has used, and a forced hit counts for it, too. `skew`: how far the clock of the
+    store is ahead, in microseconds. `counters_only`: because limits are off. Raises `RuleError` if rules of one name
+    differ in more than their rates.
     """
     if counters_only:
         unsent = frozenset(ask.place for ask in asks if not ask.rule.is_counter)
@@ -141,7 +142,7 @@ def resolve(
             known = here.get(ask.place, ())
             here[ask.place] = (*known, *[each for each in _outcomes_under(override, ask, now) if each not in known])
     if mode in ("refund", "force"):
-        taken = frozenset(place for place, override in found.items() if override.mode == "blocked")
+        taken |= frozenset(place for place, override in found.items() if override.mode == "blocked")
     unsent = frozenset(here.keys() - taken)
     sent = [ask for ask in under if ask.place not in unsent]
     overridden = frozenset(place for place, override in found.items() if override.mode == "rate")

@@ -18,7 +18,7 @@ from django_quota.core.decisions import Decision, updated
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.overrides import OverrideTable
-from django_quota.engine.answers import Answer, answered
+from django_quota.engine.answers import Answer, Standing, answered
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import EventKind
 from django_quota.engine.decide import Decide
@@ -95,12 +95,21 @@ class Limiter:
                 yield announce(announcements)
         return answer
 
-    def look(self, asks: Sequence[Ask]) -> Answer:
-        """Return how limits stand, whatever overrides say. Raises `StoreUnavailable` if the store does not answer."""
-        answer = run_sync(self._answer_flow(asks, "peek", table=_NO_OVERRIDES))
+    def look(self, asks: Sequence[Ask], table: OverrideTable) -> list[Standing]:
+        """Return how limits stand under these overrides, even where they need no store.
+
+        Raises `StoreUnavailable` if the store does not answer.
+        """
+        places = frozenset(ask.place for ask in asks)
+        scope, frozen = scope_of(current()), frozen_now()
+        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        resolved = resolve(asks, scope, table, now, mode="peek", taken=places, skew=skew)
+        if not resolved.hits:
+            return []
+        answer = run_sync(self._store_flow(resolved, "peek", scope, frozen))
         if answer.decision.degraded:
             raise StoreUnavailable("it did not say what is left of the limits")
-        return answer
+        return answer.standings()
 
     def two_step_flow(
         self, first: Sequence[Ask], make_second: Callable[[], Flow[Sequence[Ask]]]
@@ -161,21 +170,14 @@ class Limiter:
 
     # --- the way of a decision ----------------------------------------------------------------------------------------
 
-    def _answer_flow(
-        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False, table: OverrideTable | None = None
-    ) -> Flow[Answer]:
-        """Return the answer: by the overrides, by a refusal that is remembered, or by the store.
-
-        `table`: the overrides; None: those of the process.
-        """
-        if table is None:
-            refreshing = overrides.refreshing()
-            if refreshing is not None:
-                yield refreshing
-            table = overrides.table
+    def _answer_flow(self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False) -> Flow[Answer]:
+        """Return the answer: by the overrides, by a refusal that is remembered, or by the store."""
+        refreshing = overrides.refreshing()
+        if refreshing is not None:
+            yield refreshing
         scope, refusals, frozen = scope_of(current()), self.refusals, frozen_now()
         now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
-        resolved = resolve(asks, scope, table, now, mode=mode, skew=skew, counters_only=counters_only)
+        resolved = resolve(asks, scope, overrides.table, now, mode=mode, skew=skew, counters_only=counters_only)
         if not resolved.hits or (resolved.here and resolved.is_blocked and mode in ("check", "peek")):
             return Answer(resolved, resolved.decided_here())
         if refusals.table and mode == "check":
@@ -255,9 +257,6 @@ class Limiter:
             if decided_at is not None:
                 self.metrics.count(decided_at, resolved, decision)
         return self.unasked.count(answer) if resolved.here or len(resolved.hits) != len(resolved.sent) else ()
-
-
-_NO_OVERRIDES = OverrideTable()
 
 
 def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:

@@ -27,7 +27,6 @@ from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
 from django_quota.engine.operations import text
-from django_quota.engine.resolving import rule_under
 from django_quota.engine.subject_operations import InspectSubject
 from django_quota.features.event_stream import PAGE, Event, newest_events
 from django_quota.features.usage import Count, last_tiers, recent_usage
@@ -420,23 +419,12 @@ def _peek_at(
 ) -> Iterator[LimitStatus]:
     """Yield the limits of these rules under the overrides of the subject, or of another table."""
     asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
-    table = snapshot.table if table is None else table
-    found = {name: table.find(snapshot.subject, name, snapshot.now) for name in asked}
-    asks = [
-        Ask(rule_under(rule, override) if override else rule, snapshot.subject, 1)
-        for name, (_, given) in asked.items()
-        for rule in given
-        for override in [found[name]]
-    ]
-    answer = get_limiter().look(asks)
-    steps = [limit for hit in answer.resolved.hits for limit in hit.limits]
-    for outcome, step in zip(answer.decision.outcomes, steps, strict=True):
+    asks = [Ask(rule, snapshot.subject, 1) for _, given in asked.values() for rule in given]
+    for standing in get_limiter().look(asks, snapshot.table if table is None else table):
+        outcome = standing.outcome
         tier, (rule, *others) = asked[outcome.rule]
-        limit = LimitStatus.of(outcome, step.key, tier)
+        limit = _under(standing.instead, LimitStatus.of(outcome, standing.key, tier))
         limit = replace(limit, is_last_tier=tier != "" and snapshot.tiers.get(outcome.rule) == tier)
-        override = found[outcome.rule]
-        if override is not None:
-            limit = _under(override, limit, snapshot.now)
         if others and not limit.used:
             continue
         if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
@@ -444,6 +432,19 @@ def _peek_at(
             without = current().without_store(rule.on_unavailable, failure, is_precious=bool(rule.reads_body))
             limit = replace(limit, instead=without)
         yield limit
+
+
+def _under(override: Outcome | None, limit: LimitStatus) -> LimitStatus:
+    """Return a limit as it is under an override that exempts or blocks."""
+    if override is None:
+        return limit
+    wait = 0.0 if override.allowed else _longer(override.retry_after, limit.retry_after)
+    return replace(limit, why=override.why, retry_after=wait)
+
+
+def _longer(one: float | None, other: float | None) -> float | None:
+    """Return the longer of two waits, where None is for ever."""
+    return None if one is None or other is None else max(one, other)
 
 
 # --- the effect of an override ----------------------------------------------------------------------------------------
@@ -520,20 +521,3 @@ def rules_for(name: str) -> dict[str, NamedRule]:
         if rule.name == name:
             return {name: rule}
     return {}
-
-
-def _under(override: Override, limit: LimitStatus, now: int) -> LimitStatus:
-    """Return a limit as it is under an override."""
-    if override.mode == "rate":
-        return limit if limit.why == "banned" else replace(limit, why="override")
-    if override.mode == "exempt":
-        return replace(limit, why="exempt", retry_after=0.0)
-    if override.mode == "shadow":
-        return limit
-    ends_in = (override.ends - now) / SECOND if override.ends else None
-    return replace(limit, why="blocked", retry_after=_longer(ends_in, limit.retry_after))
-
-
-def _longer(one: float | None, other: float | None) -> float | None:
-    """Return the longer of two waits, where None is for ever."""
-    return None if one is None or other is None else max(one, other)
