@@ -20,6 +20,8 @@ class Day(NamedTuple):
     date: date
     begins: int
     ends: int
+    name: str
+    """Its date, as in keys: `"2026-11-21"`."""
 
     @property
     def month(self) -> str:
@@ -27,17 +29,18 @@ class Day(NamedTuple):
         return f"{self.date:%Y-%m}"
 
 
-_last: tuple[str, Day] = ("", Day(date.min, 0, 0))
+_last: tuple[str, Day] = ("", Day(date.min, 0, 0, ""))
 
 
 def day_of(now: int, zone: str) -> Day:
     """Return the day in a time zone (`"Europe/Berlin"`) that a time in microseconds belongs to."""
     global _last  # noqa: PLW0603 — the next call nearly always asks for the same day
-    known, (_, begins, ends) = _last
+    known, (_, begins, ends, _) = _last
     if known == zone and begins <= now < ends:
         return _last[1]
     begins, ends, _ = edges("day", 1, zone, now)
     # If the clock jumps over midnight, the day begins with the jump, so take the date from its middle.
-    day = Day(datetime.fromtimestamp((begins + ends) // 2 // SECOND, ZoneInfo(zone)).date(), begins, ends)
+    found = datetime.fromtimestamp((begins + ends) // 2 // SECOND, ZoneInfo(zone)).date()
+    day = Day(found, begins, ends, found.isoformat())
     _last = (zone, day)
     return day

@@ -20,6 +20,7 @@ MAX_PART = 200
 """Characters: a digest replaces a longer part."""
 
 _SAFE = ":/@+=,.-_"
+_is_safe = re.compile(r"[A-Za-z0-9:/@+=,.\-_]*").fullmatch
 _DIGESTED = "~"  # `escape` escapes it, so no other part begins with it
 
 KINDS = {
@@ -59,9 +60,9 @@ class Key(NamedTuple):
 
 def escape(part: str) -> str:
     """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
-    return (
-        _escape(part) if len(part) <= MAX_PART else digested(part)
-    )  # a client may send a text that takes long to encode
+    if len(part) > MAX_PART:  # a client may send a text that takes long to encode
+        return digested(part)
+    return part if _is_safe(part) else _escape(part)
 
 
 @lru_cache(maxsize=8192)

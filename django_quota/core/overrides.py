@@ -90,16 +90,24 @@ class OverrideTable:
 
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
-        matching = self.matching(subject, rule)
-        found = _first_in_force(matching, now)
-        if found is None or found.mode != "blocked":
+        found = self._in_force(subject, rule, now)
+        if found is None or found.mode != "blocked" or not found.ends:
             return found
+        matching = self.matching(subject, rule)
         edges = sorted({edge for each in matching for edge in (each.begins, each.ends) if edge > now})
         for edge in edges:
             then = _first_in_force(matching, edge)
             if then is None or then.mode != "blocked":
                 return found._replace(ends=edge)
         return found._replace(ends=0)
+
+    def _in_force(self, subject: str, rule: str, now: int) -> Override | None:
+        for step in self._steps(subject):
+            for name in (rule, ALL_RULES) if step else ():
+                for override in step:
+                    if override.rule == name and override.in_force(now):
+                        return override
+        return None
 
     def matching(self, subject: str, rule: str) -> list[Override]:
         """Return the overrides that concern a subject under a rule, the most specific first, in force or not."""

@@ -5,18 +5,21 @@ A hit then joins what it needs from ready bytes: the ends of its keys, and the a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
 from django_quota.core.algorithms.stock import Total
-from django_quota.core.errors import StoreDataError
+from django_quota.core.errors import RuleError, StoreDataError
 from django_quota.core.keys import field as field_of
 from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.operations import States
 from django_quota.engine.words import key_parts, packed
+
+logger = logging.getLogger("django_quota")
 
 
 class CompiledLimit(NamedTuple):
@@ -85,7 +88,21 @@ class CompiledRule:
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}
+        self._under: dict[str, Rule] = {}
         self._packed_arguments: dict[tuple[int, bool], tuple[int, bytes]] = {}
+
+    def under(self, rates: str) -> Rule:
+        """Return the rule with the rates of an override; unchanged, with a line in the log, if they do not fit it."""
+        found = self._under.get(rates)
+        if found is None:
+            try:
+                found = self.rule.under(rates)
+            except RuleError as error:
+                logger.error(_UNFIT, rates, self.name, error)  # noqa: TRY400 — the error says it all
+                found = self.rule
+            if len(self._under) < MAX_RATES:
+                self._under[rates] = found
+        return found
 
     def key_parts(self, length: int) -> list[bytes]:
         """Return what is around the beginning of its keys, which is `length` bytes long; see `words.key_parts`."""
@@ -122,6 +139,11 @@ class CompiledRule:
 
 MAX_COSTS = 256
 """For how many costs a compiled rule keeps its arguments."""
+
+_UNFIT = "The override %r does not fit rule %r and is ignored: %s"
+
+MAX_RATES = 256
+"""For how many rates of overrides a compiled rule keeps the rule that has them."""
 
 MAX_RULES = 4_096
 """How many compiled rules a process keeps. Above that it forgets all, and compiles again what it meets."""

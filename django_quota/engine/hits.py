@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from django_quota.core.algorithms import Verdict
@@ -21,6 +21,12 @@ class DayKey(NamedTuple):
     key: str
     begins: int
     ends: int
+
+    @classmethod
+    def of(cls, base: str, moment: int, zone: str) -> DayKey:
+        """Return the key of a subject for the day of a moment (microseconds) in a time zone."""
+        _, begins, ends, name = day_of(moment, zone)
+        return cls(f"{base}day:{name}", begins, ends)
 
 
 class _HitFields(NamedTuple):
@@ -49,11 +55,7 @@ class Hit(_HitFields):
         """Return the hit with the edges of days and calendars at a moment (microseconds). `zone`: that of days."""
         if self.moment is None:
             return self
-        day = self.day
-        if day is not None:
-            found = day_of(moment, zone)
-            day = DayKey(f"{self.base}day:{found.date}", found.begins, found.ends)
-        return self._replace(moment=moment, day=day)
+        return self._replace(moment=moment, day=None if self.day is None else DayKey.of(self.base, moment, zone))
 
     @property
     def rule(self) -> Rule:
@@ -137,11 +139,17 @@ class Hit(_HitFields):
         if not self.group and not self.value and self.day is None:  # as most hits
             return number_of_keys, keys, number + 1, shared + _END
         options = self._options
-        return number_of_keys, keys, number + len(options) + 1, shared + packed(options) + _END
+        return number_of_keys, keys, number + len(options) + 1, shared + _packed_options(*options) + _END
 
 
 _END = packed(("",))
 """The word after the options of a hit."""
+
+
+@lru_cache(maxsize=256)
+def _packed_options(*options: str | int) -> bytes:
+    """Return options as words of a command: most hits of a day have the same."""
+    return packed(options)
 
 
 @dataclass(slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -19,8 +18,6 @@ from django_quota.engine.asks import Ask, Place, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled, compiled_together
 from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import DayKey, Hit
-
-logger = logging.getLogger("django_quota")
 
 AskMode = Literal["check", "force", "peek", "refund"]
 """What is asked of a store; see `codec.Mode`."""
@@ -48,7 +45,7 @@ class Resolved(NamedTuple):
     """The moment of the overrides, in microseconds."""
     here: Mapping[Place, tuple[Outcome, ...]] = {}
     """The outcomes of rules whose subject an override exempts or blocks."""
-    unsent: frozenset[Place] = frozenset()
+    unsent: Set[Place] = frozenset()
     """Those of which the store is not asked."""
     has_groups: bool = False
     """Whether a rule decides for itself: a shadow, or one that does not block."""
@@ -111,7 +108,7 @@ def resolve(
     now: int,
     *,
     mode: AskMode = "check",
-    taken: frozenset[Place] = frozenset(),
+    taken: Set[Place] = frozenset(),
     skew: int = 0,
     counters_only: bool = False,
 ) -> Resolved:
@@ -123,29 +120,31 @@ def resolve(
     differ in more than their rates.
     """
     if counters_only:
-        unsent = frozenset(ask.place for ask in asks if not ask.rule.is_counter)
+        limited = {ask.place for ask in asks if not ask.rule.is_counter}
         counters = [ask for ask in asks if ask.rule.is_counter]
-        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=unsent)
+        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=limited)
     found = _overrides_of(asks, table, now) if table.by_pk else None
     if not found:
         hits = hits_of(asks, scope, now + skew)
         return Resolved(asks, asks, hits, now, {}, _NONE, _has_groups(hits))
     here: dict[Place, tuple[Outcome, ...]] = {}
-    under = []
+    unsent, overridden, sent = set[Place](), set[Place](), list[Ask]()
     for ask in asks:
-        override = found.get(ask.place)
+        place = ask.place
+        override = found.get(place)
         if override is None:
-            under.append(ask)
-            continue
-        under.append(ask._replace(rule=rule_under(ask.rule, override)))
-        if override.mode in ("exempt", "blocked"):
-            known = here.get(ask.place, ())
-            here[ask.place] = (*known, *[each for each in _outcomes_under(override, ask, now) if each not in known])
-    if mode in ("refund", "force"):
-        taken |= frozenset(place for place, override in found.items() if override.mode == "blocked")
-    unsent = frozenset(here.keys() - taken)
-    sent = [ask for ask in under if ask.place not in unsent]
-    overridden = frozenset(place for place, override in found.items() if override.mode == "rate")
+            sent.append(ask)
+        elif override.mode in ("exempt", "blocked"):
+            known = here.get(place, ())
+            here[place] = known + tuple([each for each in _outcomes_under(override, ask, now) if each not in known])
+            if place in taken or (override.mode == "blocked" and mode in ("refund", "force")):
+                sent.append(ask)
+            else:
+                unsent.add(place)
+        else:
+            sent.append(Ask(rule_under(ask.rule, override), *ask[1:]))
+            if override.mode == "rate":
+                overridden.add(place)
     hits = hits_of(sent, scope, now + skew, overridden)
     return Resolved(asks, sent, hits, now, here, unsent, _has_groups(hits))
 
@@ -169,9 +168,7 @@ def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[P
     return found
 
 
-def hits_of(
-    asks: Sequence[Ask], scope: Scope, moment: int, overridden: frozenset[Place] = frozenset()
-) -> tuple[Hit, ...]:
+def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Place] = frozenset()) -> tuple[Hit, ...]:
     """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none."""
     grouped: Iterable[Sequence[Ask]] = (asks,)
     if len(asks) != 1 or not asks[0].rule.limits:
@@ -194,25 +191,11 @@ def hits_of(
         if of_rule.decides_alone:
             groups += 1
             group = groups
-        has_day = counts_day(rule, subject)
-        hit = Hit(
-            of_rule,
-            base,
-            subject,
-            cost,
-            value,
-            group,
-            is_estimate,
-            bool(overridden) and of_place[0].place in overridden,
-        )
-        if has_day or not of_rule.is_timeless:
-            hit = hit._replace(moment=moment, day=_NO_DAY if has_day else None).at(moment, scope.zone())
-        hits.append(hit)
+        day = DayKey.of(base, moment, scope.zone()) if counts_day(rule, subject) else None
+        at = None if day is None and of_rule.is_timeless else moment
+        is_overridden = bool(overridden) and of_place[0].place in overridden
+        hits.append(Hit(of_rule, base, subject, cost, value, group, is_estimate, is_overridden, at, day))
     return tuple(hits)
-
-
-_NO_DAY = DayKey("", 0, 0)
-"""A day that is not known yet."""
 
 
 def _of_several(asks: Sequence[Ask]) -> CompiledRule:
@@ -230,17 +213,7 @@ def rule_under(rule: Rule, override: Override) -> Rule:
         return rule.but(shadow=True)
     if override.mode != "rate":
         return rule
-    try:
-        return rule.under(override.rates)
-    except RuleError as error:
-        _log_unfit_override(rule.name, override.rates, str(error))
-        return rule
-
-
-@lru_cache(maxsize=256)
-def _log_unfit_override(rule: str, rates: str, why: str) -> None:
-    """Log once that an override does not fit."""
-    logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
+    return compiled(rule).under(override.rates)
 
 
 def _outcomes_under(override: Override, ask: Ask, now: int) -> tuple[Outcome, ...]:
@@ -249,13 +222,19 @@ def _outcomes_under(override: Override, ask: Ask, now: int) -> tuple[Outcome, ..
     enforced = rule.block and not rule.shadow
     if override.mode == "exempt":
         return tuple(
-            Outcome(limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt")
-            for limit in rule.limits
+            [
+                Outcome(
+                    limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt"
+                )
+                for limit in rule.limits
+            ]
         )
     wait = (override.ends - now) / SECOND if override.ends else None
     return tuple(
-        Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
-        for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
+        [
+            Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
+            for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
+        ]
     )
 
 

@@ -66,10 +66,10 @@ def counted(decision: Decision) -> list[Counted]:
     them.
     """
     outcomes = decision.outcomes
-    if len(outcomes) == 1 and outcomes[0].allowed:  # as most are
+    if len(outcomes) == 1:  # as most have
         [only] = outcomes
-        counts = only.cost and not isinstance(only.of, Concurrency)
-        return [Counted(only.rule, only.subject, "allowed")] if counts else []
+        said: OutcomeWord = "allowed" if only.allowed else "shadowed" if only.shadow else "refused"
+        return [Counted(only.rule, only.subject, said)] if only.cost and not isinstance(only.of, Concurrency) else []
     hits: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         if not isinstance(outcome.of, Concurrency):

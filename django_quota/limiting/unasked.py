@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from django_quota.conf import current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.days import day_of
 from django_quota.core.decisions import Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, key_of, subject_base
@@ -30,6 +29,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import counts_day
 from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import event_log_of
 from django_quota.engine.subject_operations import RecordHits
@@ -112,7 +112,8 @@ class UnaskedHits:
             elif tally is None:
                 tally = self._tallies[place] = _Tally()
             if tally is not None:
-                tally.counts.update(counts)
+                for name, change in counts.items():
+                    tally.counts[name] += change
                 tally.event = tally.event or event
         if is_first:
             logger.warning(
@@ -130,7 +131,7 @@ class UnaskedHits:
         announcements: list[Announcement] = []
         resolved, decision = answer.resolved, answer.decision
         now = resolved.now
-        for ask, _ in answer.counted_by_day():
+        for ask, _ in () if decision.enforced else answer.counted_by_day():
             self.add(_place_of(ask.rule, ask.subject, now), {"a": 1, "u": ask.cost - 1})
         for ask, outcome in resolved.decided_by_overrides():
             if outcome.allowed or not outcome.cost:
@@ -217,9 +218,9 @@ class UnaskedHits:
 
 
 def _place_of(rule: Rule, subject: str, moment: int) -> Place:
-    base = subject_base(current().prefix, subject)
-    day = str(day_of(moment, time_zone()).date) if counts_day(rule, subject) else ""
-    return Place(key_of(base, "s"), key_of(base, "day", day) if day else "", field(rule.name), rule.of_tier)
+    base = subject_base(current().prefix, subject) + "}:"
+    day_key = DayKey.of(base, moment, time_zone()).key if counts_day(rule, subject) else ""
+    return Place(base + "s", day_key, field(rule.name), rule.of_tier)
 
 
 def _event(place: Place, subject: str, outcome: Outcome, now: int) -> EventRecord:
