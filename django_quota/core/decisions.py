@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
-from django_quota.core.algorithms.stock import Held
+from django_quota.core.algorithms.stock import Held, UnitsLeft
 from django_quota.core.clock import DAY, SECOND, in_words, moment_of, now
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.rates import Rate
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
         return self.of.rule
 
     @property
-    def rate(self) -> Rate | AtOnce:
+    def rate(self) -> Rate | AtOnce | UnitsLeft:
         """The rate: `str(rate)` is `"10/m"`, `"10 at once"` for a slot, or `"120 left"` for a counter."""
         return self.of.rate
 
@@ -336,7 +336,7 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
     rate, rule, cost = limit.rate.in_words(), repr(outcome.rule), f"{outcome.cost:,}"
     if outcome.limit == 0:
         return f"Rule {rule} admits nothing ({rate})."
-    if limit.algorithm.name == "distinct":
+    if limit.algorithm_name == "distinct":
         rate = rate.replace(" per ", " different values per ", 1)
     if limit.share < 1:
         rate += f", of which these requests may fill {outcome.limit:,},"

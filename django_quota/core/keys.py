@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from django_quota.core.algorithms import STOCK, Limit
+from django_quota.core.algorithms import Limit
+from django_quota.core.algorithms.stock import StockLimit
 
 VERSION = "1"
 
@@ -110,9 +111,11 @@ def subject_part(key: str) -> str:
     return key.partition("{")[2].partition("}")[0]
 
 
-def state_part(limit: Limit) -> str:
+def state_part(limit: Limit | StockLimit) -> str:
     """Return the part of a key that names the state of a limit, behind the subject."""
-    return f"c:{field(limit.rule)}" if limit.algorithm is STOCK else f"r:{field(limit.rule)}:{limit.state_id}"
+    if isinstance(limit, StockLimit):
+        return f"c:{field(limit.rule)}"
+    return f"r:{field(limit.rule)}:{limit.state_id}"
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:

@@ -91,9 +91,11 @@ class OverrideTable:
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
         found = self._in_force(subject, rule, now)
-        if found is None or found.mode != "blocked" or not found.ends:
+        if found is None or found.mode != "blocked":
             return found
         matching = self.matching(subject, rule)
+        if len(matching) == 1:
+            return found
         edges = sorted({edge for each in matching for edge in (each.begins, each.ends) if edge > now})
         for edge in edges:
             then = _first_in_force(matching, edge)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, ClassVar, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.core.caching import cached
@@ -256,8 +256,6 @@ class Rule:
     """A function of the response that says whether the request counts. If not, its cost is given back."""
     of_tier: str = field(default="", repr=False)
     """The tier that these rates are for, where a function of the request says who is in it; otherwise empty."""
-    is_counter: ClassVar[bool] = False
-    """Whether the rule stands for a counter; see `counter_rules`."""
 
     def __post_init__(self) -> None:
         _read_options(self)
@@ -320,7 +318,7 @@ class Rule:
     @property
     def is_quiet(self) -> bool:
         """Whether the rule emits no events."""
-        return self.shadow or self.is_counter
+        return self.shadow
 
     @cached_property
     def encoded(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
 
 
 class Place(NamedTuple):
@@ -16,9 +16,9 @@ class Place(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """One rule for one subject."""
+    """One rule for one subject, or units of a counter."""
 
-    rule: Rule
+    rule: Asked
     subject: str
     cost: int
     """Units, from 0 up; 0 looks whether there is room, and takes nothing."""
@@ -33,6 +33,6 @@ class Ask(NamedTuple):
         return Place(self.rule.name, self.subject)
 
 
-def counts_day(rule: Rule, subject: str) -> bool:
+def counts_day(rule: Asked, subject: str) -> bool:
     """Say whether the hits of a subject are counted by day: those of users, unless the rule says otherwise."""
     return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
-from django_quota.core.algorithms import NEVER, STOCK, Limit, Verdict
-from django_quota.core.algorithms.stock import Held
+from django_quota.core.algorithms import NEVER, Limit, Verdict
+from django_quota.core.algorithms.stock import Held, StockLimit
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import AnyLimit, Outcome, Why
 from django_quota.core.errors import StoreDataError
@@ -198,13 +198,13 @@ def outcomes_without_flags(numbers: Sequence[int], hits: Sequence[Hit]) -> tuple
     return tuple(outcomes)
 
 
-def _shown(limit: Limit, remaining: int) -> AnyLimit:
+def _shown(limit: Limit | StockLimit, remaining: int) -> AnyLimit:
     """Return a limit as Decisions show it: a counter by what it holds."""
-    return limit if limit.algorithm is not STOCK else Held(limit.rule, max(0, remaining))
+    return limit if isinstance(limit, Limit) else Held(limit.rule, max(0, remaining))
 
 
 def _outcome(
-    hit: Hit, limit: Limit, why: Why, allowed: bool, remaining: int, wait: int, reset: int, more: int
+    hit: Hit, limit: Limit | StockLimit, why: Why, allowed: bool, remaining: int, wait: int, reset: int, more: int
 ) -> Outcome:
     # A hit that costs nothing may be admitted before anything is left.
     next_after = more if allowed or wait == NEVER else min(more, wait)

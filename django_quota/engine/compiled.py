@@ -5,21 +5,19 @@ A hit then joins what it needs from ready bytes: the ends of its keys, and the a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
-from django_quota.core.algorithms.stock import Total
-from django_quota.core.errors import RuleError, StoreDataError
+from django_quota.core.algorithms.stock import StockLimit, Total
+from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field as field_of
 from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule, name_conflict
+from django_quota.core.takes import Asked
 from django_quota.engine.operations import States
 from django_quota.engine.words import key_parts, packed
-
-logger = logging.getLogger("django_quota")
 
 
 class CompiledLimit(NamedTuple):
@@ -27,11 +25,11 @@ class CompiledLimit(NamedTuple):
 
     key: str
     """The key of its state; in a compiled rule, what comes after the beginning that all keys of a subject share."""
-    limit: Limit
+    limit: Limit | StockLimit
     parameters: Parameters
 
     @classmethod
-    def of(cls, key: str, limit: Limit, now: int) -> CompiledLimit:
+    def of(cls, key: str, limit: Limit | StockLimit, now: int) -> CompiledLimit:
         """Compile a limit; `now` (microseconds) is used by calendar limits only."""
         return cls(key, limit, limit.parameters(now))
 
@@ -62,12 +60,12 @@ class CompiledLimit(NamedTuple):
 
 
 class CompiledRule:
-    """A rule, or several rules of one name that differ only in their limits. It does not change.
+    """A rule, several rules of one name that differ only in their limits, or the take of a counter. It does not change.
 
     `subject`: only for a counter of a group, whose keys do not begin with those of the subject.
     """
 
-    def __init__(self, rules: Sequence[Rule], subject: str | None = None) -> None:
+    def __init__(self, rules: Sequence[Asked], subject: str | None = None) -> None:
         self.rules = rules
         self.rule = rule = rules[0]
         self.name = rule.name
@@ -88,21 +86,9 @@ class CompiledRule:
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}
-        self._under: dict[str, Rule] = {}
+        self.under: dict[str, Rule] = {}
+        """The rule with the rates of overrides, by these; see `resolving.rule_under`."""
         self._packed_arguments: dict[tuple[int, bool], tuple[int, bytes]] = {}
-
-    def under(self, rates: str) -> Rule:
-        """Return the rule with the rates of an override; unchanged, with a line in the log, if they do not fit it."""
-        found = self._under.get(rates)
-        if found is None:
-            try:
-                found = self.rule.under(rates)
-            except RuleError as error:
-                logger.error(_UNFIT, rates, self.name, error)  # noqa: TRY400 — the error says it all
-                found = self.rule
-            if len(self._under) < MAX_RATES:
-                self._under[rates] = found
-        return found
 
     def key_parts(self, length: int) -> list[bytes]:
         """Return what is around the beginning of its keys, which is `length` bytes long; see `words.key_parts`."""
@@ -140,11 +126,6 @@ class CompiledRule:
 MAX_COSTS = 256
 """For how many costs a compiled rule keeps its arguments."""
 
-_UNFIT = "The override %r does not fit rule %r and is ignored: %s"
-
-MAX_RATES = 256
-"""For how many rates of overrides a compiled rule keeps the rule that has them."""
-
 MAX_RULES = 4_096
 """How many compiled rules a process keeps. Above that it forgets all, and compiles again what it meets."""
 
@@ -152,7 +133,7 @@ _compiled: dict[int | tuple[int, ...], CompiledRule] = {}
 """By the `id` of the rule, or of several rules. A compiled rule keeps its rules alive."""
 
 
-def compiled(rule: Rule) -> CompiledRule:
+def compiled(rule: Asked) -> CompiledRule:
     """Return the compiled form of a rule, made when first needed."""
     found = _compiled.get(id(rule))
     return _keep(id(rule), CompiledRule((rule,))) if found is None else found

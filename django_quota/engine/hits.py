@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from django_quota.core.algorithms import Verdict
 from django_quota.core.days import day_of
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
 from django_quota.engine.asks import Place
 from django_quota.engine.compiled import CompiledLimit, CompiledRule
 from django_quota.engine.words import packed
@@ -58,8 +58,8 @@ class Hit(_HitFields):
         return self._replace(moment=moment, day=None if self.day is None else DayKey.of(self.base, moment, zone))
 
     @property
-    def rule(self) -> Rule:
-        """The rule, or the first of several."""
+    def rule(self) -> Asked:
+        """The rule, the first of several, or the take of a counter."""
         return self.compiled.rule
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django_quota.core.overrides import OverrideTable
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import Adjust, Adjustment
 from django_quota.engine.compiled import CompiledLimit
@@ -94,7 +94,7 @@ class Settlement(NamedTuple):
         ]
         return Adjustment(taken.moment, self.actual[hit.place], places)
 
-    def uncounted(self) -> list[tuple[Rule, str, int, int, bool]]:
+    def uncounted(self) -> list[tuple[Asked, str, int, int, bool]]:
         """Return what only the day counted: each with its rule, its subject, and when it was counted (microseconds).
 
         After these, how many more units it really used, and whether it used none at all.

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
-from django_quota.core.counter_rules import CounterRule
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import VERSION, escape, group_base, system_key
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
+from django_quota.core.takes import Asked, Take
 from django_quota.engine.asks import Ask, Place, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled, compiled_together
 from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import DayKey, Hit
+
+logger = logging.getLogger("django_quota")
 
 AskMode = Literal["check", "force", "peek", "refund"]
 """What is asked of a store; see `codec.Mode`."""
@@ -61,7 +64,7 @@ class Resolved(NamedTuple):
         return [ask.subject for ask in self.given]
 
     @property
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[Asked]:
         """The rule of each ask."""
         return [ask.rule for ask in self.given]
 
@@ -91,7 +94,7 @@ class Resolved(NamedTuple):
         first = self.given[0]
         return Decision.without_limit(first.rule.name, first.subject, degraded=degraded)
 
-    def without_store(self, refusing: Sequence[Rule]) -> Decision:
+    def without_store(self, refusing: Sequence[Asked]) -> Decision:
         """Return the refusal by one of these rules, preferably one that blocks; allow the request if none limits it."""
         found = [
             Decision.without_limit(*ask.place, allowed=False, enforced=ask.rule.block, degraded=True)
@@ -120,8 +123,8 @@ def resolve(
     differ in more than their rates.
     """
     if counters_only:
-        limited = {ask.place for ask in asks if not ask.rule.is_counter}
-        counters = [ask for ask in asks if ask.rule.is_counter]
+        limited = {ask.place for ask in asks if not isinstance(ask.rule, Take)}
+        counters = [ask for ask in asks if isinstance(ask.rule, Take)]
         return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=limited)
     found = _overrides_of(asks, table, now) if table.by_pk else None
     if not found:
@@ -132,11 +135,11 @@ def resolve(
     for ask in asks:
         place = ask.place
         override = found.get(place)
-        if override is None:
+        if override is None or isinstance(ask.rule, Take):
             sent.append(ask)
         elif override.mode in ("exempt", "blocked"):
-            known = here.get(place, ())
-            here[place] = known + tuple([each for each in _outcomes_under(override, ask, now) if each not in known])
+            known, outcomes = here.get(place, ()), _outcomes_under(override, ask.rule, ask, now)
+            here[place] = known + tuple([each for each in outcomes if each not in known])
             if place in taken or (override.mode == "blocked" and mode in ("refund", "force")):
                 sent.append(ask)
             else:
@@ -162,7 +165,7 @@ _group_of = attrgetter("group")
 def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[Place, Override]:
     found = {}
     for ask in asks:
-        override = None if ask.rule.is_counter else table.find(ask.subject, ask.rule.name, now)
+        override = None if isinstance(ask.rule, Take) else table.find(ask.subject, ask.rule.name, now)
         if override is not None:
             found[ask.place] = override
     return found
@@ -182,11 +185,10 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
         rule, subject, cost, value, is_estimate = of_place[0]
         of_rule = compiled(rule) if len(of_place) == 1 else _of_several(of_place)
         base = f"{scope.prefix}:{VERSION}:{{{escape(subject)}}}:"
-        if rule.is_counter or rule.distinct is not None:
-            if rule.distinct is not None and cost > 1:
-                raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-            if isinstance(rule, CounterRule) and rule.group is not None:
-                of_rule, base = CompiledRule((rule,), subject), group_base(scope.prefix, rule.group) + "}:"
+        if rule.distinct is not None and cost > 1:
+            raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
+        if isinstance(rule, Take) and rule.group is not None:
+            of_rule, base = CompiledRule((rule,), subject), group_base(scope.prefix, rule.group) + "}:"
         group = 0
         if of_rule.decides_alone:
             groups += 1
@@ -200,11 +202,10 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
 
 def _of_several(asks: Sequence[Ask]) -> CompiledRule:
     """Return the compiled form of several rules of one name."""
-    first = asks[0]
-    for other in asks:
-        if other._replace(rule=first.rule) != first:
-            raise name_conflict(other.rule, first.rule)
-    return compiled_together([ask.rule for ask in asks])
+    first, rules = asks[0], [ask.rule for ask in asks if isinstance(ask.rule, Rule)]
+    if any(other._replace(rule=first.rule) != first for other in asks):
+        raise name_conflict(rules[-1], rules[0])
+    return compiled_together(rules)
 
 
 def rule_under(rule: Rule, override: Override) -> Rule:
@@ -213,12 +214,28 @@ def rule_under(rule: Rule, override: Override) -> Rule:
         return rule.but(shadow=True)
     if override.mode != "rate":
         return rule
-    return compiled(rule).under(override.rates)
+    known = compiled(rule).under
+    found = known.get(override.rates)
+    if found is None:
+        try:
+            found = rule.under(override.rates)
+        except RuleError as error:
+            logger.error(_UNFIT, override.rates, rule.name, error)  # noqa: TRY400 — the error says it all
+            found = rule
+        if len(known) < MAX_RATES:
+            known[override.rates] = found
+    return found
 
 
-def _outcomes_under(override: Override, ask: Ask, now: int) -> tuple[Outcome, ...]:
+_UNFIT = "The override %r does not fit rule %r and is ignored: %s"
+
+MAX_RATES = 256
+"""For how many rates of overrides a process keeps the rule that has them, for each rule."""
+
+
+def _outcomes_under(override: Override, rule: Rule, ask: Ask, now: int) -> tuple[Outcome, ...]:
     """Return an outcome for each limit of a rule whose subject an override exempts or blocks."""
-    rule, subject, cost = ask.rule, ask.subject, ask.cost
+    subject, cost = ask.subject, ask.cost
     enforced = rule.block and not rule.shadow
     if override.mode == "exempt":
         return tuple(

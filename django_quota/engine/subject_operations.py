@@ -150,8 +150,11 @@ def reset_of(hits: Sequence[Hit], table: OverrideTable, log: EventLog) -> Reset:
     """Return the operation that drops all that hits count, also under the rates of overrides, and lifts bans."""
     states = []
     for hit in hits:
-        rates = [each for each in table.matching(hit.subject, hit.rule.name) if each.mode == "rate"]
-        states.append(RuleState.of(hit, [rule_under(hit.rule, override) for override in rates]))
+        rule, others = hit.rule, list[Rule]()
+        if isinstance(rule, Rule):
+            matching = table.matching(hit.subject, rule.name)
+            others = [rule_under(rule, override) for override in matching if override.mode == "rate"]
+        states.append(RuleState.of(hit, others))
     return Reset(states, log)
 
 

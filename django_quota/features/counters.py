@@ -16,12 +16,12 @@ from typing import Any
 from django_quota.conf import current
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.clock import MAX_GUESSES, SECOND, now
-from django_quota.core.counter_rules import CounterEntry
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import group_base, key_of, subject_base
 from django_quota.core.rates import MAX_PERIOD, Duration, parse_duration
+from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine import counter_operations as operations
 from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
@@ -83,6 +83,11 @@ class Counter(CounterEntry):
     def __repr__(self) -> str:
         group = "" if self.group is None else f", group={self.group!r}"
         return f"counter({self.name!r}, ttl={self.ttl!r}{group})"
+
+    @property
+    def as_take(self) -> Take:
+        """What an entry of `check_all` asks of the counter."""
+        return Take(self.name, self.group, self._ttl)
 
     @property
     def ttl(self) -> timedelta:

@@ -10,10 +10,10 @@ from typing import Any
 from django.core import signing
 
 from django_quota.conf import current
-from django_quota.core.counter_rules import CounterRule, counter_rule
 from django_quota.core.errors import RuleError
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked, Take
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.limiting.api import rule_of_tier, rule_without_request
@@ -57,9 +57,9 @@ def read_hold(text: str) -> Receipt:
     return Receipt(asks, taken, read["decided_at"])
 
 
-def _written(rule: Rule) -> dict[str, Any]:
+def _written(rule: Asked) -> dict[str, Any]:
     """Return what finds or makes a rule again: its name, its rates and options, or the group of a counter."""
-    if isinstance(rule, CounterRule):
+    if isinstance(rule, Take):
         return {"counter": rule.name, "group": rule.group, "ttl": rule.ttl}
     if rule.name in current().rules:
         configured = current().rule(rule.name)
@@ -70,10 +70,10 @@ def _written(rule: Rule) -> dict[str, Any]:
     return {"name": rule.name, "rates": [str(rate) for rate in rule.rates], **options}
 
 
-def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Rule:
+def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Asked:
     """Return the rule that was written; a configured one as it is now. Raises `RuleError` if that is gone."""
     if "counter" in written:
-        return counter_rule(written["counter"], written["group"], written["ttl"])
+        return Take(written["counter"], written["group"], written["ttl"])
     if "rates" in written:
         options = dict(written)
         return Rule.make(options.pop("name"), *options.pop("rates"), **options)

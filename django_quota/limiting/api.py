@@ -15,12 +15,12 @@ from django.http import HttpRequest
 
 from django_quota.conf import current, rule_of
 from django_quota.core.clock import SECOND
-from django_quota.core.counter_rules import CounterEntry, as_rule
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
 from django_quota.core.rules import OF_REQUESTS, CallOptions, Rule, default_tier_of
+from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Settlement
@@ -30,7 +30,7 @@ from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.request_hits import asked_by_flow, value_digest
-from django_quota.requests.subjects import is_user, named_subject, user_subject
+from django_quota.requests.subjects import is_user, named_subject, subject_of, user_subject
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
             what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "force= is not for it"
             raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
     if mode == "force":  # "force" refuses nobody, so the rule does not block
-        asks = [ask._replace(rule=ask.rule.but(block=False)) for ask in asks]
+        asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     answer = yield from answer_flow(asks, mode)
     return answer.decision
 
@@ -351,6 +351,12 @@ def ask_flow(
     return (Ask(rule, name, units, "" if value is None else value_digest(rule, value)),)
 
 
+def _ask_of_counter(counter: CounterEntry, subject: AnySubject, units: int | None) -> Ask:
+    take = counter.as_take
+    name = subject_of(subject, "a counter")
+    return Ask(take, name, take.cost if units is None else validate_cost(units, take.name))
+
+
 def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
     """Return what several rules ask for, each for its own subject and cost; `is_peek` as for `ask_flow`.
 
@@ -365,9 +371,14 @@ def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Seq
             raise RuleError(problem, _ENTRIES_EXAMPLE)
         rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
         options = {"tier": tier[0]} if tier else {}
-        (ask,) = yield from ask_flow(as_rule(rule), subject, cost, None, options, is_peek=is_peek)
+        if isinstance(rule, CounterEntry):
+            if tier:
+                raise RuleError(f"Counter {rule.as_take.name!r} has no tier {tier[0]!r}.", _ENTRIES_EXAMPLE)
+            ask = _ask_of_counter(rule, subject, cost)
+        else:
+            (ask,) = yield from ask_flow(rule, subject, cost, None, options, is_peek=is_peek)
         if ask.place in found:
-            kind = "Counter" if ask.rule.is_counter else "Rule"
+            kind = "Counter" if isinstance(ask.rule, Take) else "Rule"
             problem = f"{kind} {ask.rule.name!r} is listed twice for {ask.subject}."
             raise RuleError(problem, "Give it once, with the whole cost.")
         if len(found) == MAX_ENTRIES:

@@ -9,6 +9,7 @@ from django_quota.core import clock
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreFull, StoreUnavailable
 from django_quota.core.rule_options import OnUnavailable
+from django_quota.core.rules import Rule
 from django_quota.engine.answers import answered
 from django_quota.engine.asks import Ask
 from django_quota.engine.decide import Decide
@@ -52,7 +53,7 @@ class Fallback:
     ) -> Decision:
         """Decide what is asked in the memory of this process, each rule by its part of the limits."""
         workers, moment = 1 if self.workers is None else self.workers.number, clock.now()
-        parts = [ask._replace(rule=part_of(ask.rule, workers)) for ask in asks]
+        parts = [Ask(part_of(ask.rule, workers), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
         overridden = frozenset(hit.place for hit in resolved.hits if hit.is_overridden)
         hits = hits_of(parts, Scope("", scope.zone), moment, overridden)
         local = Resolved(parts, parts, hits, moment, has_groups=any(hit.group for hit in hits))

@@ -22,7 +22,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked, Take
 from django_quota.engine.answers import Answer
 from django_quota.engine.events import EventRecord
 from django_quota.engine.hits import Hit
@@ -137,7 +137,7 @@ class Refusals:
         topped up at any moment, nothing is remembered.
         """
         resolved = answer.resolved
-        if any(rule.ban is not None or rule.count_refused or rule.is_counter for rule in resolved.rules):
+        if any(rule.ban is not None or rule.count_refused or isinstance(rule, Take) for rule in resolved.rules):
             return
         now = _clock()
         refusing: list[tuple[Hit, tuple[Outcome, ...]]] = []
@@ -212,7 +212,7 @@ def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) ->
     return int(min(spans))
 
 
-def _seconds(rule: Rule) -> float:
+def _seconds(rule: Asked) -> float:
     """Return for how long a process may repeat the refusals of a rule."""
     if rule.distinct is not None:
         return 0

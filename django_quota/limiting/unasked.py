@@ -25,7 +25,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, key_of, subject_base
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import counts_day
 from django_quota.engine.events import AppendEvents, EventRecord
@@ -217,7 +217,7 @@ class UnaskedHits:
         return [reply for reply in replies if isinstance(reply, Exception)]
 
 
-def _place_of(rule: Rule, subject: str, moment: int) -> Place:
+def _place_of(rule: Asked, subject: str, moment: int) -> Place:
     base = subject_base(current().prefix, subject) + "}:"
     day_key = DayKey.of(base, moment, time_zone()).key if counts_day(rule, subject) else ""
     return Place(base + "s", day_key, field(rule.name), rule.of_tier)

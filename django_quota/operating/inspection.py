@@ -116,7 +116,7 @@ class LimitStatus:
         return cls(
             outcome.rule,
             str(outcome.rate),
-            outcome.of.algorithm.name,
+            outcome.of.algorithm_name,
             outcome.limit,
             max(0, outcome.limit - outcome.remaining) + outcome.over,
             outcome.remaining,

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
+from django_quota.core.algorithms.stock import UnitsLeft
 from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.rates import Rate
 from django_quota.web.refusal_log import log_refusal
@@ -107,7 +108,7 @@ def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
     return list(taken)
 
 
-def _label(rule: str, rate: Rate | AtOnce | None) -> str:
+def _label(rule: str, rate: Rate | AtOnce | UnitsLeft | None) -> str:
     public = _ARGUMENTS.sub("", rule)
     name = quote(public.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
     return name if rate is None else f"{name}-{rate.window}"

@@ -138,7 +138,7 @@ def left_in_words(outcome: Outcome) -> str:
         return _("blocked until %(until)s") % words if until else _("blocked")
     if until is None:
         return _("%(left)s of %(limit)s left") % words
-    if outcome.of.algorithm.name in ("calendar", "fixed_window"):
+    if outcome.of.algorithm_name in ("calendar", "fixed_window"):
         return _("%(left)s of %(limit)s left until %(until)s") % words
     return _("%(left)s of %(limit)s left, all of them from %(until)s") % words
 

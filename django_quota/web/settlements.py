@@ -19,7 +19,7 @@ from django_quota.core.decisions import NOTHING_LIMITS, Decision, updated
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import MAX_COUNT
-from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
 from django_quota.features.reservations import Hold
@@ -118,7 +118,7 @@ def _costs_flow(asks: Sequence[Ask], counted: Sequence[bool], request: HttpReque
     return costs
 
 
-def _read_cost(cost: object, rule: Rule) -> int:
+def _read_cost(cost: object, rule: Asked) -> int:
     if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
         raise RuleError(
             f"settle= of rule {rule.name!r} returned {cost!r}.", f"Return a whole number from 0 to {MAX_COUNT}."

@@ -41,7 +41,7 @@ _EVERY_FEW = {
 }
 
 
-def rate_in_words(rate: Rate | AtOnce) -> str:
+def rate_in_words(rate: Rate | AtOnce | UnitsLeft) -> str:
     """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
     count = number_format(rate.count, use_l10n=True, force_grouping=True)
     if isinstance(rate, UnitsLeft):
@@ -137,7 +137,7 @@ def _limit_sentences(binding: Outcome) -> Iterator[str]:
         return
     if limits_logins() and any(binding.rule == rule.name for rule in current().login):
         yield _("Too many failed logins: the limit is %(rate)s.") % words
-    elif isinstance(of, Limit) and of.algorithm.name == "distinct":
+    elif isinstance(of, Limit) and of.algorithm_name == "distinct":
         yield _("The limit is %(rate)s, and each different value counts once.") % words
     elif isinstance(of, Limit) and of.options.burst is not None:
         yield _("The limit is %(rate)s, at most %(most)s at once.") % words

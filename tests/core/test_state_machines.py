@@ -15,6 +15,7 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.overrides import OverrideTable
+from django_quota.core.takes import Asked
 from django_quota.engine import counter_operations as counters
 from django_quota.engine import lease_operations as leases
 from django_quota.engine import subject_operations as subjects
@@ -28,7 +29,7 @@ from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.questions import Question, QuestionMode
-from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES
+from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES, WITH_SHARES
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
@@ -41,7 +42,7 @@ class Plans(Machine):
     """Plans of any rules are decided, looked at, forced, refunded, and settled; bans come and go."""
 
     @initialize(phase=st.integers(0, DAY), its_rules=SOME_RULES)
-    def begin(self, phase: int, its_rules: list[Rule]) -> None:
+    def begin(self, phase: int, its_rules: list[Asked]) -> None:
         self.now = self.latest = START + phase
         self.its_rules = its_rules
         self.taken: list[Receipt] = []
@@ -152,7 +153,7 @@ Act = tuple[int, str, int, int]
 """How much time passes first, what is done, at which cost, and which of those that took something is adjusted."""
 
 
-def do_all(places: Places, its_rules: list[Rule], acts: list[Act], now: int, *, with_events: bool) -> None:
+def do_all(places: Places, its_rules: list[Asked], acts: list[Act], now: int, *, with_events: bool) -> None:
     """Do what one subject does under these rules."""
     taken: list[Receipt] = []
 
@@ -184,7 +185,7 @@ def do_all(places: Places, its_rules: list[Rule], acts: list[Act], now: int, *, 
     with_events=st.booleans(),
 )
 def test_neither_do_they_in_what_they_give_back(
-    raw: redis.Redis, its_rules: list[Rule], phase: int, acts: list[Act], with_events: bool
+    raw: redis.Redis, its_rules: list[Asked], phase: int, acts: list[Act], with_events: bool
 ) -> None:
     """One subject's checks, refunds and adjusts under one rule or two, many at a time."""
     raw.flushall()
@@ -205,8 +206,8 @@ EACH: list[Act] = [
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("with_events", [True, False], ids=["events", "silent"])
-@pytest.mark.parametrize("its_rule", RULES, ids=[f"{each.name}{'-share' * bool(each.share)}" for each in RULES])
-def test_neither_do_they_under_any_rule(places: Places, its_rule: Rule, with_events: bool) -> None:
+@pytest.mark.parametrize("its_rule", RULES, ids=[each.name + "-share" * (each in WITH_SHARES) for each in RULES])
+def test_neither_do_they_under_any_rule(places: Places, its_rule: Asked, with_events: bool) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
     do_all(places, [its_rule], EACH, START, with_events=with_events)
 
@@ -220,7 +221,7 @@ SEVERAL = [
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("its_rules", SEVERAL, ids=["two tiers", "shares and tiers"])
-def test_neither_do_they_under_several_rules_at_once(places: Places, its_rules: list[Rule]) -> None:
+def test_neither_do_they_under_several_rules_at_once(places: Places, its_rules: list[Asked]) -> None:
     """A fast decision notes the tier of each."""
     do_all(places, its_rules, EACH, START, with_events=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from django_quota import Rule, counter
-from django_quota.core.counter_rules import as_rule
+from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import PER_LIMIT
 from tests.support.questions import Question
@@ -14,7 +14,7 @@ from tests.support.steps import SECOND
 
 BAN = {"after": "3/m", "for": ["20s", "2m"]}
 
-RULES = [
+_PLAIN = [
     Rule.make("exact", "5/m"),
     Rule.make("slices", "40/m; 150/h", precision=7),
     Rule.make("packed", "250/m"),
@@ -37,17 +37,17 @@ RULES = [
     Rule.make("banning", "2/m; 9/h", ban=BAN),
     Rule.make("devices", "3/m", distinct=True, ban=BAN),
 ]
-RULES += [
+WITH_SHARES = [
     Rule.make(rule.name, *rule.rates, algorithm=rule.algorithm, burst=rule.burst, precision=rule.precision, tz=rule.tz,
               warn_at=rule.warn_at, daily=rule.daily, share=0.4)
-    for rule in RULES
+    for rule in _PLAIN
     if rule.name in ("exact", "slices", "shares", "fixed", "calendar", "bucket", "burst", "leaky")
 ]  # fmt: skip
 
 PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda _: "pro", daily=True)
-RULES += PLANS.tiers.values()
+RULES: list[Asked] = [*_PLAIN, *WITH_SHARES, *PLANS.tiers.values()]
 
-CREDITS, POOLED = as_rule(counter("credits")), as_rule(counter("pooled", group="shop"))
+CREDITS, POOLED = counter("credits").as_take, counter("pooled", group="shop").as_take
 RULES += [CREDITS, POOLED]
 
 GAPS = st.one_of(

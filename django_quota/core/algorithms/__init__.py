@@ -17,7 +17,7 @@ from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.algorithms.fixed_window import FixedWindow
 from django_quota.core.algorithms.leaky_bucket import LeakyBucket
 from django_quota.core.algorithms.sliding_window import SlidingWindow
-from django_quota.core.algorithms.stock import Stock
+from django_quota.core.algorithms.stock import STOCK
 from django_quota.core.algorithms.token_bucket import TokenBucket
 
 __all__ = [
@@ -46,9 +46,6 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
 
 DISTINCT = Distinct()
 """Decides rules with `distinct=`; not a value of `algorithm=`."""
-
-STOCK = Stock()
-"""Decides entries that are counters; not a value of `algorithm=`."""
 
 REGISTRY: dict[str, Algorithm[Any]] = {**ALGORITHMS, DISTINCT.name: DISTINCT, STOCK.name: STOCK}
 """Every algorithm that the decision script knows, by its name."""

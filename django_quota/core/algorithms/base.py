@@ -163,6 +163,11 @@ class Limit:
     """What is counted, as the RateLimit-Policy header names it."""
 
     @property
+    def algorithm_name(self) -> str:
+        """The name of its algorithm."""
+        return self.algorithm.name
+
+    @property
     def capacity(self) -> int:
         """The most that can be left: the burst of a bucket, else the count of the rate."""
         timeless = self.timeless_parameters

@@ -6,7 +6,7 @@ This is not an `Algorithm`: a slot is free again when its holder gives it back, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,6 @@ class AtOnce:
         return f"{self.count:,} at once"
 
 
-class Kind(NamedTuple):
-    """What stands in place of an `Algorithm`."""
-
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
 class Concurrency:
     """How many may hold a slot at once; it has the public attributes of a `Limit`."""
@@ -38,7 +32,7 @@ class Concurrency:
     """The name of the slot."""
     capacity: int
     """How many may hold the slot."""
-    algorithm: ClassVar[Kind] = Kind("concurrency")
+    algorithm_name: ClassVar[str] = "concurrency"
     unit: ClassVar[str] = "concurrent-requests"
     window: ClassVar[None] = None
 

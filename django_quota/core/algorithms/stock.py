@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Parameters, Verdict
-from django_quota.core.algorithms.concurrency import AtOnce, Kind
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 """The bounds of a total."""
@@ -57,11 +56,45 @@ class Stock(Algorithm[Total]):
         return state.expiry
 
 
+STOCK = Stock()
+"""Decides entries that are counters; not a value of `algorithm=`."""
+
+
 @dataclass(frozen=True, slots=True)
-class UnitsLeft(AtOnce):
+class StockLimit:
+    """What a counter admits, as stores decide it; it has what they need of a `Limit`."""
+
+    rule: str
+    """The name of the counter."""
+    ttl: int
+    """How long the counter lives after a change, in microseconds."""
+    algorithm: ClassVar[Stock] = STOCK
+    options: ClassVar[Options] = Options()
+
+    @property
+    def timeless_parameters(self) -> Parameters:
+        """Its parameters, which are the same at any time."""
+        return Parameters(MAX_USED, self.ttl)
+
+    def parameters(self, now: int) -> Parameters:
+        """Return its parameters; see `Limit.parameters`."""
+        return self.timeless_parameters
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The algorithm's name and these parameters, encoded for the script."""
+        return self.algorithm.encode(self.timeless_parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsLeft:
     """A number of units; the outcome of a counter has this in place of a `Rate`."""
 
+    count: int
     window: ClassVar[str] = "left"
+
+    def __str__(self) -> str:
+        return self.in_words()
 
     def in_words(self) -> str:
         """Return the number as people say it: `"120 left"`."""
@@ -76,7 +109,7 @@ class Held:
     """The name of the counter."""
     capacity: int
     """How many units are left."""
-    algorithm: ClassVar[Kind] = Kind("stock")
+    algorithm_name: ClassVar[str] = Stock.name
     unit: ClassVar[str] = "units"
     window: ClassVar[None] = None
 

@@ -1,0 +1,64 @@
+"""A take: units of a counter that a request takes together with its limits, all or nothing.
+
+Counters are data, not limits: a take has no overrides, no events and no counts of days, and without the store it is
+refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from django_quota.core.algorithms.stock import StockLimit
+from django_quota.core.rules import Rule
+
+
+@dataclass(frozen=True)
+class Take:
+    """What a decision asks of a counter. A request asks it of a `Rule`, which has the same attributes."""
+
+    name: str
+    """The name of the counter."""
+    group: str | None = None
+    """The group of the counter; see `counter`."""
+    ttl: int = 0
+    """How long the counter lives after its last change, in microseconds."""
+    cost: ClassVar[int] = 1
+    """What it takes unless the entry says."""
+    shadow: ClassVar[bool] = False
+    block: ClassVar[bool] = True
+    daily: ClassVar[bool] = False
+    ban: ClassVar[Any] = None
+    distinct: ClassVar[None] = None
+    count_refused: ClassVar[bool] = False
+    cache_refusals: ClassVar[float] = 0.0
+    settles: ClassVar[bool] = False
+    settle: ClassVar[None] = None
+    count_when: ClassVar[None] = None
+    reads_body: ClassVar[Literal[""]] = ""
+    on_unavailable: ClassVar[Literal["deny"]] = "deny"
+    of_tier: ClassVar[str] = ""
+    warn_shares: ClassVar[tuple[int, ...]] = ()
+    lowest_warn_share: ClassVar[str] = "0"
+    is_quiet: ClassVar[bool] = True
+    encoded: ClassVar[tuple[str, ...]] = ("quiet",)
+
+    @property
+    def limits(self) -> tuple[StockLimit, ...]:
+        """Its only limit: what the counter holds."""
+        return (StockLimit(self.name, self.ttl),)
+
+
+Asked = Rule | Take
+"""What a request asks for: to be let in by a rule, or units of a counter."""
+
+
+class CounterEntry:
+    """What may be in an entry in place of a rule: the base of `Counter`, which is in a higher layer."""
+
+    __slots__ = ()
+
+    @property
+    def as_take(self) -> Take:
+        """What an entry asks of the counter."""
+        raise NotImplementedError
