@@ -67,21 +67,21 @@ def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     """
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
+    settings = current()
+    if not (settings.headers or settings.legacy_headers):
+        return  # the outcomes, which most decisions read when somebody asks, stay unread
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     if not outcomes or _is_public(response):
         return
-    settings = current()
-    own = getattr(response, OWN_HEADERS, ())
+    headers, own = response.headers, getattr(response, OWN_HEADERS, ())
     if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
-        names, policy = policies(tuple([outcome.of for outcome in outcomes]))
-        headers = response.headers
-        headers["RateLimit-Policy"] = policy
+        names, headers["RateLimit-Policy"] = policies(tuple([outcome.of for outcome in outcomes]))
         headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:
         legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
         for name, value in legacy.items():
             if f"x-ratelimit-{name.lower()}" not in own:
-                response.headers[f"X-RateLimit-{name}"] = str(value)
+                headers[f"X-RateLimit-{name}"] = str(value)
 
 
 @lru_cache(maxsize=1024)
@@ -126,8 +126,11 @@ def _policy(name: str, limit: AnyLimit) -> str:
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining = 0 if outcome.is_shut_out else min(max(outcome.remaining, 0), _MAX_INTEGER)
-    wait = outcome.next_after
+    remaining, wait = outcome.remaining, outcome.next_after
+    if remaining < 0 or (not outcome.allowed and outcome.is_shut_out):
+        remaining = 0
+    elif remaining > _MAX_INTEGER:
+        remaining = _MAX_INTEGER
     if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
     return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'
