@@ -304,6 +304,15 @@ class Rule:
         return next((kind for kind in _BODY_KINDS if kind in kinds), "")
 
     @cached_property
+    def needs_view(self) -> bool:
+        """Whether it needs the user, the body, or a function of the request, which may look at the user."""
+        if self.tiers or self.reads_body or (self.exempt is not None and self.exempt.staff):
+            return True
+        if any(option not in AFTER_RESPONSE for option, _ in functions_of(self)):
+            return True
+        return any(is_about_the_user(part) for _, part in key_parts(self))
+
+    @cached_property
     def warn_shares(self) -> tuple[int, ...]:
         """`warn_at` in thousandths, in rising order; empty if the rule emits no "near" events."""
         given = () if self.shadow or self.warn_at is None else self.warn_at
@@ -533,6 +542,15 @@ def key_parts(rule: Rule) -> Iterator[tuple[str, Any]]:
     """Yield each part of `key` and `distinct`, with its option. A tuple within a tuple has parts of its own."""
     parts = [("key", part) for part in _flat(rule.key)] + [("distinct", part) for part in _flat(rule.distinct)]
     return ((option, part) for option, part in parts if part is not None and part is not True)
+
+
+def is_about_the_user(part: object) -> bool:
+    """Say whether a key, or a part of one, is the user, or a function, by itself or by its dotted path."""
+    if isinstance(part, tuple):
+        return any(map(is_about_the_user, part))
+    if isinstance(part, str):
+        return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
+    return callable(part)
 
 
 def _flat(key: object) -> list[object]:

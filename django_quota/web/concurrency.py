@@ -30,7 +30,7 @@ from django_quota.core.errors import (
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
-from django_quota.core.rules import OPTIONS, check_default_shares, dotted_path
+from django_quota.core.rules import OPTIONS, check_default_shares, dotted_path, is_about_the_user
 from django_quota.features.leases import MAX_SLOTS, Lease, Slot
 from django_quota.features.request_end import at_request_end
 from django_quota.limiting.registry import get_limiter
@@ -48,7 +48,7 @@ from django_quota.web.limited_requests import (
     undo_flow,
     write_own_headers,
 )
-from django_quota.web.request_rules import is_about_the_user, is_decided_later
+from django_quota.web.request_rules import is_decided_later
 from django_quota.web.responses import arefusal, refusal
 from django_quota.web.settlements import show
 from django_quota.web.view_kinds import called_view, dispatch_of, naming, wrap_view

@@ -13,14 +13,14 @@ token got a 401, they are decided then.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
 from django.views import View
 
 from django_quota.conf import current
-from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
+from django_quota.core.caching import cached
+from django_quota.core.rules import Rule
 from django_quota.requests.site_rules import site_rules
 from django_quota.web.view_kinds import called_view
 from django_quota.web.view_marks import own
@@ -37,7 +37,10 @@ def rules_before(request: HttpRequest, view: Callable[..., Any]) -> tuple[list[R
     Also return the rules that wait for the view, and the `@quota`, which must not decide its rules again.
     """
     spec, owner = _quota_of(view, request.method)
-    return *_split(site_rules(request) + (spec.rules(owner) if spec else []), view, ()), spec
+    rules = site_rules(request)
+    if spec is not None:
+        rules = rules + spec.rules(owner)
+    return *_split(rules, view, ()), spec
 
 
 def rules_of(spec: Limited, owner: type | None, args: tuple[Any, ...]) -> tuple[list[Rule], list[Rule]]:
@@ -49,9 +52,10 @@ def rules_of(spec: Limited, owner: type | None, args: tuple[Any, ...]) -> tuple[
 
 
 def _split(rules: list[Rule], view: Any, args: tuple[Any, ...]) -> tuple[list[Rule], list[Rule]]:
-    if not _finders or not is_decided_later(called_view(view, args)):
+    waiting = [rule for rule in rules if rule.needs_view] if _finders else []
+    if not waiting or not is_decided_later(called_view(view, args)):
         return rules, []
-    return [rule for rule in rules if not needs_view(rule)], [rule for rule in rules if needs_view(rule)]
+    return [rule for rule in rules if not rule.needs_view], waiting
 
 
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
@@ -120,16 +124,19 @@ def rules_of_view(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
 
 def _quota_of(view: Callable[..., Any], method: str | None) -> tuple[Limited | None, type | None]:
     """Return the `@quota` on the outside of a view, and the class of the view (None for a function)."""
-    try:
-        spec, owner = _outermost(view)
-    except TypeError:  # it has no hash
-        spec, owner = _outermost.__wrapped__(view)
+    spec, owner = _outermost(view)
     if spec is None and owner is not None:
-        spec = own(_handler(owner, method), Limited)
+        spec = _own_limited(_handler(owner, method))
     return spec, owner
 
 
-@lru_cache(maxsize=1024)
+@cached(maxsize=1024)
+def _own_limited(method: Any) -> Limited | None:
+    """Return the `@quota` on a method itself."""
+    return own(method, Limited)
+
+
+@cached(maxsize=1024)
 def _outermost(view: Any) -> tuple[Limited | None, type | None]:
     """Return the outermost `@quota` of a view, and the class; only the class if each method has its own `@quota`."""
     found = own(view, Limited)
@@ -176,21 +183,3 @@ def decides_later(finder: F) -> F:
 def is_decided_later(view: Any) -> bool:
     """Say whether a view itself decides the rules that need the user."""
     return any(finder(view) for finder in _finders)
-
-
-def needs_view(rule: Rule) -> bool:
-    """Say whether a rule needs the user, the body, or a function of the request, which may look at the user."""
-    if rule.tiers or rule.reads_body or (rule.exempt is not None and rule.exempt.staff):
-        return True
-    if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
-        return True
-    return any(is_about_the_user(part) for _, part in key_parts(rule))
-
-
-def is_about_the_user(part: object) -> bool:
-    """Say whether a key, or a part of one, is the user, or a function, by itself or by its dotted path."""
-    if isinstance(part, tuple):
-        return any(map(is_about_the_user, part))
-    if isinstance(part, str):
-        return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
-    return callable(part)

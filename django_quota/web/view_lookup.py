@@ -19,7 +19,7 @@ from django_quota.core.rules import Rule
 from django_quota.limiting.known_rules import finds_rules, slot_finders
 from django_quota.requests.site_rules import applies_to
 from django_quota.web.concurrency import Gate
-from django_quota.web.request_rules import Limited, needs_view
+from django_quota.web.request_rules import Limited
 from django_quota.web.view_kinds import bound_to_class, class_of, given_to, is_a_trial, naming
 from django_quota.web.view_marks import Mark, marks_of, marks_of_function
 
@@ -78,10 +78,11 @@ class Endpoint(NamedTuple):
         for name in current().rules:
             with suppress(RuleError):  # a system check reports it
                 rule = current().rule(name)
-                if applies_to(rule, self) and needs_view(rule):
+                if applies_to(rule, self) and rule.needs_view:
                     yield rule
         for found in limited_views([self.pattern]):
-            yield from filter(needs_view, found.rules() if found.called_by is None else ())
+            rules = found.rules() if found.called_by is None else ()
+            yield from (rule for rule in rules if rule.needs_view)
 
 
 def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:
