@@ -8,9 +8,9 @@ request. The index remembers what fits a path, a view and, if a rule asks for it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest
@@ -28,20 +28,13 @@ ANY_HOST: tuple[Kind, str] = ("host", "")
 """The key of all rules that the index has by host."""
 
 
-class RequestTarget:
+class RequestTarget(NamedTuple):
     """The path, view and host of a request, for `Match.matches`."""
 
-    def __init__(self, request: HttpRequest) -> None:
-        self._request = request
-        self.path, self.view = _path_and_view(request)
-
-    @cached_property
-    def host(self) -> str | None:
-        """The host; None if Django does not allow it."""
-        try:
-            return str(split_domain_port(self._request.get_host())[0])
-        except DisallowedHost:  # Django will answer 400
-            return None
+    path: str
+    view: str
+    host: str | None
+    """None if Django does not allow it, or if no rule asks for it."""
 
     def index_keys(self, shapes: Collection[Shape]) -> Iterator[tuple[str, str]]:
         """Return the keys under which the index has rules for this target; `shapes`: those of its keys of paths."""
@@ -72,9 +65,12 @@ class RequestTarget:
             yield "host", host[end:]
 
 
-def _path_and_view(request: HttpRequest) -> tuple[str, str]:
-    match = request.resolver_match
-    return request.path_info, (match.view_name or "") if match is not None else ""
+def _host_of(request: HttpRequest) -> str | None:
+    """Return the host of a request; None if Django does not allow it."""
+    try:
+        return str(split_domain_port(request.get_host())[0])
+    except DisallowedHost:  # Django will answer 400
+        return None
 
 
 class Placed(Protocol):
@@ -125,12 +121,13 @@ class RuleIndex(Generic[P]):
         """Return the rules that fit a request, in their order. Do not change the list."""
         if not self.rules:
             return []
-        target = RequestTarget(request)
-        place = target.path, target.view, target.host if self._asks_host else None
+        match = request.resolver_match
+        view = "" if match is None else match.view_name or ""
+        place = request.path_info, view, _host_of(request) if self._asks_host else None
         rules = self._known.get(place)
         if rules is None:
-            rules = self._find(target)
-            if len(target.path) + len(place[2] or "") <= MAX_PATH:
+            rules = self._find(RequestTarget(*place))
+            if len(place[0]) + len(place[2] or "") <= MAX_PATH:
                 if len(self._known) >= MAX_KNOWN:
                     self._known.clear()
                 self._known[place] = rules
