@@ -7,6 +7,7 @@ import os
 import re
 import reprlib
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -43,19 +44,19 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     ignored. If a proxy names no address, that is logged, and the peer counts. Raises `ConfigurationError` if there is
     no address.
     """
-    settings = current()
+    settings, meta = current(), request.META
     proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
-    peer = request.META.get("REMOTE_ADDR") or ""
-    if "HTTP_X_FORWARDED_FOR" in request.META:
+    peer = meta.get("REMOTE_ADDR") or ""
+    if "HTTP_X_FORWARDED_FOR" in meta:
         if not proxies and not count:
             _warn_of_proxy(peer)
         if hasattr(request, "scope") and _server_trusts_everybody():
             _warn_of_server()
-    if count or (proxies and _is_in(peer, proxies)):
+    if count or (proxies and is_trusted_proxy(peer)):
         if settings.client_ip_header:
-            peer = _from_header(peer, request.META.get(settings.client_ip_header, ""), settings)
+            peer = _from_header(peer, meta.get(settings.client_ip_header, ""), settings)
         else:
-            peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), settings)
+            peer = _walk(peer, meta.get("HTTP_X_FORWARDED_FOR", ""), settings)
     address = canonical(peer, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix))
     if address is None:
         raise _unknown(peer, settings)
@@ -80,7 +81,14 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
 
 def is_trusted_proxy(address: str) -> bool:
     """Return whether an address is in `TRUSTED_PROXIES`."""
-    return _is_in(address, current().trusted_proxies)
+    return _proxies_of(current())(address)
+
+
+@lru_cache(maxsize=1)
+def _proxies_of(settings: QuotaSettings) -> Callable[[str], bool]:
+    """Return the function that says whether an address is in `TRUSTED_PROXIES`, and remembers its answers."""
+    proxies = settings.trusted_proxies
+    return lru_cache(maxsize=4096)(lambda address: _is_in(address, proxies))
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------------
@@ -204,7 +212,7 @@ _ENDS_WITH_PORT = "HTTP_CLOUDFRONT_VIEWER_ADDRESS"
 
 def _walk(peer: str, forwarded: str, settings: QuotaSettings) -> str:
     """Walk X-Forwarded-For from the right, past the trusted proxies, or past as many as `TRUSTED_PROXY_COUNT` says."""
-    proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
+    count = settings.trusted_proxy_count
     if not forwarded.strip():
         if count:
             _log_missing(peer, settings)
@@ -216,7 +224,7 @@ def _walk(peer: str, forwarded: str, settings: QuotaSettings) -> str:
             _log_unreadable(hop, nearest, settings)
             break
         nearest = address
-        if number == count or (not count and not _is_in(address, proxies)):
+        if number == count or (not count and not is_trusted_proxy(address)):
             break
     return nearest
 
@@ -260,15 +268,18 @@ def _read(text: str) -> IPv4Address | IPv6Address | None:
 _PORT = re.compile(r":[0-9]{1,5}\Z")
 
 
-@lru_cache(maxsize=4096)
-def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
+def _is_in(peer: str, networks: Sequence[Network | str]) -> bool:
     if peer in _UNIX_PEERS:
         return UNIX in networks
-    spelt = canonical(peer, FULL)
-    if spelt is None:
-        return False
-    address = ip_address(spelt)
-    return any(not isinstance(network, str) and address in network for network in networks)
+    address = _full(peer)
+    return address is not None and any(not isinstance(network, str) and address in network for network in networks)
+
+
+@lru_cache(maxsize=4096)
+def _full(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the whole address in a string; None if the string is not an address."""
+    spelt = canonical(text, FULL)
+    return None if spelt is None else ip_address(spelt)
 
 
 def canonical_part(part: str, prefixes: Prefixes) -> str:
