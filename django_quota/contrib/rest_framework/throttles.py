@@ -66,15 +66,16 @@ class _QuotaMixin:
 
     def _is_allowed(self, entries: Sequence[Entry], request: Any, view: Any) -> bool:
         own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
-        waiting = [rule for rule in adapters.take_waiting_rules(request) if rule.name not in own]
-        if hasattr(request, "_request"):
-            adapters.set_body_parser(request, lambda: request.data)
+        inner = getattr(request, "_request", request)
+        waiting = [rule for rule in adapters.take_waiting_rules(inner) if rule.name not in own]
+        if inner is not request:
+            adapters.set_body_parser(inner, lambda: request.data)
         try:
-            decision = adapters.decide(request, [*waiting, *entries])
+            decision = adapters.decide(inner, [*waiting, *entries])
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
-        adapters.apply_decision(request, decision)
-        no_slot = None if decision.enforced else adapters.take_waiting_slots(request)
+        adapters.apply_decision(inner, decision)
+        no_slot = None if decision.enforced else adapters.take_waiting_slots(inner)
         self._decision = decision if no_slot is None else decision.combined_with(no_slot)
         _prepare(view, request)
         return not self._decision.enforced
@@ -186,14 +187,15 @@ def _finalize(
 ) -> HttpResponseBase:
     """Call the view's `finalize_response()`, and write the headers, unless the middleware writes and settles."""
     response = method(request, response, *args, **kwargs)
-    if request.quota.enforced:
+    inner = getattr(request, "_request", request)
+    if inner.quota.enforced:
         response.headers.setdefault("Cache-Control", "no-store")
-    if not adapters.has_middleware(request):
-        adapters.write_headers(response, request.quota, request)
+    if not adapters.has_middleware(inner):
+        adapters.write_headers(response, inner.quota, inner)
         if getattr(response, "is_rendered", True):
-            _settle(request, response)
+            _settle(inner, response)
         else:  # `settle` may look at the content
-            cast("Any", response).add_post_render_callback(partial(_settle, request))
+            cast("Any", response).add_post_render_callback(partial(_settle, inner))
     return response
 
 
@@ -215,9 +217,11 @@ _METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
 
 
 def _settle(request: Any, response: HttpResponseBase) -> None:
-    """Settle what the request took by rules that look at the response."""
+    """Settle what the request took by rules that look at the response, and write its headers anew if that changed."""
+    written = request.quota
     adapters.settle(request, response)
-    adapters.write_headers(response, request.quota, request)
+    if request.quota is not written:
+        adapters.write_headers(response, request.quota, request)
 
 
 # --- configured rules -------------------------------------------------------------------------------------------------
@@ -244,16 +248,18 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
         if scope and scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
-        rules: list[Entry] = [_at_cost(named_rule(rule, view), cost) for rule in names]
+        rules: list[Entry] = [named_rule(rule, view) for rule in names]
+        if cost is not None:
+            rules = [_at_cost(cast("Rule", rule), cost) for rule in rules]
         if not scope or scope in names or any(isinstance(each, ScopedRateThrottle) for each in view.get_throttles()):
             return rules
         return [*rules, *ScopedRateThrottle().entries(request, view)]
 
 
 @lru_cache(maxsize=1024)
-def _at_cost(rule: Rule, cost: int | None) -> Rule:
-    """Return a rule with the `quota_cost` of a view; None is the rule's own. Raises `RuleError` if it is wrong."""
-    return rule if cost is None else replace(rule, cost=cost, costs=None)
+def _at_cost(rule: Rule, cost: int) -> Rule:
+    """Return a rule with the `quota_cost` of a view. Raises `RuleError` if it is wrong."""
+    return replace(rule, cost=cost, costs=None)
 
 
 def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:
