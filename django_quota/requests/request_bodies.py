@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -14,7 +13,6 @@ from django.http import HttpRequest, QueryDict, RawPostDataException
 from django_quota.core.errors import ConfigurationError
 
 
-@dataclass(slots=True)
 class BodyNotes:
     """What is known of the body of a request."""
 
@@ -24,9 +22,16 @@ class BodyNotes:
     """The object in the body, once that has been read as JSON; an empty dict if there is none."""
 
 
+NOTES = "_django_quota_body"
+"""The attribute of a request with its notes."""
+
+
 def body_notes(request: HttpRequest) -> BodyNotes:
     """Return what is known of the body of a request."""
-    found: BodyNotes = vars(request).setdefault("_django_quota_body", BodyNotes())
+    found: BodyNotes | None = getattr(request, NOTES, None)
+    if found is None:
+        found = BodyNotes()
+        setattr(request, NOTES, found)
     return found
 
 

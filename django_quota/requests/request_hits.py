@@ -6,7 +6,7 @@ import logging
 import reprlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from django.http import HttpRequest
 
@@ -58,7 +58,8 @@ def asked_flow(
         if subject is None or (rule.match is not None and not is_peek and _counts_again(rule, subject, counted)):
             continue
         if is_plain:
-            found.append(Ask(rule, subject, 1 if is_peek else cast("int", rule.cost)))
+            units: Any = 1 if is_peek else rule.cost  # a number: the rule is plain
+            found.append(Ask(rule, subject, units))
             continue
         cost = 1 if is_peek else (yield from _cost_flow(rule, request))
         value = "" if is_peek or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))

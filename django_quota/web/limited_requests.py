@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, Literal, cast
@@ -47,9 +46,8 @@ class QuotaRequest(HttpRequest):
     """The decision on the request."""
 
 
-@dataclass(slots=True)
 class RequestState:
-    """What one request has met."""
+    """What one request has met. The values here are those of a request that has met nothing yet."""
 
     closer: Literal["", "middleware", "decorator"] = ""
     """Who closes the request: whoever it enters first. Empty: nobody yet."""
@@ -65,7 +63,7 @@ class RequestState:
     """Each takes a slot that waits as those rules do; see `web/concurrency`."""
     take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
     """Takes the slots of the settings, if there are any; see `web/site_slots`."""
-    counted: Counted = field(default_factory=set)
+    counted: Counted | None = None
     """The rules with a `match` that have been decided; see `asked_flow`."""
     answers: Sequence[Answer] = ()
     """Those whose hits were taken."""
@@ -232,8 +230,12 @@ def decide_flow(request: HttpRequest, rules: Sequence[Rule], pairs: Pairs = ()) 
 
 def _asked_flow(request: HttpRequest, state: RequestState, rules: Iterable[Rule], pairs: Pairs = ()) -> Flow[list[Ask]]:
     """Return what a request asks for: the rules that apply to it, and the pairs."""
+    if state.counted is None:
+        state.counted = set()
     asked = yield from asked_flow(rules, request, state.counted)
-    return [*asked, *(Ask(rule, subject, cast("int", rule.cost)) for rule, subject in pairs)]
+    if pairs:
+        asked += [Ask(rule, subject, cast("int", rule.cost)) for rule, subject in pairs]
+    return asked
 
 
 def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
@@ -255,7 +257,7 @@ def add_decision(request: HttpRequest, decision: Decision) -> Decision:
     if not state.closer and _in_a_cache(request):
         state.is_cached = True
     combined = decision if earlier is None else earlier.combined_with(decision)
-    cast("QuotaRequest", request).quota = combined
+    request.quota = combined  # type: ignore[attr-defined]  # as a QuotaRequest has
     return combined
 
 

@@ -22,11 +22,11 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.web.concurrency import Holding
 from django_quota.web.headers import write_headers
 from django_quota.web.limited_requests import (
-    STATE,
     RequestState,
     before_view_flow,
     close_flow,
     refuse,
+    state_of,
     unavailable,
 )
 from django_quota.web.site_slots import slot_index, take_slots_flow
@@ -59,7 +59,7 @@ class QuotaMiddleware:
 
     def __call__(self, request: HttpRequest) -> Any:
         """Answer a request. Returns a coroutine if the next middleware does."""
-        state: RequestState = vars(request).setdefault(STATE, RequestState())
+        state = state_of(request)
         if state.closer:
             return self.get_response(request)
         state.closer = "middleware"
