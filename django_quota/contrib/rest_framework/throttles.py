@@ -244,7 +244,7 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
 
     def _entries(self, request: Any, view: Any) -> list[Entry]:
         scope = getattr(view, "throttle_scope", None)
-        names = [*rules_of_view(view, request.method)]
+        names = [*rules_of_view(view, getattr(request, "_request", request).method)]
         if scope and scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
@@ -270,8 +270,9 @@ def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:
 
 def rules_of_handler(handler: Any) -> Any:
     """Return the `quota_rules` of a method, or of the function that @api_view put into it; None if it has none."""
-    found = getattr(handler, "quota_rules", None)
-    for cell in (getattr(handler, "__closure__", None) or ()) if found is None else ():
+    function = getattr(handler, "__func__", handler)
+    found = getattr(function, "quota_rules", None)
+    for cell in (getattr(function, "__closure__", None) or ()) if found is None else ():
         found = getattr(cell.cell_contents, "quota_rules", found)
     return found
 
