@@ -84,13 +84,15 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     `degraded`.
     """
     read, pairs = _read_rules(rules)
-    return run_sync(decide_flow(_read_request(request), read, pairs))
+    found = _read_request(request)
+    return run_sync(decide_flow(found, state_of(found), read, pairs))
 
 
 async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request without blocking the event loop; see `decide`."""
     read, pairs = _read_rules(rules)
-    return await run_async(decide_flow(_read_request(request), read, pairs))
+    found = _read_request(request)
+    return await run_async(decide_flow(found, state_of(found), read, pairs))
 
 
 def take_waiting_rules(request: Any) -> list[Rule]:
@@ -129,7 +131,8 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
     """Put a Decision on `request.quota`, combined with earlier ones; return the combined one."""
-    return add_decision(_read_request(request), decision)
+    found = _read_request(request)
+    return add_decision(found, state_of(found), decision)
 
 
 def refusal(request: Any, decision: Decision) -> HttpResponse:

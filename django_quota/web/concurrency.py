@@ -234,7 +234,7 @@ class RequestSlot:
         if decision.enforced:
             for settled in (yield from undo_flow(request)):
                 show(request, settled)
-        add_decision(request, decision)
+        add_decision(request, state_of(request), decision)
         return decision
 
     def _take_flow(self, slot: Slot, subject: str) -> Flow[tuple[Lease | None, Decision]]:

@@ -95,7 +95,7 @@ def before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[Htt
     state.is_asked = True
     state.is_cached = _in_a_cache(request)
     rules, state.waiting, state.claimed = rules_before(request, view)
-    refused = (yield from limit_flow(request, rules)) if rules else None
+    refused = (yield from limit_flow(request, state, rules)) if rules else None
     if refused is None and state.take_slots is not None:
         refused = yield from state.take_slots(request, view)
     return refused
@@ -115,7 +115,7 @@ def enter_view_flow(
     rules, waiting = rules_of(spec, owner, args)
     if waiting:
         state.waiting = (*state.waiting, *waiting)
-    refused = (yield from limit_flow(request, rules)) if rules else None
+    refused = (yield from limit_flow(request, state, rules)) if rules else None
     if state.closer or refused is not None:
         return None, refused
     state.closer = "decorator"
@@ -131,7 +131,7 @@ def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow
         if not isinstance(response, BaseException):
             log_untaken_slots(request, response)
             rules = _rules_left(request, state, response)
-            refused = (yield from limit_flow(request, rules)) if rules else None
+            refused = (yield from limit_flow(request, state, rules)) if rules else None
             response = response if refused is None else _replaced(response, refused)
         answers, state.unsettled = state.unsettled, ()
         yield from settle_flow(request, response, [answer.receipt() for answer in answers])
@@ -199,21 +199,21 @@ Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
 
 
-def limit_flow(request: HttpRequest, rules: Sequence[Rule]) -> Flow[HttpResponse | None]:
+def limit_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule]) -> Flow[HttpResponse | None]:
     """Decide rules; return the response if they refuse the request."""
-    decision = yield from decide_flow(request, rules)
-    combined = add_decision(request, decision)
+    decision = yield from decide_flow(request, state, rules)
+    combined = add_decision(request, state, decision)
     return (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
 
 
-def decide_flow(request: HttpRequest, rules: Sequence[Rule], pairs: Pairs = ()) -> Flow[Decision]:
+def decide_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule], pairs: Pairs = ()) -> Flow[Decision]:
     """Decide a request under these rules, and the subject of each pair under its rule.
 
     If no rule applies, the request is allowed and has no outcomes.
     """
     if not current().enabled:
         return NOTHING_LIMITS
-    limiter, state = get_limiter(), state_of(request)
+    limiter = get_limiter()
     later = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
     if later and (pairs or len(later) < len(rules)):
         first = yield from _asked_flow(request, state, [rule for rule in rules if rule not in later], pairs)
@@ -251,9 +251,9 @@ def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
 # --- the decision on a request ----------------------------------------------------------------------------------------
 
 
-def add_decision(request: HttpRequest, decision: Decision) -> Decision:
+def add_decision(request: HttpRequest, state: RequestState, decision: Decision) -> Decision:
     """Put a decision on `request.quota`, combined with earlier ones; return the combined one."""
-    state, earlier = state_of(request), decision_of(request)
+    earlier = decision_of(request)
     if not state.closer and _in_a_cache(request):
         state.is_cached = True
     combined = decision if earlier is None else earlier.combined_with(decision)
@@ -299,7 +299,7 @@ async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpRespo
 
 def unavailable(request: HttpRequest) -> HttpResponse:
     """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
-    return refusal(request, add_decision(request, _UNDECIDED))
+    return refusal(request, add_decision(request, state_of(request), _UNDECIDED))
 
 
 _UNDECIDED = Decision.without_limit(allowed=False, enforced=True, degraded=True)
@@ -309,7 +309,7 @@ def _refused(request: HttpRequest, decision: Decision) -> Decision:
     """Return the decision to answer with: all decisions on the request, if they refuse it."""
     earlier = decision_of(request)
     known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
-    combined = earlier if earlier is not None and known else add_decision(request, decision)
+    combined = earlier if earlier is not None and known else add_decision(request, state_of(request), decision)
     return decision if combined.allowed else combined
 
 

@@ -13,6 +13,7 @@ token got a 401, they are decided then.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
@@ -52,10 +53,14 @@ def rules_of(spec: Limited, owner: type | None, args: tuple[Any, ...]) -> tuple[
 
 
 def _split(rules: list[Rule], view: Any, args: tuple[Any, ...]) -> tuple[list[Rule], list[Rule]]:
-    waiting = [rule for rule in rules if rule.needs_view] if _finders else []
-    if not waiting or not is_decided_later(called_view(view, args)):
+    for rule in rules:
+        if rule.needs_view:
+            break
+    else:  # as for most requests
         return rules, []
-    return [rule for rule in rules if not rule.needs_view], waiting
+    if not is_decided_later(called_view(view, args)):
+        return rules, []
+    return [rule for rule in rules if not rule.needs_view], [rule for rule in rules if rule.needs_view]
 
 
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
@@ -124,7 +129,10 @@ def rules_of_view(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
 
 def _quota_of(view: Callable[..., Any], method: str | None) -> tuple[Limited | None, type | None]:
     """Return the `@quota` on the outside of a view, and the class of the view (None for a function)."""
-    spec, owner = _outermost(view)
+    try:
+        spec, owner = _outermost(view)
+    except TypeError:  # it has no hash
+        spec, owner = _outermost.__wrapped__(view)
     if spec is None and owner is not None:
         spec = _own_limited(_handler(owner, method))
     return spec, owner
@@ -136,7 +144,7 @@ def _own_limited(method: Any) -> Limited | None:
     return own(method, Limited)
 
 
-@cached(maxsize=1024)
+@lru_cache(maxsize=1024)
 def _outermost(view: Any) -> tuple[Limited | None, type | None]:
     """Return the outermost `@quota` of a view, and the class; only the class if each method has its own `@quota`."""
     found = own(view, Limited)
