@@ -182,7 +182,8 @@ def _begins_with(prefix: str) -> Callable[[str], bool]:
 
 def _path(text: str) -> Pattern:
     if text.startswith("re:"):
-        return Pattern("path", text, _searcher(text.removeprefix("re:")))
+        expression = text.removeprefix("re:")
+        return Pattern("path", text, _searcher(expression), _expression_key(expression))
     if not text.startswith("/"):
         raise ValueError("is not a path")
     odd = _NOT_IN_PATHS.search(text)
@@ -205,6 +206,19 @@ def _searcher(expression: str) -> Callable[[str], object]:
     if not expression:
         raise ValueError("is not a regular expression: it is empty")
     return compiled.search
+
+
+def _expression_key(expression: str) -> str | None:
+    """Return the index key of a regular expression: the whole parts of the path that it begins with, if it says so.
+
+    An expression with alternatives has none: the others may begin with anything.
+    """
+    begins = _BEGINS.match(expression)
+    return None if begins is None or "|" in expression else begins[1] or None
+
+
+_BEGINS = re.compile(r"\^((?:/[\w~-]+)*)/(?![?*{])")
+"""What an expression says literally from the beginning of the path, up to a slash that is not optional."""
 
 
 def _glob_key(glob: str) -> str | None:
