@@ -10,6 +10,7 @@ from adrf.views import APIView as AsyncAPIView
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.http import HttpResponse
+from django.http.response import ResponseHeaders
 from django.test import Client
 from django.urls import ResolverMatch, include, path
 from django.utils.module_loading import import_string
@@ -485,6 +486,22 @@ class TestAnswers:
         assert peek(length, "user:1").used == len(reply.content) > 1
         assert Client(raise_request_exception=False).get("/broken/").status_code == 500
         assert peek(status, "ip:127.0.0.1").used == 500
+
+
+@pytest.mark.parametrize(("settles", "times"), [(False, 1), (True, 2)], ids=["plain", "settled"])
+def test_headers_are_written_again_only_if_settling_changed_them(
+    settles: bool, times: int, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = {"settle": lambda request, response: len(response.content)} if settles else {}
+    settings.MIDDLEWARE = []
+    rule = Rule.make("bytes", "1000/h", key="user", **settle)
+    at(settings, own=view_of(quota_rules=[rule], get=lambda *_: Response("text")))
+    writes: list[str] = []
+    put = ResponseHeaders.__setitem__
+    monkeypatch.setattr(ResponseHeaders, "__setitem__", lambda *pair: (writes.append(pair[1]), put(*pair))[1])
+    reply = ask("own", "1")
+    left = 1000 - len(reply.content) if settles else 999
+    assert (f"r={left}" in reply.headers["RateLimit"], writes.count("RateLimit")) == (True, times)
 
 
 @pytest.mark.parametrize("kind", ["detail_response", "problem_details"])

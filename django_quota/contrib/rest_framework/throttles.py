@@ -193,9 +193,9 @@ def _finalize(
     if not adapters.has_middleware(inner):
         adapters.write_headers(response, inner.quota, inner)
         if getattr(response, "is_rendered", True):
-            _settle(inner, response)
+            _settle(inner, inner.quota, response)
         else:  # `settle` may look at the content
-            cast("Any", response).add_post_render_callback(partial(_settle, inner))
+            cast("Any", response).add_post_render_callback(partial(_settle, inner, inner.quota))
     return response
 
 
@@ -216,9 +216,11 @@ _METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
 """The methods of a view that are called with another one around them."""
 
 
-def _settle(request: Any, response: HttpResponseBase) -> None:
-    """Settle what the request took by rules that look at the response, and write its headers anew if that changed."""
-    written = request.quota
+def _settle(request: Any, written: Decision, response: HttpResponseBase) -> None:
+    """Settle what the request took by rules that look at the response.
+
+    `written`: the decision that is in its headers. If there is another one now, they are written anew.
+    """
     adapters.settle(request, response)
     if request.quota is not written:
         adapters.write_headers(response, request.quota, request)
