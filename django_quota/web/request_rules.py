@@ -66,6 +66,10 @@ def _split(rules: list[Rule], view: Any, args: tuple[Any, ...]) -> tuple[list[Ru
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
 
 
+MAX_CLASSES = 100
+"""For how many classes of views that share a method, such as an inherited one, a `@quota` remembers its rules."""
+
+
 class RuleSource:
     """The rule of one `@quota`: the decorator's own, or one of the settings."""
 
@@ -96,7 +100,7 @@ class RuleSource:
 class Limited:
     """What `@quota` remembers of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "names", "sources", "view")
+    __slots__ = ("_known", "names", "sources", "view")
 
     def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...]) -> None:
         self.view: Callable[..., Any] = view
@@ -104,8 +108,8 @@ class Limited:
         rules = [source.rule for source in sources]
         self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
         """The names of its rules from the settings."""
-        self._of_function: list[Rule] | None = None
-        """The rules of a function, if none is from the settings: then they never change."""
+        self._known: dict[type | None, list[Rule]] = {}
+        """The rules by the class of the view (None for a function), if none is from the settings: they never change."""
 
     def names_by_view(self, owner: type | None) -> list[str]:
         """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
@@ -113,11 +117,13 @@ class Limited:
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return its rules, for a view of this class (None for a function)."""
-        if owner is None and self._of_function is not None:
-            return self._of_function
-        rules = [source.rule_for(owner) for source in self.sources]
-        if owner is None and not self.names:
-            self._of_function = rules
+        rules = self._known.get(owner)
+        if rules is None:
+            rules = [source.rule_for(owner) for source in self.sources]
+            if not self.names:
+                if len(self._known) >= MAX_CLASSES:
+                    self._known.clear()
+                self._known[owner] = rules
         return rules
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, cast
 
 from django.http import HttpRequest
@@ -87,6 +87,12 @@ def is_async(view: Any) -> bool:
     return is_async_callable(view) or bool(getattr(_bound_to(view), "view_is_async", False))
 
 
+@lru_cache(maxsize=1024)
+def _is_async_class(owner: type) -> bool:
+    """Return whether a class of views is async. Django looks at all its methods to find out."""
+    return bool(getattr(owner, "view_is_async", False))
+
+
 Call = Callable[[HttpRequest, "type | None", tuple[Any, ...], dict[str, Any]], Any]
 """Takes the request of a call, the class of the view (None for a function), and all arguments of the call."""
 
@@ -104,7 +110,7 @@ def wrap_view(view: Callable[..., Any], decorator: str, call: Call, acall: Call)
     @wraps(view)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         request, owner = _request_of(args, kwargs, decorator)
-        if owner is not None and getattr(owner, "view_is_async", False):
+        if owner is not None and _is_async_class(owner):
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return acall(request, owner, args, kwargs)
         return call(request, owner, args, kwargs)

@@ -15,7 +15,7 @@ from django_quota.adapters import client_ip, decides_later
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
 from django_quota.requests import addresses
-from django_quota.web import headers, request_rules
+from django_quota.web import headers, request_rules, view_kinds
 from tests.support.calls import get, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -109,8 +109,9 @@ def test_headers_are_written_as_the_settings_say_at_that_moment(option: str) -> 
         (lambda: addresses._full, lambda n: addresses._full(f"10.{n >> 8}.{n & 255}.1")),
         (lambda: addresses.canonical, lambda n: client_ip(get(REMOTE_ADDR=f"10.{n >> 8}.{n & 255}.1"))),
         (lambda: request_rules._outermost, lambda n: request_rules.rules_of_view(get(), lambda request: n)),
+        (lambda: view_kinds._is_async_class, lambda n: view_kinds._is_async_class(type(f"View{n}", (), {}))),
     ],
-    ids=["trusted proxies", "addresses", "clients", "views"],
+    ids=["trusted proxies", "addresses", "clients", "views", "classes"],
 )
 def test_what_is_remembered_is_bounded(
     remembered: Callable[[], Any], look_up: Callable[[int], object], settings: Any
@@ -120,6 +121,14 @@ def test_what_is_remembered_is_bounded(
         look_up(number)
     found = remembered().cache_info()
     assert found.currsize == found.maxsize <= 4_096
+
+
+def test_a_method_remembers_its_rules_for_some_of_the_classes_that_inherit_it() -> None:
+    shared: Any = request_rules._own_limited(ByMethod.post)
+    classes = [type(f"Sub{number}", (ByMethod,), {}) for number in range(2 * request_rules.MAX_CLASSES)]
+    for owner in classes:
+        assert request_rules.rules_of_view(get("post"), owner.as_view()) == shared.rules(owner)
+    assert len(shared._known) <= request_rules.MAX_CLASSES
 
 
 # --- nothing for nothing ----------------------------------------------------------------------------------------------
