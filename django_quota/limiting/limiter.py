@@ -190,8 +190,11 @@ class Limiter:
         finally:
             if mode == "refund":  # there may be room again
                 refusals.forget(resolved.subjects)
-        if mode == "check" and not answer.decision.allowed and answer.decided_at is not None:
-            refusals.remember(answer, answer.decided_at, changes)
+        if mode == "check" and not answer.decision.allowed:
+            if answer.decided_at is not None:
+                refusals.remember(answer, answer.decided_at, changes)
+        elif refusals.table and mode in ("check", "force"):
+            refusals.see_taken(resolved.hits)
         return answer
 
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:

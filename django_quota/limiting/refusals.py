@@ -166,6 +166,15 @@ class Refusals:
             for _, subject, _, _ in key:
                 self._keys.setdefault(subject, set()).add(key)
 
+    def see_taken(self, hits: Sequence[Hit]) -> None:
+        """Forget the refusals under limits that these hits have taken of: they refuse for longer now."""
+        for hit in hits:
+            if hit.subject in self._keys:
+                place = (id(hit.compiled), hit.subject)
+                with self._lock:
+                    known = self._keys.get(hit.subject, ())
+                    self._drop([key for key in known if any(part[:2] == place for part in key)])
+
     def forget(self, subjects: Collection[str] | None = None) -> None:
         """Forget the refusals of these subjects, or of all: from now on the store decides again."""
         with self._lock:

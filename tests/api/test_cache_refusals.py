@@ -216,6 +216,15 @@ def test_the_table_has_a_bound_lets_go_what_is_over_and_loses_no_count(monkeypat
     assert remembered_refusals() == 0
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_what_a_smaller_hit_takes_makes_the_wait_of_a_larger_one_longer() -> None:
+    options: Any = {"algorithm": "leaky_bucket", "cache_refusals": 3}
+    clear()
+    with freeze(NOON):
+        waits = [check("10/m", SUBJECT, cost, **options).retry_after for cost in (4, 4, 4, 1, 1, 4)]
+    assert waits == [0, 0, 12, 0, 0, 24]
+
+
 RULES = [
     Rule.make("exact", "3/10s", cache_refusals=7),
     Rule.make("two", "2/3s; 5/m", cache_refusals=4.5),

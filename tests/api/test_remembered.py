@@ -125,7 +125,7 @@ def test_what_is_remembered_is_bounded(
 
 def test_a_method_remembers_its_rules_for_some_of_the_classes_that_inherit_it() -> None:
     shared: Any = request_rules._own_limited(ByMethod.post)
-    classes = [type(f"Sub{number}", (ByMethod,), {}) for number in range(2 * request_rules.MAX_CLASSES)]
+    classes: list[Any] = [type(f"Sub{number}", (ByMethod,), {}) for number in range(2 * request_rules.MAX_CLASSES)]
     for owner in classes:
         assert request_rules.rules_of_view(get("post"), owner.as_view()) == shared.rules(owner)
     assert len(shared._known) <= request_rules.MAX_CLASSES

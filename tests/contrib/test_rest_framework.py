@@ -498,7 +498,12 @@ def test_headers_are_written_again_only_if_settling_changed_them(
     at(settings, own=view_of(quota_rules=[rule], get=lambda *_: Response("text")))
     writes: list[str] = []
     put = ResponseHeaders.__setitem__
-    monkeypatch.setattr(ResponseHeaders, "__setitem__", lambda *pair: (writes.append(pair[1]), put(*pair))[1])
+
+    def note(headers: Any, name: str, value: str) -> None:
+        writes.append(name)
+        put(headers, name, value)
+
+    monkeypatch.setattr(ResponseHeaders, "__setitem__", note)
     reply = ask("own", "1")
     left = 1000 - len(reply.content) if settles else 999
     assert (f"r={left}" in reply.headers["RateLimit"], writes.count("RateLimit")) == (True, times)
