@@ -6,13 +6,14 @@ A resolver that has to wait returns a flow.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.contrib.sessions.backends.signed_cookies import SessionStore as SignedCookieSession
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest
+from django.http.request import HttpHeaders
 from django.utils.functional import LazyObject
 
 from django_quota.conf import import_function
@@ -125,7 +126,12 @@ def _known_user(user: Any) -> str | None:
 
 
 def _from_header(name: str, request: HttpRequest) -> str | None:
-    return _secret("header", name.lower(), request.headers.get(name))
+    # `request.headers` would have to be made of all headers first.
+    return _secret("header", name.lower(), request.META.get(_in_meta(name)))
+
+
+_in_meta = lru_cache(maxsize=256)(HttpHeaders.to_wsgi_name)
+"""Returns the name of a header in `request.META`."""
 
 
 def _from_cookie(name: str, request: HttpRequest) -> str | None:
@@ -258,4 +264,10 @@ _EXAMPLES = {
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:
     """Return the part for a client's value: a keyed digest, so that no secret reaches the store, logs or the admin."""
-    return f"{kind}.{escape_value(name)}:{digest(value)}" if value else None
+    return f"{_head(kind, name)}{digest(value)}" if value else None
+
+
+@lru_cache(maxsize=256)
+def _head(kind: str, name: str) -> str:
+    """Return what all subjects of one field, header or cookie begin with. The name is the site's own."""
+    return f"{kind}.{escape_value(name)}:"

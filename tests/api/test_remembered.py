@@ -166,3 +166,9 @@ def test_requests_share_nothing_of_what_they_met(settings: Any) -> None:
         decision: Decision = Client().get("/named/").wsgi_request.quota  # type: ignore[attr-defined]
         left.append(decision.remaining)
     assert left == [9, 8, 7]
+
+
+def test_a_limit_by_one_header_reads_no_other_one(settings: Any) -> None:
+    request = get(HTTP_X_API_KEY="abc")
+    response = run(quota("10/m", key="header:x-api-key")(lambda request: HttpResponse("ok")), request)
+    assert (response.headers["RateLimit"].count("r=9"), "headers" in vars(request)) == (1, False)
