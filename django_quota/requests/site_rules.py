@@ -66,9 +66,9 @@ class RequestTarget(NamedTuple):
 
 
 def _host_of(request: HttpRequest) -> str | None:
-    """Return the host of a request; None if Django does not allow it."""
+    """Return the host of a request, perhaps with a port; None if Django does not allow it."""
     try:
-        return str(split_domain_port(request.get_host())[0])
+        return request.get_host()
     except DisallowedHost:  # Django will answer 400
         return None
 
@@ -99,7 +99,7 @@ class RuleIndex(Generic[P]):
         self._asks_host = False
         """Whether the host of a request matters, too."""
         self._known: dict[tuple[str, str, str | None], list[P]] = {}
-        """The rules that fit a path, a view and a host; without the host if no rule asks for it."""
+        """The rules that fit a path, a view and a host, as it was sent; without the host if no rule asks for it."""
         for rule in rules:
             self._add(rule)
         self._dots = max((key.count(".") for kind, key in self._by_key if kind == "host"), default=0)
@@ -126,8 +126,9 @@ class RuleIndex(Generic[P]):
         place = request.path_info, view, _host_of(request) if self._asks_host else None
         rules = self._known.get(place)
         if rules is None:
-            rules = self._find(RequestTarget(*place))
-            if len(place[0]) + len(place[2] or "") <= MAX_PATH:
+            path, view, host = place
+            rules = self._find(RequestTarget(path, view, None if host is None else split_domain_port(host)[0]))
+            if len(path) + len(host or "") <= MAX_PATH:
                 if len(self._known) >= MAX_KNOWN:
                     self._known.clear()
                 self._known[place] = rules

@@ -71,6 +71,7 @@ def test_a_path_meets_the_rules_of_each_host_however_they_take_turns(settings: A
     settings.QUOTA = quota_of({"a": {"rate": "10/m", "match": "host:a.example"}})
     for _ in range(2):
         assert policy("/method/", HTTP_HOST="a.example") == '"a";q=10;w=60'
+        assert policy("/method/", HTTP_HOST="A.example:8000") == '"a";q=10;w=60'
         assert policy("/method/", HTTP_HOST="b.example") is None
 
 
