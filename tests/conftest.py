@@ -187,7 +187,7 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(self: Renewer, lease: Lease, interval: float) -> None:
+    def often(self: Renewer, lease: Lease, interval: float, **_: object) -> None:
         after.append(interval)
         add(self, lease, 0.01)
 

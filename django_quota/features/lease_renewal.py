@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_quota")
 
 
+RETRY = 1.0
+"""Seconds until a lease is renewed again after the store has not answered: others may get in until it counts."""
+
+
 class Renewer:
     """Renews each lease at an interval, until it is removed or nothing refers to it any more."""
 
@@ -38,9 +42,9 @@ class Renewer:
     def __len__(self) -> int:
         return len(self._due)
 
-    def add(self, lease: Lease, interval: float) -> None:
-        """Renew a lease every `interval` seconds from now on."""
-        due = clock.elapsed() + interval
+    def add(self, lease: Lease, interval: float, *, first: float | None = None) -> None:
+        """Renew a lease every `interval` seconds from now on. `first`: seconds until the first time, if not as many."""
+        due = clock.elapsed() + min(interval, interval if first is None else first)
         with self._changing:
             self._due[lease] = (due, interval, copy_context())  # `freeze` sets a context variable
             if due < self._next or self._next <= clock.elapsed():  # or it renews now, or had to start over
@@ -64,11 +68,13 @@ class Renewer:
                 self._due[lease] = (now + interval, interval, context)
         try:
             while due:
-                lease, _, context = due.pop()
+                lease, interval, context = due.pop()
                 try:
                     context.run(run_sync, lease.keeping())
-                except StoreUnavailable:  # the next round tries again
-                    pass
+                except StoreUnavailable:
+                    with self._changing:
+                        if lease in self._due:  # else it has been released
+                            self._due[lease] = (clock.elapsed() + min(interval, RETRY), interval, context)
                 except Exception:  # the thread renews the other leases, too
                     logger.exception("A lease could not be renewed; the next round tries again.")
                 del lease

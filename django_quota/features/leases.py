@@ -24,7 +24,7 @@ from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
-from django_quota.features.lease_renewal import renewer
+from django_quota.features.lease_renewal import RETRY, renewer
 from django_quota.features.slot_queues import Place, pause_before, running_loop, slot_queues
 from django_quota.limiting.observers import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
@@ -53,6 +53,8 @@ class Lease:
         self._may_hold = False
         """Whether the lease may have begun: the store was asked, and has not said no."""
         self._is_released = False
+        self._is_counted = False
+        """Whether the lease has begun in the store. It has not for who is let in while the store does not answer."""
         self._was_lost = False
         """Whether the lease had ended before a renewal in the background: another caller may have held the slot."""
         self._was_tried = False
@@ -103,6 +105,7 @@ class Lease:
         """Wait for the slot; the flow's result is the lease, which now holds it. Raises `QuotaExceeded`."""
         try:
             self.decision = yield from self._waiting(timeout)
+            self._is_counted = True
             if self._slot.renews:
                 renewer.add(self, self._slot.lease / 3)
         except (QuotaExceeded, StoreUnavailable, GeneratorExit):
@@ -113,6 +116,10 @@ class Lease:
             raise
         return self
 
+    def count_later(self) -> None:
+        """Take the slot in the background once the store answers again, whatever is free then."""
+        renewer.add(self, self._slot.lease / 3, first=RETRY)
+
     def renewing(self, lease: Duration | None = None) -> Flow[None]:
         """Start the lease again from now; see `renew`."""
         span = self._slot.span if lease is None else parse_duration("lease", lease)
@@ -120,16 +127,21 @@ class Lease:
             raise self._lost()
 
     def keeping(self) -> Flow[None]:
-        """Start the lease again; if it has ended, as after an outage, take the slot again."""
+        """Start the lease again; if it has ended or never began, as after an outage, take the slot whatever is free.
+
+        So there may be more holders than the limit. Nobody else gets in until enough of them have left.
+        """
         try:
             yield from self.renewing()
         except LeaseLost:
-            was_left = self._is_released or self._was_tried
-            if not was_left:
-                self._was_lost = True
-                yield self._call(Renew(self._keys, self.token, self._slot.span, again=True))
-                if self._was_tried:  # by a caller that does not wait for this one
-                    yield from self._abandoning()
+            if self._is_released or self._was_tried:
+                return
+            self._was_lost = self._is_counted
+            yield self._call(Renew(self._keys, self.token, self._slot.span, again=True))
+            if self._was_tried:  # by a caller that does not wait for this one
+                yield from self._abandoning()
+                return
+        self._is_counted = True
 
     def _waiting(self, timeout: float) -> Flow[Decision]:
         """Wait for the slot; the flow's result is the decision."""
@@ -177,6 +189,9 @@ class Lease:
             return
         was_tried, self._was_tried = self._was_tried, True
         renewer.remove(self)
+        if not self._is_counted:
+            yield from self._abandoning()
+            return
         try:
             held = yield from self._leaving()
         except (StoreUnavailable, GeneratorExit):

@@ -37,7 +37,6 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow
 from django_quota.requests.subjects import GLOBAL
-from django_quota.stores.base import Runner
 from django_quota.web.headers import decision_of
 from django_quota.web.limited_requests import (
     add_decision,
@@ -226,9 +225,7 @@ class RequestSlot:
         subject, limit = (yield from subject_flow(self.key, request)), self._limit
         if self._limits:
             limit = yield from tier_flow(name, self._limits, self._tier, request)
-        lease, decision = yield from self._take_flow(self._make(name, limit), subject)
-        if lease is not None:
-            holding.leases.append(lease)
+        decision = yield from self._take_flow(holding, self._make(name, limit), subject)
         if not self._block:
             decision = _not_enforced(decision)
         if decision.enforced:
@@ -237,23 +234,27 @@ class RequestSlot:
         add_decision(request, state_of(request), decision)
         return decision
 
-    def _take_flow(self, slot: Slot, subject: str) -> Flow[tuple[Lease | None, Decision]]:
-        """Return the lease (None if the request gets none), and the decision."""
+    def _take_flow(self, holding: Holding, slot: Slot, subject: str) -> Flow[Decision]:
+        """Let a request hold a slot, unless it gets none; return the decision."""
         limiter = get_limiter()
+        lease = Lease(slot, subject, limiter.reporting_store)
         try:
-            return (yield from _lease_flow(slot, subject, limiter.reporting_store))
+            return (yield from _lease_flow(holding, lease, slot.timeout))
         except StoreUnavailable as error:  # the store has reported it
             how = current().without_store(self._on_unavailable, type(error))
             how = "deny" if isinstance(error, StoreFull) else how
+        denied = Decision.without_limit(slot.name, subject, allowed=False, enforced=True, degraded=True)
+        decision = denied if how == "deny" else Decision.without_limit(slot.name, subject, degraded=True)
         if how == "local":
+            local = Lease(slot, subject, limiter.fallback.local)
             try:
-                lease, decision = yield from _lease_flow(slot, subject, limiter.fallback.local)
+                decision = replace((yield from _lease_flow(holding, local, slot.timeout)), degraded=True)
             except StoreFull:
-                how = "deny"
-            else:
-                return lease, replace(decision, degraded=True)
-        denied = how == "deny"
-        return None, Decision.without_limit(slot.name, subject, allowed=not denied, enforced=denied, degraded=True)
+                decision = denied
+        if decision.allowed and slot.renews:
+            lease.count_later()
+            holding.leases.append(lease)
+        return decision
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
@@ -276,12 +277,13 @@ def _limits_of_tiers(limit: int, share: object, tier: object) -> dict[str, int]:
     return {name: filled(limit, part) for name, part in shares.of_tiers}
 
 
-def _lease_flow(slot: Slot, subject: str, store: Runner) -> Flow[tuple[Lease | None, Decision]]:
+def _lease_flow(holding: Holding, lease: Lease, timeout: float) -> Flow[Decision]:
     try:
-        lease = yield from Lease(slot, subject, store).taking(slot.timeout)
+        yield from lease.taking(timeout)
     except QuotaExceeded as exceeded:
-        return None, exceeded.decision
-    return lease, lease.decision
+        return exceeded.decision
+    holding.leases.append(lease)
+    return lease.decision
 
 
 def _not_enforced(decision: Decision) -> Decision:

@@ -1,6 +1,7 @@
 """`@concurrency` on views, and `at_once` in `RULES`: never more requests than the limit, and each slot is released."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +16,17 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import check, concurrency, peek, quota, slot
+from django_quota.adapters import RequestSlot
 from django_quota.core.errors import StoreBusy
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.features.lease_renewal import renewer
 from django_quota.testing import freeze
 from tests.support.calls import both, fetch, get, run
+from tests.support.commands import wait_until
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.slots import calls, forget, goes_away_after_an_answer, is_asked_for_by
+from tests.support.processes import forks, in_child
+from tests.support.slots import calls, forget, goes_away_after_an_answer, is_asked_for_by, is_count, nobody_renews
 from tests.support.steps import START
 
 SITE_SLOT = {"at_once": 1, "match": "/export/"}
@@ -301,6 +306,110 @@ def test_without_an_answer_the_option_or_the_setting_says_what_happens_after_a_w
         response = run(concurrency(1, name="view", wait=0.1, **options)(lambda _: HttpResponse()), request)
     assert (response.status_code, response.headers.get("Retry-After")) == (status, "1" if status == 503 else None)
     assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
+
+
+def let_in(said: Any, kind: str = "sync") -> Any:
+    """Enter a renewed slot of one; return what holds it."""
+    slots = RequestSlot("view", 1, renew=True, on_unavailable=said)
+    holding, refused = slots.enter(get()) if kind == "sync" else asyncio.run(slots.aenter(get()))
+    assert refused is None
+    return holding
+
+
+def leave(holding: Any, kind: str = "sync") -> None:
+    holding.release() if kind == "sync" else asyncio.run(holding.arelease())
+
+
+let_in_by = pytest.mark.parametrize("said", ["allow", "local"])
+
+
+@pytest.mark.usefixtures("renewed_often")
+class TestLetInDuringAnOutage:
+    @pytest.mark.usefixtures("either_store")
+    @let_in_by
+    @both
+    def test_it_counts_when_the_store_answers_again_and_nobody_is_thrown_out(
+        self, said: Any, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = let_in(said)
+        with no_answer():
+            inside = let_in(said, kind)
+        wait_until(lambda: held() == 2)
+        leave(before)
+        assert one(plain_view)(get()).status_code == 429, "it is above the limit no more, and holds the slot"
+        leave(inside, kind)
+        assert one(plain_view)(get()).status_code == 200
+        assert (held(), "lease" in caplog.text) == (0, False)
+
+    @pytest.mark.usefixtures("either_store")
+    @pytest.mark.parametrize("is_done", [False, True], ids=["calls are lost", "replies are lost"])
+    @let_in_by
+    @both
+    def test_who_leaves_during_the_outage_holds_nothing_afterwards(
+        self, said: Any, kind: str, is_done: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with no_answer(done=is_done):
+            leave(let_in(said, kind), kind)
+        wait_until(lambda: not renewer)
+        assert (held(), "lease" in caplog.text) == (0, False)
+
+    @let_in_by
+    @both
+    def test_who_leaves_after_a_renewal_whose_reply_was_lost_has_lost_no_lease(
+        self, said: Any, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def lose(operation: Any) -> None:
+            if is_count(operation):
+                done.append(operation)
+                raise StoreUnavailable("it is gone")
+
+        done: list[Any] = []
+        with calls(after=lose):
+            with no_answer():
+                inside = let_in(said, kind)
+            wait_until(lambda: done)
+        leave(inside, kind)
+        assert (held(), "lease" in caplog.text) == (0, False)
+
+    @pytest.mark.usefixtures("either_store")
+    @both
+    def test_who_leaves_while_it_is_being_counted_holds_nothing_afterwards(
+        self, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def stop(operation: Any) -> None:
+            if is_count(operation):
+                under_way.set()
+                goes_on.wait(60)
+
+        under_way, goes_on = threading.Event(), threading.Event()
+        with calls(before=stop):
+            with no_answer():
+                inside = let_in("allow")
+            assert under_way.wait(60)
+            leave(inside, kind)
+            goes_on.set()
+            wait_until(nobody_renews)
+        assert (held(), "lease" in caplog.text) == (0, False)
+
+    def test_a_slot_that_is_not_renewed_is_not_taken_later(self) -> None:
+        with no_answer():
+            RequestSlot("view", 1, on_unavailable="allow").enter(get())
+        assert not renewer
+
+    def test_a_stream_counts_until_it_is_sent(self) -> None:
+        with no_answer():
+            response = concurrency(1, name="view", renew=True, on_unavailable="allow")(stream)(get())
+        wait_until(lambda: held() == 1)
+        assert list(response) == [b"a", b"1"]
+        assert held() == 0
+
+    @forks
+    def test_a_forked_process_leaves_the_counting_to_its_parent(self) -> None:
+        with no_answer():
+            inside = let_in("allow")
+            assert in_child(lambda: len(renewer)) == 0
+        wait_until(lambda: held() == 1)
+        leave(inside)
 
 
 @pytest.mark.parametrize(

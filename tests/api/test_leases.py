@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 
 from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.features.lease_renewal import Renewer, renewer
+from django_quota.features.lease_renewal import RETRY, Renewer
 from django_quota.features.slot_queues import pause_before
 from django_quota.limiting.flusher import flusher
 from django_quota.testing import QuotaKit, RedisServer, freeze
@@ -30,7 +30,8 @@ from tests.support.slots import (
     calls,
     forget,
     is_asked_for_by,
-    is_renewal,
+    is_count,
+    nobody_renews,
     released_elsewhere,
     waiting,
     wake_next,
@@ -203,12 +204,6 @@ class TestLeases:
             assert lock("line").holders() == []
 
 
-def nobody_renews() -> bool:
-    after_the_others = threading.Event()
-    flusher.call_at(0.0, after_the_others.set)
-    return after_the_others.wait(60) and not renewer
-
-
 class TestRenewingInTheBackground:
     @both_stores
     @both_ways
@@ -256,7 +251,7 @@ class TestRenewingInTheBackground:
     @both_ways
     def test_a_renewal_under_way_takes_no_slot_that_was_given_back(self, is_async: bool) -> None:
         def stop(operation: Any) -> None:
-            if is_renewal(operation) and operation.arguments()[-1]:
+            if is_count(operation):
                 under_way.set()
                 goes_on.wait(60)
 
@@ -564,4 +559,20 @@ def test_an_error_of_the_log_ends_no_later_renewal(memory_store: None, monkeypat
         with pytest.raises(ZeroDivisionError):
             own._renew_due()
         assert len(moments) == planned
+    lease.release()
+
+
+@pytest.mark.parametrize("interval", [0.5, 20.0])
+def test_a_renewal_that_was_not_answered_is_tried_again_within_a_second(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch, interval: float
+) -> None:
+    own, pauses = Renewer(), list[float]()
+    monkeypatch.setattr(flusher, "call_at", lambda at, _: pauses.append(at - 1_000.0))
+    monkeypatch.setattr("django_quota.core.clock.elapsed", lambda: 1_000.0)
+    own.add(lease := slot("export", 1).acquire(), interval, first=0.0)
+    with no_answer():
+        own._renew_due()
+    monkeypatch.setattr("django_quota.core.clock.elapsed", lambda: 1_000.0 + RETRY)
+    own._renew_due()
+    assert pauses == [0.0, min(interval, RETRY), RETRY + interval]
     lease.release()

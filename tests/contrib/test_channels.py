@@ -219,6 +219,25 @@ async def test_a_socket_that_stays_open_for_hours_is_counted_all_the_time(the_cl
     assert await answers(socket()) == ["accept"]
 
 
+@pytest.mark.usefixtures("renewed_often")
+@pytest.mark.parametrize("said", ["allow", "local"])
+@in_a_loop
+async def test_sockets_that_were_let_in_during_an_outage_count_afterwards(said: Any) -> None:
+    open_sockets = slot("websocket.at_once", 1, subject="ip:192.0.2.1")
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip", on_unavailable=said))
+    before = socket()
+    assert await answers(before) == ["accept"]
+    with no_answer():
+        during = socket()
+        assert await answers(during) == ["accept"]
+    await asyncio.to_thread(wait_until, lambda: len(open_sockets.holders()) == 2)
+    assert (await during.says())["text"] == "hello", "nobody is thrown out"
+    await before.leaves()
+    assert await answers(socket()) == ["close"]
+    await during.leaves()
+    assert await answers(socket()) == ["accept"]
+
+
 @pytest.mark.parametrize("how", ["raises", "is cancelled", "is never reached"])
 @in_a_loop
 async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:

@@ -1,5 +1,6 @@
 """Slots as the store has them: who waits here, what another process does, and a store that forgets."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys
+from django_quota.features.lease_renewal import renewer
 from django_quota.features.slot_queues import slot_queues
+from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
@@ -62,6 +65,13 @@ def released_elsewhere(name: str) -> None:
     current_store().run(Release(keys_of(name), ELSEWHERE, None, SECOND))
 
 
+def nobody_renews() -> bool:
+    """Say whether nothing is renewed, and no renewal is under way."""
+    after_the_others = threading.Event()
+    flusher.call_at(0.0, after_the_others.set)
+    return after_the_others.wait(60) and not renewer
+
+
 def is_asked_for_by(operation: Any) -> str | None:
     return operation.token if isinstance(operation, Acquire) else None
 
@@ -72,6 +82,11 @@ def is_release(operation: Any) -> bool:
 
 def is_renewal(operation: Any) -> bool:
     return isinstance(operation, Renew)
+
+
+def is_count(operation: Any) -> bool:
+    """Say whether a renewal takes the slot again, or for the first time, whatever is free."""
+    return is_renewal(operation) and bool(operation.arguments()[-1])
 
 
 @contextmanager
