@@ -30,12 +30,15 @@ from django_quota.engine.events import (
     NO_LOG,
     REMOTE_LOG,
     EventLog,
+    EventRecord,
     change_counts,
     count_day,
     emit,
+    events_of,
     judge_near,
     load_status,
     shut_out,
+    without_levels,
 )
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, lua_source
@@ -156,6 +159,19 @@ class Decide(Operation):
             flags += self._judge_near(states, context, now)
         verdict = REFUSED if 0 in refused else ALLOWED
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
+
+    def log_keys(self) -> Sequence[str]:
+        """Return the keys of the event log."""
+        return self.log.keys
+
+    def run_with_events(self, states: States, now: int) -> tuple[list[Any], Sequence[EventRecord]]:
+        """Decide over these states; return the reply and the events."""
+        if self.log is NO_LOG:
+            return self.run(states, now), ()
+        reply = Reply.decode(Decide(self.hits, self.mode, REMOTE_LOG).run(states, now), self.hits)
+        events = events_of(self.hits, reply)
+        reply.flags = without_levels(reply.flags)
+        return reply.encode(), events
 
     def _restore(self, states: States, now: int) -> None:
         """Adjust hits, or refund their costs."""

@@ -7,12 +7,13 @@ and no index of bans, but returns the flags that report events.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
 from django_quota.core.clock import DAY, SECOND
-from django_quota.engine.codec import EventKind, Flag, Flagged
+from django_quota.core.keys import subject_part
+from django_quota.engine.codec import EVENTS, EventKind, Flag, Flagged, Reply
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, set_field
 from django_quota.engine.words import packed
@@ -199,6 +200,37 @@ class EventRecord(NamedTuple):
     """The share of `warn_at` that a "near" event reports, in thousandths."""
 
 
+def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
+    """Return the events that the flags of a decision with a `REMOTE_LOG` report."""
+    events = []
+    levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
+    for index, flag, value in reply.flags:
+        if (kind := EVENTS.get(flag)) is None:
+            continue
+        hit, verdicts, place = hits[index], reply.hits[index], 0
+        if kind == "refused":
+            place = limit_refusing_longest(verdicts)
+        elif kind == "near":  # the limit with the fewest units left
+            place = min(range(len(verdicts)), key=lambda number: verdicts[number].remaining)
+        capacity, remaining = hit.limits[place].parameters.capacity, max(0, verdicts[place].remaining)
+        until, share = (0, value) if kind == "near" else (value, 0)
+        subject, level = subject_part(hit.status_key), levels.get(index, 0)
+        events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share))
+    return events
+
+
+def without_levels(flags: Sequence[Flagged]) -> list[Flagged]:
+    """Return flags as a decision has them that writes its events itself."""
+    return [flagged for flagged in flags if flagged.flag != Flag.BAN_LEVEL]
+
+
+def lifted_bans(log: EventLog, bans: Iterable[tuple[str, str]]) -> list[EventRecord]:
+    """Return the events that end bans: each with the key of its subject's status, and its rule. None without a log."""
+    if log is NO_LOG:
+        return []
+    return [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans]
+
+
 class AppendEvents(Operation):
     """Write events that decisions with a `REMOTE_LOG` reported. The reply is how many there were."""
 
@@ -206,7 +238,16 @@ class AppendEvents(Operation):
 
     def __init__(self, log: EventLog, events: Sequence[EventRecord]) -> None:
         super().__init__(log.keys, len(events), log.length, *(word for event in events for word in event))
+        self.log = log
         self.events = events
+
+    def log_keys(self) -> Sequence[str]:
+        """Return all keys."""
+        return self.log.keys
+
+    def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
+        """Return how many events there are, and the events."""
+        return self.run(states, now), self.events
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — states hold no log
         """Return how many events there are."""

@@ -189,6 +189,14 @@ class Operation(ABC):
     def run(self, states: States, now: int) -> Any:
         """Run the specification over these states at `now` (microseconds), and return the reply of the script."""
 
+    def log_keys(self) -> Sequence[str]:
+        """Return the keys of the event log, some of which may be among `keys`. States hold none of them."""
+        return ()
+
+    def run_with_events(self, states: States, now: int) -> tuple[Any, Sequence[Any]]:
+        """Run the specification; return the reply and the events (`EventRecord`) that the caller writes to the log."""
+        return self.run(states, now), ()
+
 
 class RedisOperation(Operation):
     """An operation that runs in Redis only: no other store needs it."""

@@ -1,8 +1,7 @@
 """Scatter-gather: how an operation with keys in several slots of a Redis Cluster runs.
 
 A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
-async driver run the same scatter. The database store runs it to get the events of a decision, and the tests run it over
-the memory store.
+async driver run the same scatter. The tests run it over the memory store.
 
 A plan over several slots takes its parts in turn. When a later part refuses, the earlier ones give back what they took,
 and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less room
@@ -12,16 +11,14 @@ than there is, never more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.core.keys import subject_part
 from django_quota.engine.codec import (
     ALLOWED,
-    EVENTS,
     REFUSED,
     RETRY_WITH,
     Adjust,
@@ -39,7 +36,8 @@ from django_quota.engine.events import (
     AppendEvents,
     EventLog,
     EventRecord,
-    limit_refusing_longest,
+    events_of,
+    without_levels,
 )
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
@@ -95,7 +93,7 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     replies = yield from _decide_in_turn(parts, operation.mode, log)
     gathered = _gathered(parts, replies)
     if log is not NO_LOG and gathered.verdict != RETRY_WITH:
-        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply)]
+        events = [event for part, reply in zip(parts, replies, strict=True) for event in events_of(part.hits, reply)]
         yield from _append(log, events)
     return gathered.encode()
 
@@ -173,8 +171,7 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.places, reply.hits, strict=True))
-        flags = [flagged for flagged in reply.flags if flagged.flag != Flag.BAN_LEVEL]
-        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in flags]
+        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in without_levels(reply.flags)]
         if reply.now != now:
             gathered.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
     gathered.hits = [verdicts[place] for place in sorted(verdicts)]
@@ -182,23 +179,6 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
-
-
-def _events(part: _Part, reply: Reply) -> Iterator[EventRecord]:
-    """Yield the events that the flags of a reply report."""
-    levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
-    for index, flag, value in reply.flags:
-        if (kind := EVENTS.get(flag)) is None:
-            continue
-        hit, verdicts, place = part.hits[index], reply.hits[index], 0
-        if kind == "refused":
-            place = limit_refusing_longest(verdicts)
-        elif kind == "near":  # the limit with the fewest units left
-            place = min(range(len(verdicts)), key=lambda number: verdicts[number].remaining)
-        capacity, remaining = hit.limits[place].parameters.capacity, max(0, verdicts[place].remaining)
-        until, share = (0, value) if kind == "near" else (value, 0)
-        subject, level = subject_part(hit.status_key), levels.get(index, 0)
-        yield EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share)
 
 
 def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
@@ -211,12 +191,6 @@ def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
         logger.warning("%d events could not be written: %s", len(events), error)
 
 
-def _append_lifted(log: EventLog, bans: Iterable[tuple[str, str]]) -> Scatter:
-    """Remove bans from the index: each with the key of its subject's status, and its rule."""
-    if log is not NO_LOG:
-        yield from _append(log, [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans])
-
-
 # --- other operations -------------------------------------------------------------------------------------------------
 
 
@@ -225,14 +199,14 @@ def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
     states = operation.rule_states
     by_slot = _by_slot((state.status_key for state in states), slot_of)
     replies = yield [Reset([states[place] for place in places]) for places in by_slot]
-    yield from _append_lifted(operation.log, ((state.status_key, state.field) for state in states))
+    yield from _append(operation.log, operation.lifted())
     return sum(replies)
 
 
 @scatter.register
 def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — all keys are of one subject
     (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
-    yield from _append_lifted(operation.log, ((operation.status_key, rule) for rule in operation.rules))
+    yield from _append(operation.log, operation.lifted())
     return reply
 
 

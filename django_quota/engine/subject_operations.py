@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.core.overrides import OverrideTable
 from django_quota.core.rules import Rule
 from django_quota.engine.compiled import compiled
-from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, change_counts, note_tier
+from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, EventRecord, change_counts, lifted_bans, note_tier
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import (
     Operation,
@@ -104,6 +104,18 @@ class LiftBans(Operation):
             drop_field(states, self.status_key, f"b:{rule}")
         return lifted
 
+    def log_keys(self) -> Sequence[str]:
+        """Return the keys of the event log."""
+        return self.log.keys
+
+    def lifted(self) -> list[EventRecord]:
+        """Return the events that end the bans."""
+        return lifted_bans(self.log, ((self.status_key, rule) for rule in self.rules))
+
+    def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
+        """End the bans; return the reply and the events."""
+        return self.run(states, now), self.lifted()
+
 
 class RuleState(NamedTuple):
     """The keys under which one rule counts for one subject."""
@@ -144,6 +156,18 @@ class Reset(Operation):
             had_field = [drop_field(states, status_key, f"{kind}:{field}") for kind in RESET_FIELDS]
             dropped += had_field[0]
         return dropped
+
+    def log_keys(self) -> Sequence[str]:
+        """Return the keys of the event log."""
+        return self.log.keys
+
+    def lifted(self) -> list[EventRecord]:
+        """Return the events that end the bans."""
+        return lifted_bans(self.log, ((state.status_key, state.field) for state in self.rule_states))
+
+    def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
+        """Drop everything; return the reply and the events."""
+        return self.run(states, now), self.lifted()
 
 
 def reset_of(hits: Sequence[Hit], table: OverrideTable, log: EventLog) -> Reset:

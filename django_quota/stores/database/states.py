@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django_quota.core.errors import StoreDataError
-from django_quota.engine.events import AppendEvents
 from django_quota.stores.database.values import dumps, loads
 from django_quota.stores.drafts import Draft
 
@@ -27,8 +26,6 @@ class RowStates(Draft):
     def __init__(self, keys: Iterable[str], rows: Iterable[Row]) -> None:
         self._rows: dict[str, Row | None] = {**dict.fromkeys(keys), **{row.key: row for row in rows}}
         super().__init__(self._rows)
-        self.logged: list[AppendEvents] = []
-        """What is appended to the event log."""
 
     def _state(self, key: str) -> Any:
         return self.changed[key] if key in self.changed else self._rows[key]

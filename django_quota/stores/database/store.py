@@ -19,9 +19,7 @@ from django.db import connections
 
 from django_quota.core.errors import ConfigurationError, StoreBusy, StoreUnavailable, did_you_mean
 from django_quota.core.forks import register_fork_aware
-from django_quota.engine.events import AppendEvents
 from django_quota.engine.operations import Operation
-from django_quota.engine.scatter import scatter
 from django_quota.stores.base import tried
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.database import sql
@@ -107,23 +105,26 @@ class DatabaseStore:
         subjects need. While one decides, the next one looks without a lock. What would change nothing, such as a hit on
         a limit that is used up, is decided by that: it is as if it had come at the moment of the look.
         """
-        (first,) = next(scatter(operation, _one_slot))
-        keys = [] if isinstance(first, AppendEvents) else list(dict.fromkeys(first.keys))
+        logs = operation.log_keys()
+        keys = list(dict.fromkeys(key for key in operation.keys if key not in logs))
         subjects = {sql.subject_of(key) for key in keys}
 
         def look(connection: Connection) -> tuple[tuple[Any, bool], None]:
             found = connection.read(sql.select(keys, connection.now))
             states, moment = _states(keys, found, now)
-            reply = _replied(operation, states, moment)
-            return (reply, not _statements(states, moment, connection.batch)), None
+            reply, events = operation.run_with_events(states, moment)
+            return (reply, not events and not _statements(states)), None
 
         def decide(connection: Connection) -> tuple[Any, Sequence[str]]:
             found = connection.begin(subjects, sql.select(keys, connection.now))
             states, moment = _states(keys, found, now)
-            reply = _replied(operation, states, moment)
-            return reply, _statements(states, moment, connection.batch)
+            reply, events = operation.run_with_events(states, moment)
+            statements = _statements(states)
+            if events:
+                statements += sql.log_events(logs[0], events, moment, connection.batch)
+            return reply, statements
 
-        if first.is_reading:
+        if operation.is_reading:
             return self._transact(look, self._reading, until)[0]
         if self.is_refusing():
             raise StoreUnavailable("the database has failed several times in a row, and is asked again in a moment")
@@ -265,35 +266,17 @@ def _server_of(alias: str) -> Hashable:
     return settings["NAME"], settings.get("HOST"), settings.get("PORT"), settings.get("USER")
 
 
-def _one_slot(key: str) -> None:
-    """Return the slot of a key for `scatter`, which takes the event log out of the decision."""
-
-
 def _states(keys: Sequence[str], found: Sequence[Sequence[Any]], now: int | None) -> tuple[RowStates, int]:
     """Return the states that a query has found, and the time of the operation."""
     clock, rows = sql.rows_of(found)
     return RowStates(keys, rows), clock if now is None else now
 
 
-def _replied(operation: Operation, states: RowStates, moment: int) -> Any:
-    """Run an operation over these states, part by part, and return the reply."""
-    scattering = scatter(operation, _one_slot)
-    parts = next(scattering)
-    try:
-        while True:
-            states.logged += [part for part in parts if isinstance(part, AppendEvents)]
-            parts = scattering.send([part.run(states, moment) for part in parts])
-    except StopIteration as done:
-        return done.value
-
-
-def _statements(states: RowStates, moment: int, batch: str) -> list[str]:
+def _statements(states: RowStates) -> list[str]:
     """Return the statements that write what has changed."""
     statements = []
     if rows := list(states.written()):
         statements.append(sql.upsert(rows))
     if keys := states.dropped():
         statements.append(sql.delete(keys))
-    for each in states.logged:
-        statements += sql.log_events(each.keys[0], each.events, moment, batch)
     return statements
