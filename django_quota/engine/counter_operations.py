@@ -187,6 +187,7 @@ class Days(CounterOperation):
     """
 
     script: ClassVar[Script] = script("counter_common", "counter_days")
+    is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 
     def __init__(self, keys: Sequence[str], ranges: Sequence[tuple[int, int]]) -> None:

@@ -151,6 +151,9 @@ class Operation(ABC):
     gives_back: ClassVar[bool] = False
     """Whether somebody else waits for what it gives back. Then it waits its turn in a busy process for longer."""
 
+    is_slow: ClassVar[bool] = False
+    """Whether it may touch or return so much that it should not hold up the hits of other tasks."""
+
     def __init__(self, keys: Sequence[str], *arguments: Any) -> None:
         self.keys = keys
         self._arguments = arguments

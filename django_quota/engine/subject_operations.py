@@ -37,6 +37,7 @@ class InspectSubject(Operation):
     """Read the status of a subject and its leases. The reply: see `lua/inspect_subject.lua`."""
 
     script: ClassVar[Script] = script("clock", "lifetimes", "inspect_subject")
+    is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 
     def __init__(self, status_key: str, sets: Sequence[str]) -> None:
@@ -140,6 +141,7 @@ class Reset(Operation):
     """Drop all that rules have counted, and lift their bans. The reply is how many states and bans there were."""
 
     script: ClassVar[Script] = script("reset")
+    is_slow: ClassVar[bool] = True
 
     def __init__(self, rule_states: Sequence[RuleState], log: EventLog = NO_LOG) -> None:
         keys = [key for found in rule_states for key in (found.status_key, *found.states)]
@@ -186,6 +188,7 @@ class ReadDays(Operation):
     """Read what was counted under these keys, all of one subject; the reply: see `lua/read_days.lua`."""
 
     script: ClassVar[Script] = script("read_days")
+    is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
@@ -201,6 +204,7 @@ class SetAside(Operation):
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", "set_aside")
+    is_slow: ClassVar[bool] = True
 
     def __init__(self, day_key: str, aside_key: str, known: int) -> None:
         super().__init__([day_key, aside_key], known)
@@ -220,6 +224,7 @@ class DropAside(Operation):
     """Delete the counts that were set aside under a token; the reply is 1 if they were deleted, else 0."""
 
     script: ClassVar[Script] = script("drop_aside")
+    is_slow: ClassVar[bool] = True
 
     def __init__(self, aside_key: str, token: int) -> None:
         super().__init__([aside_key], token)

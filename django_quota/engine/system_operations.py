@@ -138,6 +138,7 @@ class Sweep(RedisOperation):
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", "sweep")
+    is_slow: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -97,6 +97,11 @@ class Breaker:
             self._probe_from = 0.0
 
 
+def refusal(name: str = "it") -> StoreUnavailable:
+    """Return the error for a caller that the breaker refuses. `name`: the server's."""
+    return StoreUnavailable(f"{name} has not answered several times in a row, and is asked again in a moment")
+
+
 class Call:
     """The context of a call to a server. It raises `StoreUnavailable` while the breaker refuses callers.
 
@@ -113,8 +118,7 @@ class Call:
     def __enter__(self) -> Call:
         is_probe = self._breaker.acquire()
         if is_probe is None:
-            what = "has not answered several times in a row, and is asked again in a moment"
-            raise StoreUnavailable(f"{self._name} {what}")
+            raise refusal(self._name)
         self.is_probe = is_probe
         return self
 

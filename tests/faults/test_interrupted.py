@@ -42,14 +42,23 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     breaker = new_breaker(failures=1)
     cancelled = 0
 
+    async def ask(step: int) -> tuple[Any, bool]:
+        """Return the answer or the error, and whether the call was cancelled: at an await, or at a turn of the loop."""
+        if connection == "kept":
+            steps = Steps(call.asynchronous(None), step)
+            return (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0], steps.was_cut
+        await (await redis_store().server.wires.get()).aclose()
+        task = asyncio.ensure_future(call.asynchronous(None))
+        for _ in range(step + 1):
+            await asyncio.sleep(0)
+        was_cut = task.cancel()
+        return (await asyncio.gather(task, return_exceptions=True))[0], was_cut
+
     async def run() -> None:
         nonlocal cancelled
-        for step in range(200):
-            if connection == "new":
-                await (await redis_store().server.async_pools.get()).aclose()
-            steps = Steps(call.asynchronous(None), step)
-            answer: Any = (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0]
-            if not steps.was_cut:
+        for step in range(60):
+            answer, was_cut = await ask(step)
+            if not was_cut:
                 assert call_problem(call, answer) == ""
                 return
             assert isinstance(answer, asyncio.CancelledError), repr(answer)[:300]

@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis.connections import AsyncPool
+from django_quota.stores.redis.async_wire import AsyncWire
 from django_quota.stores.redis.sources import Source
 from django_quota.testing import RedisServer
 from tests.support.stores import caches, current_store
@@ -36,32 +36,21 @@ async def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.usefixtures("raw")
 def test_every_missing_reply_times_out(redis_server: RedisServer) -> None:
-    """One timer watches all connections: those that began while it ran, and those after it had nothing to watch."""
-
-    def pool_of(seconds: float) -> AsyncPool:
-        path = redis_server.url.removeprefix("unix://")
-        options = {"path": path, "socket_timeout": seconds, "socket_connect_timeout": 60}
-        return AsyncPool(Source(aioredis.UnixDomainSocketConnection, options), 50, 1.0, Breaker())
+    """One timer watches all calls: those that began while it ran, and those after it had nothing to watch."""
+    path = redis_server.url.removeprefix("unix://")
+    options = {"path": path, "socket_timeout": 0.02, "socket_connect_timeout": 60}
 
     async def read() -> list[Any]:
-        pool, patient = pool_of(0.02), pool_of(60)
-        taken = [await patient._connected() for _ in range(3)]
-        pool._idle = [(each, time.monotonic()) for each in taken]  # so that nothing but a reply takes time
-
-        def is_under_way(wanted: Any) -> bool:
-            return wanted in pool._timeouts._deadlines if wanted else not pool._timeouts._is_ticking
-
-        calls = []
-        for connection in (*reversed(taken[1:]), None):
-            calls.append(asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60))))
-            await until(lambda wanted=connection: is_under_way(wanted))  # type: ignore[misc]
-        calls[2:] = [asyncio.ensure_future(pool.execute(("BLPOP", "nothing", 60)))]
-        found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
-        assert not any(connection.is_connected for connection in taken)
-        assert (pool._idle, pool.permits._value) == ([], 50)
+        wire = AsyncWire(Source(aioredis.UnixDomainSocketConnection, options), 60.0, Breaker(failures=9))
+        found: list[Any] = []
+        for is_ticking in (False, False, True):
+            await until(lambda: is_ticking or not wire._is_ticking)  # noqa: B023
+            calls = [wire.execute(("BLPOP", "nothing", 60)) for _ in range(2)]
+            found += await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+        assert wire._line is None
         return found
 
-    assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 3
+    assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 6
 
 
 @pytest.mark.usefixtures("raw")
@@ -86,15 +75,16 @@ def scripts_run(raw: Any) -> int:
 
 @pytest.mark.parametrize("moment", ["asked", "knocked", "queued"])
 def test_a_view_that_blocks_its_loop_causes_no_outage(
-    moment: str, redis_server: RedisServer, raw: Any, settings: Any
+    moment: str, redis_server: RedisServer, raw: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds it up for longer than Redis has to answer, right when the server has something to say.
 
-    Calls have been sent, or two wait for the connections of the others ("queued"), or connections are being made.
+    Calls have been sent, or two wait for room on the wire ("queued"), or a connection is being made.
     """
     settings.CACHES = caches(redis_server, socket_timeout=WITHIN, socket_connect_timeout=WITHIN, timeout=WITHIN)
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
-    settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_KWARGS"]["max_connections"] = 2 if moment == "queued" else 8
+    if moment == "queued":
+        monkeypatch.setattr("django_quota.stores.redis.async_wire.AsyncWire.most_under_way", 2)
     calls = 4 if moment == "queued" else 8
 
     async def decide() -> list[tuple[bool, bool]]:

@@ -1,7 +1,6 @@
 """The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
 
 import asyncio
-import inspect
 import json
 import signal
 import threading
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 import redis
-import redis.asyncio as aioredis
 from django.core.cache import cache, caches
 from django.core.management import CommandError, call_command
 from django_redis.exceptions import ConnectionInterrupted
@@ -34,6 +32,7 @@ from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.cluster.store_cluster import ClusterStore
+from django_quota.stores.redis.async_wire import Line
 from django_quota.testing import freeze
 from tests.support.calls import both
 from tests.support.clusters import Cluster, Server, running_cluster, running_server, slot_of
@@ -526,14 +525,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The connections that something was sent over, sync and async."""
     found: list[int] = []
-    for connection_class in (redis.Connection, aioredis.Connection):
-        send = connection_class.send_packed_command
+    sends = (
+        (redis.Connection, "send_packed_command"),
+        (redis.asyncio.Connection, "send_packed_command"),
+        (Line, "send"),
+    )
+    for sender, name in sends:
+        its_own = getattr(sender, name)
 
-        def sending(*arguments: Any, send: Any = send, **options: Any) -> Any:
+        def sending(*arguments: Any, send: Any = its_own, **options: Any) -> Any:
             found.append(1)
             return send(*arguments, **options)
 
-        monkeypatch.setattr(connection_class, "send_packed_command", sending)
+        monkeypatch.setattr(sender, name, sending)
     return found
 
 
@@ -596,22 +600,34 @@ def test_a_hit_whose_reply_is_lost_is_not_sent_again(
     assert ask(kind, SUBJECTS[:1])[0].remaining == 899
 
     with monkeypatch.context() as patch:
-        for connection_class in (redis.Connection, aioredis.Connection):
-            patch.setattr(connection_class, "read_response", losing(connection_class, lost))
+        patch.setattr(redis.Connection, "read_response", losing(lost))
+        patch.setattr(Line, "data_received", lambda line, data: line.lost(lost))
         assert ask(kind, SUBJECTS[:1])[0].degraded
     assert peek("900/m", SUBJECTS[0]).remaining == 898
 
 
-def losing(connection_class: Any, lost: Exception) -> Any:
-    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
-    read = connection_class.read_response
+def test_a_script_that_a_server_has_forgotten_is_sent_once_for_all_tasks(cluster: Cluster) -> None:
+    async def ask_all() -> list[Any]:
+        await acheck("900/m", SUBJECTS[1])
+        for server in cluster.servers:
+            server.client.script_flush()
+            server.client.config_resetstat()
+        return await asyncio.gather(*(acheck("900/m", SUBJECTS[0]) for _ in range(100)))
 
-    def is_of_a_script(reply: Any) -> Any:
+    decisions = asyncio.run(ask_all())
+    assert sorted(decision.remaining for decision in decisions) == list(range(800, 900))
+    stats = [server.client.info("commandstats") for server in cluster.servers]
+    assert sum(each["cmdstat_eval"]["calls"] for each in stats if "cmdstat_eval" in each) == 1
+
+
+def losing(lost: Exception) -> Any:
+    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
+    read = redis.Connection.read_response
+
+    def read_and_lose(*arguments: Any, **options: Any) -> Any:
+        reply = read(*arguments, **options)
         if isinstance(reply, bytes) and len(reply) % 8 == 0:
             raise lost
         return reply
 
-    async def aread(*arguments: Any, **options: Any) -> Any:
-        return is_of_a_script(await read(*arguments, **options))
-
-    return aread if inspect.iscoroutinefunction(read) else lambda *a, **b: is_of_a_script(read(*a, **b))
+    return read_and_lose

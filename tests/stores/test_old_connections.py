@@ -76,9 +76,9 @@ def degraded(kind: str, forget: Forget) -> list[bool]:
 
     async def ask() -> list[bool]:
         await acheck("99/m", "user:1")
-        side = await (store._by_loop if hasattr(store, "_by_loop") else store.server.async_pools).get()
+        side = await (store._by_loop if hasattr(store, "_by_loop") else store.server.wires).get()
         pool = pool_of(side)
-        pool._idle += [(connection, time.monotonic()) for connection in [await pool._connected() for _ in range(OLD)]]
+        assert pool._line is not None
         forget()
         return [(await acheck("99/m", "user:1")).degraded for _ in range(OLD)]
 

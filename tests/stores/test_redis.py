@@ -109,7 +109,7 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 
     for _ in range(3):
         asyncio.run(many())
-    of_loops: Any = redis_store().server.async_pools
+    of_loops: Any = redis_store().server.wires
     assert len(of_loops._by_loop) == 0
     loop = asyncio.new_event_loop()
     loop.run_until_complete(ahit())
@@ -186,7 +186,7 @@ def test_sync_and_async_connect_with_the_options_of_the_alias_and_repeat_nothing
     async def asked() -> Any:
         assert (await ahit()).remaining == 48
         assert [each["name"] for each in raw.client_list()].count("limits") == 2
-        return (await redis_store().server.async_pools.get())._idle[0][0].retry
+        return (await redis_store().server.wires.get())._line.connection.retry
 
     try:
         assert hit().remaining == 49

@@ -23,7 +23,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis.connections import AsyncPool, SyncPool, async_pool, sync_pool
+from django_quota.stores.redis.async_wire import AsyncWire, Loading, async_wire
+from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
 from django_quota.stores.redis.sources import pool_of_server
 from django_quota.stores.redis.urls import Address
@@ -63,9 +64,9 @@ class ClusterSettings:
         """Return the connections of all threads to a server."""
         return sync_pool(self._pool(server), self._limits.get, breaker)
 
-    def async_pool(self, server: Address, breaker: Breaker) -> AsyncPool:
-        """Return new connections of an event loop to a server."""
-        return async_pool(self._pool(server), self._limits.get, breaker, **_PARSER_OF_TASKS)
+    def async_wire(self, server: Address, breaker: Breaker) -> AsyncWire:
+        """Return a new wire of an event loop to a server."""
+        return async_wire(self._pool(server), self._limits.get, breaker, **_PARSER_OF_TASKS)
 
     def _pool(self, server: Address) -> Any:
         return pool_of_server(server, {**self._given, "protocol": 2, **_PARSER_OF_THREADS})
@@ -86,7 +87,7 @@ class SyncSide:
         """None before it has read the slot table, and after it reached no server: then `connect` makes a new one."""
         self._pools: dict[Address, SyncPool] = {}
 
-    def pool(self, server: Address, breaker: Breaker) -> SyncPool:
+    def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> SyncPool:  # noqa: ARG002
         """Return the connections to a server."""
         return self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
 
@@ -104,6 +105,13 @@ class SyncSide:
         for server in self._pools.keys() - known_servers(self.client):
             self._pools.pop(server).close()
 
+    def is_loaded_by_another(self, script: tuple[str, str]) -> bool:  # noqa: ARG002
+        """Say False: each thread sends the script itself."""
+        return False
+
+    def loaded(self, script: tuple[str, str]) -> None:
+        """Do nothing; see `AsyncSide.loaded`."""
+
     pause = staticmethod(time.sleep)
 
     def close(self) -> None:
@@ -115,17 +123,27 @@ class SyncSide:
 
 
 class AsyncSide:
-    """The client of an event loop, and its connections to each server; see `SyncSide`."""
+    """The client of an event loop, and its wire to each server; see `SyncSide`."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.client: Any = None
         self._making: Any = None
-        self._pools: dict[Address, AsyncPool] = {}
+        self._pools: dict[Address, AsyncWire] = {}
+        self._loading = Loading()
 
-    def pool(self, server: Address, breaker: Breaker) -> AsyncPool:
-        """Return the connections to a server."""
-        return self._pools.get(server) or self._pools.setdefault(server, self.settings.async_pool(server, breaker))
+    def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> AsyncWire:
+        """Return the wire to a server, or the one beside it for what takes long."""
+        wire = self._pools.get(server) or self._pools.setdefault(server, self.settings.async_wire(server, breaker))
+        return wire.beside() if is_slow else wire
+
+    async def is_loaded_by_another(self, script: tuple[str, str]) -> bool:
+        """Say whether another task has sent a script to a server, after its end; see `Loading.by_another`."""
+        return await self._loading.by_another(script)
+
+    def loaded(self, script: tuple[str, str]) -> None:
+        """Note that a script was sent to a server, or that sending it failed."""
+        self._loading.done(script)
 
     async def connect(self) -> None:
         """Make the client."""

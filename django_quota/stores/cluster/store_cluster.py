@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -35,7 +35,8 @@ from django_quota.engine.scatter import scatter
 from django_quota.stores.base import all_well
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide, address_of
-from django_quota.stores.redis.connections import Command, PoolsByLoop, cancellable
+from django_quota.stores.redis.async_wire import ByLoop, cancellable
+from django_quota.stores.redis.connections import Command
 from django_quota.stores.redis.errors import answered, translate_cluster_error, translated
 from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.redis.store import RedisStore, Server
@@ -74,7 +75,7 @@ class ClusterStore(RedisStore):
 
     def __init__(self, which: WhichRedis) -> None:
         self.which = which
-        self._by_loop = PoolsByLoop(lambda: AsyncSide(self._settings))
+        self._by_loop = ByLoop(lambda: AsyncSide(self._settings))
         self.after_fork()
         register_fork_aware(self)
 
@@ -151,18 +152,30 @@ class ClusterStore(RedisStore):
         client, node = yield from self._place(side, slot)
         with translated(translate_cluster_error):
             try:
-                reply = yield from self._sent(side, client, node, operation.command(now), operation.gives_back)
+                reply = yield from self._sent(side, client, node, operation, operation.command(now))
             except NoScriptError:
-                reply = yield from self._sent(side, client, node, operation.in_full(now), operation.gives_back)
+                reply = yield from self._sent_with_text(side, client, node, operation, now)
             return operation.read_reply(reply)
 
-    def _sent(self, side: Side, client: Any, node: Any, command: Command, gives_back: bool) -> Flow[Any]:
+    def _sent_with_text(self, side: Side, client: Any, node: Any, operation: Operation, now: int | None) -> Flow[Any]:
+        """Run an operation whose script a server has forgotten. Of all tasks that hear so, one sends the text."""
+        script = node.name, operation.script.sha
+        if (yield partial(side.is_loaded_by_another, script)):
+            with suppress(NoScriptError):
+                return (yield from self._sent(side, client, node, operation, operation.command(now)))
+            return (yield from self._sent(side, client, node, operation, operation.in_full(now)))
+        try:
+            return (yield from self._sent(side, client, node, operation, operation.in_full(now)))
+        finally:
+            side.loaded(script)
+
+    def _sent(self, side: Side, client: Any, node: Any, operation: Operation, command: Command) -> Flow[Any]:
         """Return the reply to a command of the server that has its slot, from wherever the servers redirect it."""
         server, is_asking = address_of(node), False
         for number in range(MAX_REDIRECTIONS):
-            pool = side.pool(server, self._breaker(get_node_name(*server)))
+            pool = side.pool(server, self._breaker(get_node_name(*server)), is_slow=operation.is_slow)
             try:
-                return (yield partial(pool.execute, command, gives_back=gives_back, is_asking=is_asking))
+                return (yield partial(pool.execute, command, gives_back=operation.gives_back, is_asking=is_asking))
             except AskError as error:
                 server, is_asking = _redirected(client, error), True
             except MovedError as error:

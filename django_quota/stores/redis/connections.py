@@ -1,4 +1,4 @@
-"""Connections to a Redis, kept between calls: a pool for all threads, and one for each event loop.
+"""Connections to a Redis, kept between calls: a pool for all threads. `async_wire` has that of an event loop.
 
 redis-py's connections pack commands and read replies. Its clients are not used: they cost half a check more, and they
 repeat a command whose reply got lost. A hit must not count twice.
@@ -6,17 +6,13 @@ repeat a command whose reply got lost. A hit must not count twice.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from inspect import isawaitable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
-import redis.asyncio as aioredis
 from redis import RedisError
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import ResponseError
@@ -27,7 +23,7 @@ from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
 from django_quota.stores.redis.settings import TIMEOUTS
-from django_quota.stores.redis.sources import Source, async_source, sync_source
+from django_quota.stores.redis.sources import Source, sync_source
 
 T = TypeVar("T")
 
@@ -113,9 +109,6 @@ Option = Callable[[str], Any]
 def _bounds(pool: Any, option: Option) -> tuple[int, float]:
     """Return how many connections there are at most, and how many seconds a call waits for one."""
     return min(pool.max_connections, option("max_connections") or CONNECTIONS), option("timeout") or CONNECTION_TIMEOUT
-
-
-# --- sync -------------------------------------------------------------------------------------------------------------
 
 
 def sync_pool(pool: Any, option: Option, breaker: Breaker) -> SyncPool:
@@ -252,265 +245,3 @@ def _read(connection: Any) -> Any:
         if not connection.can_read():
             raise
         return connection.read_response(disconnect_on_error=False)
-
-
-# --- async ------------------------------------------------------------------------------------------------------------
-
-ROUNDS = 20
-"""How often the event loop reads its sockets, at least, before a call is late. Connecting takes some eight rounds."""
-
-_CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_read_destructive"
-"""The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
-
-
-def async_pool(pool: Any, option: Option, breaker: Breaker, **more: Any) -> AsyncPool:
-    """Return new connections for an event loop, with `more` options; see `sync_pool`."""
-    source = async_source(pool)
-    return AsyncPool(source._replace(options={**source.options, **more}), *_bounds(pool, option), breaker)
-
-
-class Timeouts:
-    """Ends what waits for a server for too long, by the time in which the event loop read its sockets.
-
-    What blocks the loop, or keeps it busy, makes no reply late: of the time between two looks, `tick` seconds count at
-    most. redis-py's own time-outs cost more, and give up a reply that came while something blocked the loop.
-    """
-
-    def __init__(self, tick: float) -> None:
-        self._tick = tick
-        self._served = 0.0
-        """Seconds in which the loop read its sockets, until the last look."""
-        self._looked = 0.0
-        """When the last look was (seconds of the loop)."""
-        self._deadlines: dict[Any, float] = {}
-        """What waits: a connection for its reply, or the `asyncio.Timeout` of a block. Each with its `_served`."""
-        self._is_ticking = False
-
-    def begin(self, waiting: Any, seconds: float) -> None:
-        """End `waiting` after so many seconds, unless `end` is called before."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if not self._is_ticking:
-            self._is_ticking, self._looked = True, now
-            loop.call_at(now + self._tick, self._look, loop)
-        self._deadlines[waiting] = self._served + min(self._tick, now - self._looked) + seconds
-
-    def end(self, waiting: Any) -> bool:
-        """Stop waiting; return whether it was in time."""
-        return self._deadlines.pop(waiting, None) is not None
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        self._served += min(self._tick, now - self._looked)
-        self._looked = now
-        for waiting in [waiting for waiting, deadline in self._deadlines.items() if deadline <= self._served]:
-            del self._deadlines[waiting]
-            if isinstance(waiting, asyncio.Timeout):
-                waiting.reschedule(now)
-            else:
-                waiting._writer.transport.abort()  # noqa: SLF001 — `disconnect()` would wait for what is not sent
-        self._is_ticking = bool(self._deadlines)
-        if self._is_ticking:
-            left = min(self._deadlines.values()) - self._served
-            loop.call_at(now + min(self._tick, max(left, 0.001)), self._look, loop)
-
-
-class AsyncPool:
-    """The connections of an event loop. A call that finds none free waits, `patience` seconds at most."""
-
-    def __init__(self, source: Source, max_connections: int, patience: float, breaker: Breaker) -> None:
-        self._source = source
-        self._patience = patience
-        self._breaker = breaker
-        self._idle: list[tuple[Any, float]] = []
-        """Each with the time of its last use (seconds of the monotonic clock)."""
-        self._timeouts = Timeouts(min(source.options[name] for name in TIMEOUTS) / ROUNDS)
-        self.permits = asyncio.Semaphore(max_connections)
-        """One for each connection that a call may use."""
-
-    async def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
-        """Send a command once, and return its reply; see `SyncPool.execute`."""
-        if self.permits.locked():
-            await self._wait(max(self._patience, GIVING_BACK) if gives_back else self._patience)
-        else:
-            await self.permits.acquire()
-        try:
-            with Call(self._breaker, answered):
-                connection = await self._connected()
-                try:
-                    reply = await self._ask(connection, pack(command), is_asking=is_asking)
-                except ResponseError as error:
-                    if not leaves_a_reply(error):
-                        self._idle.append((connection, time.monotonic()))
-                    raise
-                self._idle.append((connection, time.monotonic()))
-                return reply
-        finally:
-            self.permits.release()
-
-    async def _ask(self, connection: Any, command: bytes, *, is_asking: bool = False) -> Any:
-        """Return the reply over a connection; see `SyncPool`."""
-        timeouts = self._timeouts
-        timeouts.begin(connection, self._source.options["socket_timeout"])
-        try:
-            await connection.send_packed_command((_ASKING + command if is_asking else command,))
-            if is_asking:
-                with suppress(ResponseError):
-                    await connection.read_response()
-            reply = await connection.read_response()
-        except BaseException as error:
-            in_time = timeouts.end(connection)
-            if leaves_a_reply(error):
-                await connection.disconnect(nowait=True)
-                if isinstance(error, Exception):
-                    await self._drop_idle()
-            if not in_time and isinstance(error, Exception):
-                raise RedisTimeoutError("Timeout reading from socket") from None
-            raise
-        timeouts.end(connection)
-        return reply
-
-    async def _wait(self, patience: float) -> None:
-        try:
-            async with asyncio.timeout(patience):
-                await self.permits.acquire()
-        except TimeoutError:
-            if self.permits.locked():
-                raise _busy("event loop", self._patience) from None
-            await self.permits.acquire()  # one came free while something blocked the event loop
-
-    async def _connected(self) -> Any:
-        while self._idle:
-            connection, used = self._idle.pop()
-            if await self._is_ready(connection) and (time.monotonic() < used + IDLE or await self._answers(connection)):
-                return connection
-        return await self._connect()
-
-    async def _answers(self, connection: Any) -> bool:
-        """Say whether a connection still leads to a server."""
-        try:
-            await self._ask(connection, _ASK)
-        except ResponseError:
-            return True
-        except (RedisError, OSError):
-            return False
-        return True
-
-    async def _connect(self) -> Any:
-        """Return a new connection; see `SyncPool`. Only sentinels are asked with time-outs of redis-py."""
-        for is_last in (False, True):
-            began = time.monotonic()
-            try:
-                return await self._connect_once()
-            except _TIMED_OUT as error:
-                if not self._source.sentinels or not _too_late(began, self._source, time.monotonic()):
-                    raise
-                if is_last:
-                    raise StoreBusy(f"this process was too busy to connect: {error}") from None
-        raise AssertionError
-
-    async def _connect_once(self) -> Any:
-        options, sentinels = self._source.options, len(self._source.sentinel_clients)
-        first = max(options[name] for name in TIMEOUTS) if sentinels else options["socket_connect_timeout"]
-        with _connecting():
-            connection = self._source.make()
-            if hasattr(connection, "path"):  # a Unix socket connects at once, and redis-py greets within that
-                first = options["socket_timeout"]
-            of_redis_py, own = connection.socket_connect_timeout, connection.redis_connect_func
-            connection.socket_timeout = connection.socket_connect_timeout = None
-
-            async def greet(connection: Any) -> None:
-                """Say who we are. A server that answers nothing costs no more than for a command."""
-                self._timeouts.begin(waiting, options["socket_timeout"])
-                greeted = connection.on_connect() if own is None else own(connection)
-                if isawaitable(greeted):
-                    await greeted
-
-            connection.redis_connect_func = greet
-            try:
-                async with asyncio.timeout(None) as waiting:
-                    self._timeouts.begin(waiting, first * (1 + sentinels))
-                    try:
-                        await cancellable(connection.connect())
-                    finally:
-                        self._timeouts.end(waiting)
-                connection.socket_connect_timeout, connection.redis_connect_func = of_redis_py, own  # as it was
-                if not await self._is_ready(connection):
-                    raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
-            except BaseException as error:
-                await connection.disconnect(nowait=True)
-                if isinstance(error, TimeoutError):
-                    raise RedisTimeoutError("Timeout connecting to server") from None
-                raise
-            return connection
-
-    async def _is_ready(self, connection: Any) -> bool:
-        """Say whether a connection is ready; see `SyncPool`. Otherwise close it."""
-        is_ready = False
-        try:
-            is_ready = not (await getattr(connection, _CAN_READ)() or self._source.leads_elsewhere(connection))
-        except (RedisError, OSError):
-            pass
-        finally:
-            if not is_ready:
-                await connection.disconnect(nowait=True)
-        return is_ready
-
-    async def _drop_idle(self) -> None:
-        while self._idle:
-            await self._idle.pop()[0].disconnect(nowait=True)
-
-    async def aclose(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            await self._idle.pop()[0].disconnect()
-        for client in self._source.sentinel_clients:
-            await client.aclose(close_connection_pool=True)
-
-
-async def cancellable(call: Awaitable[T]) -> T:
-    """Await a call of redis-py. Raises `CancelledError` if the task was cancelled meanwhile.
-
-    redis-py waits by `asyncio.wait_for`. Up to Python 3.11 that hides a cancellation which arrives as the wait ends.
-    """
-    task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
-    try:
-        return await call
-    finally:
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError
-
-
-class PoolsByLoop:
-    """One object for each event loop, closed with the loop. `make` makes the object, which has a method `aclose`."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._by_loop: WeakKeyDictionary[Any, tuple[Any, AsyncGenerator[None, None]]] = WeakKeyDictionary()
-
-    async def get(self) -> Any:
-        """Return the object of the running loop."""
-        loop = asyncio.get_running_loop()
-        known = self._by_loop.get(loop)
-        if known is None:
-            self._forget_closed_loops()
-            made = self._make()
-            # A loop that ends closes its async generators. The end of this one closes the connections.
-            known = self._by_loop[loop] = made, self._close_at_end(made)
-            await anext(known[1])
-        return known[0]
-
-    async def _close_at_end(self, made: Any) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self._by_loop.pop(asyncio.get_running_loop(), None)
-            await made.aclose()
-
-    def _forget_closed_loops(self) -> None:
-        """Forget loops that were closed without ending their generators. `asyncio.run` always ends them."""
-        for loop_ref in self._by_loop.keyrefs():  # a list: other threads add and remove loops meanwhile
-            loop = loop_ref()
-            if loop is not None and loop.is_closed():
-                self._by_loop.pop(loop, None)

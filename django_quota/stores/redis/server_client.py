@@ -9,7 +9,8 @@ from redis import Redis
 
 from django_quota.core.forks import register_fork_aware
 from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.redis.connections import PoolsByLoop, SyncPool, async_pool, sync_pool
+from django_quota.stores.redis.async_wire import ByLoop, async_wire
+from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.errors import answered_plain
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, with_timeouts
 from django_quota.stores.redis.sources import pool_of
@@ -20,7 +21,7 @@ class ServerClient:
 
     def __init__(self, which: WhichRedis) -> None:
         self.breaker = Breaker()
-        self.async_pools = PoolsByLoop(lambda: async_pool(pool_of(which), which.option, self.breaker))
+        self.wires = ByLoop(lambda: async_wire(pool_of(which), which.option, self.breaker))
         self._which = which
         self.after_fork()
         register_fork_aware(self)

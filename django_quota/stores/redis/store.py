@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -12,7 +12,8 @@ from redis.exceptions import NoScriptError
 
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import all_well
-from django_quota.stores.redis.errors import translate_error, translated
+from django_quota.stores.redis.async_wire import AsyncWire
+from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
 from django_quota.stores.redis.server_client import ServerClient
 from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.scanning import scan
@@ -118,13 +119,33 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
-        with translated():
-            pool = await self.server.async_pools.get()
+        wires = self.server.wires
+        try:
+            wire = wires.known() or await wires.get()
+            if operation.is_slow:
+                wire = wire.beside()
             try:
-                reply = await pool.execute(operation.command(now), gives_back=operation.gives_back)
+                reply = await wire.execute(operation.command(now), gives_back=operation.gives_back)
             except NoScriptError:
-                reply = await pool.execute(operation.in_full(now), gives_back=operation.gives_back)
-        return operation.read_reply(reply)
+                reply = await self._sent_in_full(wire, operation, now)
+            return operation.read_reply(reply)
+        except Exception as error:
+            if is_passthrough(error):
+                raise
+            ours = translate_error(error)
+        raise ours
+
+    async def _sent_in_full(self, wire: AsyncWire, operation: Operation, now: int | None) -> Any:
+        """Run an operation whose script Redis has forgotten. Of all tasks that hear so, one sends the text."""
+        sha = operation.script.sha
+        if await wire.loading.by_another(sha):
+            with suppress(NoScriptError):
+                return await wire.execute(operation.command(now), gives_back=operation.gives_back)
+            return await wire.execute(operation.in_full(now), gives_back=operation.gives_back)
+        try:
+            return await wire.execute(operation.in_full(now), gives_back=operation.gives_back)
+        finally:
+            wire.loading.done(sha)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
