@@ -237,6 +237,44 @@ def test_what_nobody_asked_for_closes_the_wire_before_a_call_could_get_it() -> N
     asyncio.run(ask())
 
 
+def test_what_a_lost_wire_still_says_reaches_nobody() -> None:
+    async def ask() -> None:
+        await acheck("9/m", "user:1")
+        wire = await wire_of_this_loop()
+        line = wire._line
+        line.lost(None)
+        line.data_received(b"$3\r\nabc\r\n")
+        assert (await acheck("9/m", "user:1")).remaining == 7
+        assert wire._line not in (None, line)
+
+    asyncio.run(ask())
+
+
+def test_a_notice_of_the_server_is_no_reply() -> None:
+    async def ask() -> None:
+        await acheck("9/m", "user:1")
+        line = (await wire_of_this_loop())._line
+        line.data_received(b">2\r\n+message\r\n+x\r\n")
+        task = asyncio.ensure_future(acheck("9/m", "user:1"))
+        await until(lambda: line.under_way)
+        line.data_received(b">2\r\n+message\r\n+x\r\n")
+        assert (await task).remaining == 7
+        assert not line.is_lost
+
+    asyncio.run(ask())
+
+
+def test_a_wire_that_the_server_closed_while_the_loop_was_busy_costs_no_decision(raw: redis.Redis) -> None:
+    async def ask() -> list[bool]:
+        decisions = [await acheck("9/m", "user:1")]
+        raw.client_kill_filter(_type="normal", skipme=True)  # meanwhile the loop reads nothing
+        wait_until(lambda: len(raw.client_list()) == 1)
+        decisions.append(await acheck("9/m", "user:1"))
+        return [decision.degraded for decision in decisions]
+
+    assert asyncio.run(ask()) == [False, False]
+
+
 def test_a_call_that_is_cancelled_before_it_is_sent_does_not_count() -> None:
     async def ask() -> None:
         await acheck("9/m", "user:2")
@@ -290,6 +328,18 @@ def test_the_breaker_opens_after_a_few_lost_wires(silent: list[int]) -> None:
     asyncio.run(ask())
     assert redis_store().server.breaker.is_open
     assert len(silent) == FAILURES
+
+
+def test_calls_that_wait_for_their_turn_stop_when_the_breaker_opens(silent: list[int]) -> None:
+    breaker = redis_store().server.breaker
+    for _ in range(FAILURES - 1):
+        breaker.failed()
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(acheck("9/m", f"user:{n}") for n in range(2 * MOST_UNDER_WAY)))
+
+    assert all(decision.degraded for decision in asyncio.run(ask()))
+    assert len(silent) == 1
 
 
 def test_a_cut_wire_costs_what_was_sent_and_what_waits_goes_over_the_next(raw: redis.Redis) -> None:
@@ -422,6 +472,8 @@ def test_what_takes_long_holds_up_no_hit(raw: redis.Redis) -> None:
     async def ask() -> None:
         wire = await wire_of_this_loop()
         slow = [asyncio.ensure_future(wire.beside().execute(("BLPOP", "list", 60))) for _ in range(2)]
+        await until(lambda: wire._slow._line and wire._slow._line.under_way)
+        assert len(wire._slow._line.under_way) == 1  # so that Redis serves others before the next one
         await asyncio.to_thread(wait_until, lambda: raw.info("clients")["blocked_clients"] == 1)
         assert (await acheck("9/m", "user:1")).remaining == 8
         raw.rpush("list", 1, 2)
