@@ -28,7 +28,7 @@ PROBE_TIMEOUT = 5.0
 class Breaker:
     """The breaker of one server, shared by all threads and event loops of a process.
 
-    Ask the server within a `Call`.
+    Ask the server within a `Call`, or between `enter` and `leave`.
 
     `failures`: in a row, at least 1. `reset_timeout`: seconds. `clock`: returns seconds and never goes back.
     """
@@ -73,6 +73,26 @@ class Breaker:
             self._probe_from = now + PROBE_TIMEOUT
             return True
 
+    def enter(self, name: str = "it") -> bool:
+        """Begin a call to the server, and return whether it is the probe. `leave` ends it.
+
+        Raises `StoreUnavailable` while callers are refused. `name`: the server's.
+        """
+        is_probe = self.acquire()
+        if is_probe is None:
+            what = "has not answered several times in a row, and is asked again in a moment"
+            raise StoreUnavailable(f"{name} {what}")
+        return is_probe
+
+    def leave(self, answered: bool | None, *, is_probe: bool) -> None:
+        """End a call: whether the server has answered; None: the call tells nothing."""
+        if answered:
+            self.succeeded()
+        elif answered is not None:
+            self.failed()
+        elif is_probe:
+            self.release()
+
     def is_refusing(self) -> bool:
         """Say whether `acquire` would return None now."""
         return self.is_open and self._clock() < self._probe_from
@@ -116,19 +136,10 @@ class Call:
         """Whether its result decides for all."""
 
     def __enter__(self) -> Call:
-        is_probe = self._breaker.acquire()
-        if is_probe is None:
-            raise refusal(self._name)
-        self.is_probe = is_probe
+        self.is_probe = self._breaker.enter(self._name)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        answered = error is None or self._answered(error)
-        if answered:
-            self._breaker.succeeded()
-        elif answered is not None:
-            self._breaker.failed()
-        elif self.is_probe:
-            self._breaker.release()
+        self._breaker.leave(error is None or self._answered(error), is_probe=self.is_probe)

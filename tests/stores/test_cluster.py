@@ -33,6 +33,7 @@ from django_quota.operating.sweep import Sweeper
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.async_wire import Line
+from django_quota.stores.redis.wire import Wire
 from django_quota.testing import freeze
 from tests.support.calls import both
 from tests.support.clusters import Cluster, Server, running_cluster, running_server, slot_of
@@ -529,6 +530,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (redis.Connection, "send_packed_command"),
         (redis.asyncio.Connection, "send_packed_command"),
         (Line, "send"),
+        (Wire, "send"),
     )
     for sender, name in sends:
         its_own = getattr(sender, name)
@@ -600,7 +602,7 @@ def test_a_hit_whose_reply_is_lost_is_not_sent_again(
     assert ask(kind, SUBJECTS[:1])[0].remaining == 899
 
     with monkeypatch.context() as patch:
-        patch.setattr(redis.Connection, "read_response", losing(lost))
+        patch.setattr(Wire, "read", losing(lost))
         patch.setattr(Line, "data_received", lambda line, data: line.lost(lost))
         assert ask(kind, SUBJECTS[:1])[0].degraded
     assert peek("900/m", SUBJECTS[0]).remaining == 898
@@ -621,11 +623,11 @@ def test_a_script_that_a_server_has_forgotten_is_sent_once_for_all_tasks(cluster
 
 
 def losing(lost: Exception) -> Any:
-    """Return redis-py's reading of a reply, which loses that of a script: the server has run it."""
-    read = redis.Connection.read_response
+    """Return the reading of a reply, which loses that of a script: the server has run it."""
+    read = Wire.read
 
-    def read_and_lose(*arguments: Any, **options: Any) -> Any:
-        reply = read(*arguments, **options)
+    def read_and_lose(wire: Wire) -> Any:
+        reply = read(wire)
         if isinstance(reply, bytes) and len(reply) % 8 == 0:
             raise lost
         return reply

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -86,7 +85,8 @@ def degraded(kind: str, forget: Forget) -> list[bool]:
         return asyncio.run(ask())
     check("99/m", "user:1")
     pool = pool_of(store._sync if hasattr(store, "_sync") else store.server.pool)
-    pool._idle += [(connection, time.monotonic()) for connection in [pool._connected() for _ in range(OLD)]]
+    for wire in [pool._connected() for _ in range(OLD)]:
+        pool._keep(wire)
     forget()
     return [check("99/m", "user:1").degraded for _ in range(OLD)]
 

@@ -123,14 +123,14 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
     once("event", "1")  # which raises the store's errors, where a check decides by itself
-    kept = redis_store().server.pool._idle[0][0]
+    kept = redis_store().server.pool._idle[0]
     raw.replicaof("127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             once("event", "2")
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             asyncio.run(aonce("event", "2"))
-        assert kept not in [each for each, _ in redis_store().server.pool._idle]
+        assert kept not in redis_store().server.pool._idle
     finally:
         raw.replicaof("NO", "ONE")
     assert not hit().degraded
@@ -190,7 +190,7 @@ def test_sync_and_async_connect_with_the_options_of_the_alias_and_repeat_nothing
 
     try:
         assert hit().remaining == 49
-        retries = [redis_store().server.pool._idle[0][0].retry, asyncio.run(asked())]
+        retries = [redis_store().server.pool._idle[0].connection.retry, asyncio.run(asked())]
         assert [each._retries for each in retries] == [0, 0]
     finally:
         raw.execute_command("ACL", "DELUSER", "limits")

@@ -1,7 +1,7 @@
 """Connections to a Redis, kept between calls: a pool for all threads. `async_wire` has that of an event loop.
 
-redis-py's connections pack commands and read replies. Its clients are not used: they cost half a check more, and they
-repeat a command whose reply got lost. A hit must not count twice.
+redis-py's clients are not used: they cost half a check more, and they repeat a command whose reply got lost. A hit must
+not count twice.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from django_quota.core.errors import StoreBusy
-from django_quota.stores.breaker import Breaker, Call
+from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
 from django_quota.stores.redis.settings import TIMEOUTS
 from django_quota.stores.redis.sources import Source, sync_source
+from django_quota.stores.redis.wire import Wire
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ CONNECTION_TIMEOUT = 1.0
 GIVING_BACK = 30.0
 """The same for a call that gives back, such as the end of a slot, which others wait for."""
 
-IDLE = 1.0
+IDLE = 15.0
 """Seconds without a use after which a connection is asked before its next use: a firewall may have forgotten it."""
 
 LATE = 0.1
@@ -124,8 +125,7 @@ class SyncPool:
         self._max_connections = max_connections
         self._patience = patience
         self._breaker = breaker
-        self._idle: deque[tuple[Any, float]] = deque()
-        """Each with the time of its last use (seconds of the monotonic clock)."""
+        self._idle: deque[Wire] = deque()
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
@@ -144,56 +144,69 @@ class SyncPool:
         except Empty:
             raise _busy("process", self._patience) from None
         try:
-            with Call(self._breaker, answered):  # the breaker may have opened while the call waited
-                connection = self._connected()
-                try:
-                    reply = self._ask(connection, pack(command), is_asking=is_asking)
-                except ResponseError as error:
-                    if not leaves_a_reply(error):
-                        self._idle.append((connection, time.monotonic()))
-                    raise
-                self._idle.append((connection, time.monotonic()))
-                return reply
+            is_probe = self._breaker.enter()  # it may have opened while the call waited
+            try:
+                reply = self._ask(self._connected(), pack(command), is_asking=is_asking)
+            except BaseException as error:
+                self._breaker.leave(answered(error), is_probe=is_probe)
+                raise
+            self._breaker.succeeded()
+            return reply
         finally:
             self._permits.put(None)
 
-    def _ask(self, connection: Any, command: bytes, *, is_asking: bool = False) -> Any:
-        """Return the reply over a connection. It is closed if a reply may still come, which the next must not read."""
+    def _ask(self, wire: Wire, command: bytes, *, is_asking: bool = False) -> Any:
+        """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
         try:
-            connection.send_packed_command((_ASKING + command if is_asking else command,))
             if is_asking:
+                wire.send(_ASKING + command)
                 with suppress(ResponseError):  # the reply to the command tells
-                    _read(connection)
-            return _read(connection)
+                    wire.read()
+            else:
+                wire.send(command)
+            reply = wire.read()
         except BaseException as error:
-            if leaves_a_reply(error):
-                connection.disconnect()
-                if isinstance(error, Exception):  # the others may lead nowhere, or to a replica, as well
-                    self._drop_idle()
+            if not leaves_a_reply(error):
+                self._keep(wire)
+                raise
+            wire.close()
+            if isinstance(error, Exception):  # the others may lead nowhere, or to a replica, as well
+                self._drop_idle()
             raise
+        self._keep(wire)
+        return reply
 
-    def _connected(self) -> Any:
+    def _keep(self, wire: Wire) -> None:
+        wire.used = time.monotonic()
+        self._idle.append(wire)
+
+    def _connected(self) -> Wire:
         while True:
             try:
-                connection, used = self._idle.pop()
+                wire = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if not self._is_ready(connection):
-                connection.disconnect()
-            elif time.monotonic() < used + IDLE or self._answers(connection):
-                return connection
+            if not wire.is_ready() or self._source.leads_elsewhere(wire.connection):
+                wire.close()
+            elif time.monotonic() < wire.used + IDLE or self._answers(wire):
+                return wire
 
-    def _answers(self, connection: Any) -> bool:
-        """Say whether a connection still leads to a server."""
+    def _answers(self, wire: Wire) -> bool:
+        """Say whether a wire still leads to a server."""
         try:
-            self._ask(connection, _ASK)
-        except ResponseError:
-            return True
-        except (RedisError, OSError):
+            wire.send(_ASK)
+            wire.read()
+        except BaseException as error:
+            if not leaves_a_reply(error):
+                return True
+            wire.close()
+            if not isinstance(error, (RedisError, OSError)):
+                raise
+            self._drop_idle()
             return False
         return True
 
-    def _connect(self) -> Any:
+    def _connect(self) -> Wire:
         """Return a new connection. It tries once more if this process was too busy to see what had arrived."""
         for is_last in (False, True):
             began = time.monotonic()
@@ -206,42 +219,26 @@ class SyncPool:
                     raise StoreBusy(f"this process was too busy to connect: {error}") from None
         raise AssertionError
 
-    def _connect_once(self) -> Any:
+    def _connect_once(self) -> Wire:
         with _connecting():
             connection = self._source.make()
             try:
                 connection.connect()
-                if not self._is_ready(connection):
+                wire = Wire(connection)
+                if not wire.is_ready() or self._source.leads_elsewhere(connection):
                     raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
             except BaseException:
                 connection.disconnect()
                 raise
-            return connection
-
-    def _is_ready(self, connection: Any) -> bool:
-        """Say whether a connection is open, has sent nothing that nobody asked for, and leads to the primary."""
-        try:
-            return not (connection.can_read() or self._source.leads_elsewhere(connection))
-        except (RedisError, OSError):
-            return False
+            return wire
 
     def _drop_idle(self) -> None:
         with suppress(IndexError):
             while True:
-                self._idle.pop()[0].disconnect()
+                self._idle.pop().close()
 
     def close(self) -> None:
         """Close the idle connections."""
         self._drop_idle()
         for sentinel in self._source.sentinel_clients:
             sentinel.close()
-
-
-def _read(connection: Any) -> Any:
-    """Return the reply to what was sent. One that has arrived is not late, though gevent may end a time-out first."""
-    try:
-        return connection.read_response(disconnect_on_error=False)
-    except RedisTimeoutError:
-        if not connection.can_read():
-            raise
-        return connection.read_response(disconnect_on_error=False)

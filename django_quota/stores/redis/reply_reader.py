@@ -51,6 +51,10 @@ class PlainReader:
             raise InvalidResponse("this is no reply") from None
         return reply
 
+    def has_data(self) -> bool:
+        """Say whether bytes are left that no reply has used."""
+        return self._at < len(self._data)
+
     def _read(self, at: int) -> tuple[Any, int]:
         """Return the reply at a place, and where it ends. Raises `EOFError` if it has not arrived whole."""
         end = self._data.find(b"\r\n", at)

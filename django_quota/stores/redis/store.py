@@ -50,12 +50,18 @@ class RedisStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
-        with translated():
-            pool = self.server.pool
+        pool, ours = self.server.pool, None
+        try:
             try:
                 reply = pool.execute(operation.command(now), gives_back=operation.gives_back)
             except NoScriptError:
                 reply = pool.execute(operation.in_full(now), gives_back=operation.gives_back)
+        except BaseException as error:
+            if is_passthrough(error):
+                raise
+            ours = translate_error(error)
+        if ours is not None:  # raised here, it has no context: the frames of redis-py hold the password
+            raise ours
         return operation.read_reply(reply)
 
     @contextmanager
