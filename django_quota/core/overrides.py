@@ -90,11 +90,11 @@ class OverrideTable:
 
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
-        found = self._in_force(subject, rule, now)
-        if found is None or found.mode != "blocked":
-            return found
         matching = self.matching(subject, rule)
-        if len(matching) == 1:
+        if not matching:
+            return None
+        found = _first_in_force(matching, now)
+        if found is None or found.mode != "blocked" or len(matching) == 1:
             return found
         edges = sorted({edge for each in matching for edge in (each.begins, each.ends) if edge > now})
         for edge in edges:
@@ -102,14 +102,6 @@ class OverrideTable:
             if then is None or then.mode != "blocked":
                 return found._replace(ends=edge)
         return found._replace(ends=0)
-
-    def _in_force(self, subject: str, rule: str, now: int) -> Override | None:
-        for step in self._steps(subject):
-            for name in (rule, ALL_RULES) if step else ():
-                for override in step:
-                    if override.rule == name and override.in_force(now):
-                        return override
-        return None
 
     def matching(self, subject: str, rule: str) -> list[Override]:
         """Return the overrides that concern a subject under a rule, the most specific first, in force or not."""
@@ -127,14 +119,16 @@ class OverrideTable:
 
     def _steps(self, subject: str) -> list[tuple[Override, ...]]:
         """Return the overrides of the subject itself, of its networks, of its kind and of everybody."""
-        kind = subject.partition(":")[0]
-        steps = [self._by_subject.get(subject, ())]
-        if kind == "ip" and self._sizes:
+        find, kind = self._by_subject.get, subject.partition(":")[0]
+        steps = [own] if (own := find(subject)) else []
+        if self._sizes and kind == "ip":
             steps += self._of_networks(subject)
-        if kind != subject and "+" not in subject and subject != f"{kind}:*":
-            steps.append(self._by_subject.get(f"{kind}:*", ()))
-        if subject != EVERYBODY:
-            steps.append(self._by_subject.get(EVERYBODY, ()))
+        of_kind = find(f"{kind}:*")
+        if of_kind and kind != subject and "+" not in subject and subject != f"{kind}:*":
+            steps.append(of_kind)
+        of_all = find(EVERYBODY)
+        if of_all and subject != EVERYBODY:
+            steps.append(of_all)
         return steps
 
     def _of_networks(self, subject: str) -> list[tuple[Override, ...]]:

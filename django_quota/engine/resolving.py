@@ -79,8 +79,13 @@ class Resolved(NamedTuple):
 
     def decided_by_overrides(self) -> list[tuple[Ask, Outcome]]:
         """Return the asks about which no store is asked because of an override, each with its first outcome."""
-        asks = {ask.place: ask for ask in self.given}
-        return [(asks[place], of[0]) for place, of in self.here.items() if of and place in self.unsent]
+        found: dict[Place, tuple[Ask, Outcome]] = {}
+        for ask in self.given:
+            place = ask.place
+            outcomes = self.here.get(place)
+            if outcomes and place in self.unsent:
+                found[place] = ask, outcomes[0]
+        return list(found.values())
 
     def decided_here(self) -> Decision:
         """Return the decision by only the overrides."""
@@ -131,7 +136,9 @@ def resolve(
         hits = hits_of(asks, scope, now + skew)
         return Resolved(asks, asks, hits, now, {}, _NONE, _has_groups(hits))
     here: dict[Place, tuple[Outcome, ...]] = {}
-    unsent, overridden, sent = set[Place](), set[Place](), list[Ask]()
+    unsent: set[Place] = set()
+    overridden: set[Place] = set()
+    sent: list[Ask] = []
     for ask in asks:
         place = ask.place
         override = found.get(place)
