@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from django_quota import check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.stores.redis.errors import translate_error
 from django_quota.testing import QuotaKit, RedisServer, clear, freeze, plugin, quota_kit
 from django_quota.testing.kit import isolated
 from tests.support.commands import ROOT
@@ -177,9 +178,15 @@ def test_runserver_starts_with_another_cache_while_you_develop(
 def test_fakeredis_is_a_clear_error_that_names_the_plugin(settings: Any) -> None:
     fake = {"CONNECTION_POOL_KWARGS": {"connection_class": fakeredis.FakeRedisConnection}}
     settings.CACHES = {"default": {**REDIS, "OPTIONS": {**TIMEOUTS, **fake}}}
-    with pytest.raises(ConfigurationError, match=r"without the library `struct`.* Perhaps it is fakered") as raised:
+    with pytest.raises(ConfigurationError, match=r"have no sockets\. Perhaps it is fakered") as raised:
         check("2/m", "user:1")
     assert "by the pytest plugin of django_quota" in raised.value.hint
+
+
+def test_a_server_whose_lua_lacks_struct_is_a_clear_error() -> None:
+    error = translate_error(redis.ResponseError("NOSTRUCT"))
+    assert isinstance(error, ConfigurationError)
+    assert "without the library `struct`" in error.problem
 
 
 # --- the clock --------------------------------------------------------------------------------------------------------

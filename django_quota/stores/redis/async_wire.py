@@ -39,7 +39,14 @@ from django_quota.stores.redis.connections import (
     _too_late,
     pack,
 )
-from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, is_passthrough, leaves_a_reply
+from django_quota.stores.redis.errors import (
+    ConnectFailedError,
+    answered,
+    imitated,
+    is_cut,
+    is_passthrough,
+    leaves_a_reply,
+)
 from django_quota.stores.redis.reply_reader import NOT_ENOUGH, PUSHED, reply_reader
 from django_quota.stores.redis.settings import TIMEOUTS
 from django_quota.stores.redis.sources import Source, async_source
@@ -85,7 +92,9 @@ class Line(asyncio.Protocol):
         self._reader = reply_reader(connection._parser.parse_error)  # noqa: SLF001
         self._writer = connection._writer  # noqa: SLF001 — it closes the socket if nothing refers to it
         connection._reader = connection._writer = None  # noqa: SLF001
-        self.transport: Any = self._writer.transport
+        self.transport: Any = getattr(self._writer, "transport", None)
+        if self.transport is None:
+            raise imitated("The connections of this alias have no sockets.")
         self.transport.set_protocol(self)
         loop = asyncio.get_running_loop()
         self._loop = loop

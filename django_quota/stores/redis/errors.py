@@ -154,12 +154,7 @@ def translate_error(error: BaseException) -> QuotaError:
             '"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient".',
         )
     if _NO_STRUCT.search(str(error)):
-        return ConfigurationError(
-            "The server of this alias runs scripts without the library `struct`, which every Redis and Valkey has. "
-            "Perhaps it is fakeredis.",
-            "In tests, count in memory: by the pytest plugin of django_quota, by QuotaTestMixin of "
-            'django_quota.testing, or by QUOTA = {"STORE": "memory"}.',
-        )
+        return imitated("The server of this alias runs scripts without the library `struct`, which every server has.")
     if (too_old := _TOO_OLD.search(str(error))) is not None:
         return ConfigurationError(
             f"The server is Redis {too_old[1]}.",
@@ -171,6 +166,15 @@ def translate_error(error: BaseException) -> QuotaError:
             f"+evalsha +eval, no rename-command), or load the Lua module of Valkey. It says: {_reason(error)}"
         )
     return _kind_of(error)(_reason(error))
+
+
+def imitated(problem: str) -> ConfigurationError:
+    """Return the error for what imitates a server."""
+    return ConfigurationError(
+        f"{problem} Perhaps it is fakeredis.",
+        "In tests, count in memory: by the pytest plugin of django_quota, by QuotaTestMixin of "
+        'django_quota.testing, or by QUOTA = {"STORE": "memory"}.',
+    )
 
 
 def translate_cluster_error(error: BaseException) -> QuotaError:

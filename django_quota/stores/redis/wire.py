@@ -16,6 +16,7 @@ from redis import RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_quota.stores.redis.errors import imitated
 from django_quota.stores.redis.reply_reader import NOT_ENOUGH, PUSHED, reply_reader
 
 SIZE = 16_384
@@ -35,6 +36,8 @@ class Wire:
         self.used = 0.0
         # Only here are private names of redis-py used: it has no other way to lend the socket that it has opened.
         self._socket: Any = connection._sock  # noqa: SLF001
+        if not hasattr(self._socket, "recv"):
+            raise imitated("The connections of this alias have no sockets.")
         self._reader = reply_reader(connection._parser.parse_error)  # noqa: SLF001
         self._has_more = False
         """Whether the reader has bytes that nobody has asked for yet."""
