@@ -44,7 +44,7 @@ CONNECTION_TIMEOUT = 1.0
 GIVING_BACK = 30.0
 """The same for a call that gives back, such as the end of a slot, which others wait for."""
 
-IDLE = 15.0
+IDLE = 1.0
 """Seconds without a use after which a connection is asked before its next use: a firewall may have forgotten it."""
 
 LATE = 0.1
