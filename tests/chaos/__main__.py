@@ -10,7 +10,9 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,7 +23,8 @@ from django_quota.testing import server_programs
 from tests.chaos import site
 from tests.chaos.driver import USUAL, play
 from tests.chaos.figures import Figures
-from tests.chaos.floods import FLOODS, SERVERS, Flood, FloodFigures, play_flood, play_idle
+from tests.chaos.floods import FLOODS, SERVERS, play_flood, play_idle
+from tests.chaos.leaving import LEAVING, play_leaving
 from tests.chaos.picture import picture
 from tests.chaos.scenes import SCENES, Scene
 from tests.support.pages import ROOT, write_part
@@ -29,6 +32,7 @@ from tests.support.stores import server_name
 
 PAGE, PICTURE = "docs/reliability.md", "docs/pictures/outage.svg"
 COLUMNS = ("tried", "exceptions", "over, Redis answering", "over, after a loss", "longest ms", "all s")
+LEAVING_COLUMNS = ("streams that nobody reads", "requests", "streams", "slots and units held in the end")
 FLOOD_COLUMNS = ("one client's flood, Redis answering", "requests", "passed", "counted in the process", "s")
 DEAREST = 2.0
 """A limited view may cost up to this many times a view that does nothing, while Redis is gone."""
@@ -36,7 +40,7 @@ DEAREST = 2.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*(scene.name for scene in SCENES), *(flood.name for flood in FLOODS)]
+    names = [name for of_kind in (SCENES, FLOODS, LEAVING) for name in [each.name for each in of_kind]]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE}")
     options = parser.parse_args()
@@ -50,14 +54,10 @@ def main() -> None:
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
             (ROOT / PICTURE).write_text(picture(scene.title, accounts, times))
-    floods = [flood for flood in FLOODS if flood.name in chosen]
-    if floods:
-        lines += ["", "| " + " | ".join(FLOOD_COLUMNS) + " |", "|---|" + "---:|" * (len(FLOOD_COLUMNS) - 1)]
-    for flood in floods:
-        of_flood = play_flood(flood, program)
-        lines.append(_flood_row(flood, of_flood))
-        broken += [f"{flood.name}: {words}" for words in of_flood.broken]
-        print(lines[-1], flush=True)
+    for play_all in (_play_floods, _play_leaving):
+        more, words = play_all(chosen, program)
+        lines += more
+        broken += words
     if not options.scene:
         for server, how in product(SERVERS, ("reset", "silence")):
             broken += [f"idle connections, {server}, {how}: {words}" for words in play_idle(server, how, program)]
@@ -77,15 +77,39 @@ def main() -> None:
     sys.exit(1 if broken else 0)
 
 
+def _play_floods(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of the floods, and which promises were broken."""
+    lines, broken = _head(FLOOD_COLUMNS), list[str]()
+    for flood in FLOODS:
+        if flood.name in chosen:
+            found = play_flood(flood, program)
+            cells = f"{found.tried:,} | {found.passed} | {found.degraded:,} | {found.seconds:.0f}"
+            lines.append(f"| {flood.title} | {cells} |")
+            broken += [f"{flood.name}: {words}" for words in found.broken]
+            print(lines[-1], flush=True)
+    return lines if len(lines) > len(_head(FLOOD_COLUMNS)) else [], broken
+
+
+def _play_leaving(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of the streams that nobody reads, and which promises were broken."""
+    lines, broken = _head(LEAVING_COLUMNS), list[str]()
+    for leaving in LEAVING:
+        if leaving.name in chosen:
+            found = play_leaving(leaving, program)
+            lines.append(f"| {leaving.title} | {found.tried:,} | {found.streams:,} | {sum(found.held.values())} |")
+            broken += [f"{leaving.name}: {words}" for words in found.broken]
+            print(lines[-1], flush=True)
+    return lines if len(lines) > len(_head(LEAVING_COLUMNS)) else [], broken
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    return ["", f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+
+
 def _row(scene: Scene[Any], found: Figures) -> str:
     after = found.after_loss if scene.allowance.losses else "—"
     cells = f"{found.tried:,} | {found.failed} | {found.over} | {after} | {found.longest * 1_000:.0f}"
     return f"| {scene.title} | {cells} | {found.all_normal:.2f} |"
-
-
-def _flood_row(flood: Flood, found: FloodFigures) -> str:
-    cells = f"{found.tried:,} | {found.passed} | {found.degraded:,} | {found.seconds:.0f}"
-    return f"| {flood.title} | {cells} |"
 
 
 def _cost_without_redis(batches: int = 200, size: int = 100) -> float:

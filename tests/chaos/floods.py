@@ -32,12 +32,11 @@ IDLE = 1.5
 """Seconds without a request after which connections to Redis have idled for long."""
 
 SERVERS = {
-    "uvicorn": ("uvicorn", "--factory", "tests.chaos.flood_site:asgi", "--log-level", "critical", "--lifespan", "off"),
-    "gevent": ("gunicorn", "-k", "gevent", "--worker-connections", "4000", "tests.chaos.flood_site:wsgi()"),
-    "threads": ("gunicorn", "-k", "gthread", "--threads", "200", "--worker-connections", "4000",
-                "tests.chaos.flood_site:wsgi()"),
-}  # fmt: skip
-"""The commands of the servers, without their port."""
+    "uvicorn": ("uvicorn", "--log-level", "critical", "--lifespan", "off", "--factory", "{}:asgi"),
+    "gevent": ("gunicorn", "-k", "gevent", "--worker-connections", "4000", "{}:wsgi()"),
+    "threads": ("gunicorn", "-k", "gthread", "--threads", "200", "--worker-connections", "4000", "{}:wsgi()"),
+}
+"""The commands of the servers, without their port; braces: the module of the site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,12 @@ def play_flood(flood: Flood, program: Path) -> FloodFigures:
     with (
         tempfile.TemporaryDirectory(prefix="quota-flood-") as folder,
         running(Server(program, Path(folder))) as redis,
-        _site(flood.server, redis.url) as port,
+        site_of(flood.server, redis.url) as port,
     ):
         began = time.monotonic()
         answers = asyncio.run(_flood(port, flood.path, flood.connections, flood.requests))
         seconds = time.monotonic() - began
-        seen = asyncio.run(_seen(port, flood.server))
+        seen = asyncio.run(seen_by(port, flood.server))
     passed = answers["200"] if flood.counted == "answered" else seen[flood.counted]
     expected = {"200", "429"}
     judged = {
@@ -115,28 +114,29 @@ def play_idle(server: str, how: str, program: Path) -> list[str]:
         stack.enter_context(running(Server(program, Path(folder), port=port)))
         firewall = Firewall(port, how)
         url = f"redis://127.0.0.1:{stack.enter_context(listening(firewall.serve))}/0"
-        at = stack.enter_context(_site(server, url))
+        at = stack.enter_context(site_of(server, url))
         asyncio.run(_flood(at, path, 16, 64))
-        before = asyncio.run(_seen(at, server))
+        before = asyncio.run(seen_by(at, server))
         time.sleep(IDLE)
         firewall.forget(idle=1)  # the metrics may have been sent a moment ago
         asyncio.run(_flood(at, path, 1, 16))
-        after = asyncio.run(_seen(at, server))
+        after = asyncio.run(seen_by(at, server))
     lost = after["degraded"] - before["degraded"]
     return [f"{lost} of 16 decisions without Redis"] if lost or after["outages"] else []
 
 
 @contextmanager
-def _site(server: str, url: str) -> Iterator[int]:
-    """Run the site; yields its port."""
+def site_of(server: str, url: str, site: str = "flood_site", **environment: str) -> Iterator[int]:
+    """Run a site of this folder on the Redis of a URL; yields its port."""
     _may_open_files()
     port = free_port()
-    module, *options = SERVERS[server]
+    module, *options = [word.format(f"tests.chaos.{site}") for word in SERVERS[server]]
     bound = ("--port", str(port)) if module == "uvicorn" else ("-b", f"127.0.0.1:{port}", "--keep-alive", "60")
     backlog = ("--backlog", "4096")
     process = subprocess.Popen(
         [sys.executable, "-m", module, *options, *bound, *backlog],
-        cwd=ROOT, env={**os.environ, "FLOOD_REDIS": url}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=ROOT, env={**os.environ, **environment, "FLOOD_REDIS": url},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         until(lambda: _answers(port, server), "a site that answers")
@@ -148,7 +148,7 @@ def _site(server: str, url: str) -> Iterator[int]:
 
 def _answers(port: int, server: str) -> bool:
     with suppress(OSError, EOFError):
-        asyncio.run(_seen(port, server))
+        asyncio.run(seen_by(port, server))
         return True
     return False
 
@@ -159,7 +159,7 @@ def _may_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-async def _seen(port: int, server: str) -> Counter[str]:
+async def seen_by(port: int, server: str) -> Counter[str]:
     """Return what the site saw."""
     client = _Client(port, "/aseen" if server == "uvicorn" else "/seen")
     _, body = await client.ask()

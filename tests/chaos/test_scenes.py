@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django_quota.testing import server_programs
 from tests.chaos.driver import BRIEF, play
 from tests.chaos.figures import Account, Allowance, Figures, Record, Times, figures
 from tests.chaos.floods import FLOODS, SERVERS, Flood, play_flood, play_idle
+from tests.chaos.leaving import LEAVING, Leaving, LeavingFigures, play_leaving
 from tests.chaos.scenes import SCENES, Scene
 from tests.chaos.site import DENY, LOCAL, PAIR
 
@@ -47,6 +49,17 @@ def test_a_flood_opens_no_limit(flood: Flood) -> None:
 @pytest.mark.parametrize("server", SERVERS)
 def test_connections_that_idled_and_were_forgotten_cost_no_decision(server: str, how: str) -> None:
     assert play_idle(server, how, server_programs()[0]) == []
+
+
+@pytest.mark.thorough("chaos")
+@pytest.mark.parametrize("leaving", LEAVING, ids=lambda leaving: leaving.name)
+def test_a_stream_that_nobody_reads_gives_back_its_slot_and_its_units(leaving: Leaving) -> None:
+    assert play_leaving(replace(leaving, requests=200), server_programs()[0]).broken == []
+
+
+def test_what_is_held_in_the_end_is_a_broken_promise() -> None:
+    held = LeavingFigures(9, 5, {"slots": 2, "tokens": 0})
+    assert held.broken == ["2 slots are held though no stream is left"]
 
 
 def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: str = "") -> list[Record]:
