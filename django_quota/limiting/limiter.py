@@ -148,7 +148,8 @@ class Limiter:
         `counters_only`: because limits are off.
         """
         answer = yield from self._settled_flow(settlement, counters_only=counters_only)
-        self.unasked.settle(settlement)
+        if not counters_only:
+            self.unasked.settle(settlement)
         return answer.decision
 
     def undo_flow(self, receipt: Receipt) -> Flow[Decision]:
@@ -190,7 +191,7 @@ class Limiter:
         finally:
             if mode == "refund":  # there may be room again
                 refusals.forget(resolved.subjects)
-        if mode == "check" and not answer.decision.allowed:
+        if mode == "check" and answer.decision.enforced:
             if answer.decided_at is not None:
                 refusals.remember(answer, answer.decided_at, changes)
         elif refusals.table and mode in ("check", "force"):
@@ -233,7 +234,7 @@ class Limiter:
             else:
                 raise StoreUnavailable("each answer came in another day or another period of a calendar limit")  # noqa: TRY301
         except StoreFull:
-            return Answer(resolved, resolved.without_store(resolved.rules))
+            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.sent]))
         except StoreUnavailable as error:
             announcements = outages.failed(error, resolved.subjects)
             answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error))

@@ -13,7 +13,20 @@ from django.urls import path
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, arefund, areset, check, peek, quota, refund, reserve, reset, reset_subject, unban
+from django_quota import (
+    Rule,
+    arefund,
+    areset,
+    check,
+    check_all,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reset,
+    reset_subject,
+    unban,
+)
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch
@@ -21,6 +34,7 @@ from tests.support.commands import json_of
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
 from tests.support.memory import as_another_process, remembered_refusals, with_room_for_refusals
+from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
 
@@ -223,6 +237,33 @@ def test_what_a_smaller_hit_takes_makes_the_wait_of_a_larger_one_longer() -> Non
     with freeze(NOON):
         waits = [check("10/m", SUBJECT, cost, **options).retry_after for cost in (4, 4, 4, 1, 1, 4)]
     assert waits == [0, 0, 12, 0, 0, 24]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_what_is_taken_beside_a_refusal_that_blocks_nothing_makes_the_wait_longer_too() -> None:
+    leaky = Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3)
+    lenient = Rule.make("lenient", "0/m", block=False)
+    clear()
+    with freeze(NOON):
+        waits = [check(leaky, SUBJECT, cost).retry_after for cost in (4, 4, 4)]
+        assert not check_all([(leaky, SUBJECT), (lenient, SUBJECT)]).enforced
+        waits.append(check(leaky, SUBJECT, 4).retry_after)
+    assert waits == [0, 0, 12, 18]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_refusal_is_repeated_beside_a_rule_that_an_override_made_a_shadow(asked: list[int]) -> None:
+    override("s 0 0 ", "watched", SUBJECT)
+    entries: Any = [
+        (Rule.make("watched", "1/m"), SUBJECT),
+        (Rule.make("full", "1/m", cache_refusals=10), SUBJECT),
+    ]
+    with freeze(NOON):
+        for _ in range(2):
+            check_all(entries)
+        asked.clear()
+        assert not check_all(entries)
+    assert asked == []
 
 
 RULES = [

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reset
+from django_quota.core.errors import StoreFull
 from django_quota.testing import freeze
 from tests.support.counts import previews
 from tests.support.outages import no_answer
@@ -123,6 +124,24 @@ def rules(memory_store: None, settings: Any) -> None:
 
 def lines(of: list[Any]) -> list[tuple[str, int, int, float | None, str]]:
     return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in of]
+
+
+@pytest.mark.parametrize("value", ["r 0 0 3/m", "r 0 0 3/h", "s 0 0 "], ids=["rate", "window", "shadow"])
+def test_a_full_store_refuses_whatever_rate_an_override_gives(memory_store: None, value: str) -> None:
+    override(value, "site", SUBJECT)
+    with no_answer(StoreFull()):
+        decision = check(RULE, SUBJECT)
+    assert (decision.allowed, decision.degraded) == (value.startswith("s"), True)
+
+
+def test_an_override_that_does_not_fit_is_logged_once_for_forced_hits_too(
+    memory_store: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = Rule.make("leaky", "2/m", algorithm="leaky_bucket")
+    override("r 0 0 +500", "leaky", SUBJECT)
+    for _ in range(3):
+        check(rule, SUBJECT, force=True)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 @pytest.mark.parametrize("rates", ["100/m", "3/s; 7/m"])

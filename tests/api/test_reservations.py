@@ -186,6 +186,20 @@ def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exemp
     assert bill["tokens"] == (3, 0, 1_007)
 
 
+@pytest.mark.usefixtures("redis_cache", "rules")
+def test_while_limits_are_off_the_days_stay_as_they_are(settings: Any) -> None:
+    on, off = settings.QUOTA, {**settings.QUOTA, "ENABLED": False}
+    with freeze(START):
+        override("x 0 0 ", "tokens", ORG)
+        text = reserve("tokens", ORG, 100).dumps()
+        assert count_what_waits()
+        settings.QUOTA = off
+        Hold.loads(text).settle(900)
+        assert count_what_waits()
+        settings.QUOTA = on
+        assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (1, 0)}, {"tokens": 100})
+
+
 @in_memory
 def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -> None:
     options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
