@@ -100,8 +100,8 @@ class Settlement(NamedTuple):
         After these, how many more units it really used, and whether it used none at all.
         """
         found = []
-        for ask in self.receipt.asks:
-            taken, actual = self.receipt.taken.get(ask.place), self.actual[ask.place]
+        for place, ask in {ask.place: ask for ask in self.receipt.asks}.items():  # rules of one name count once
+            taken, actual = self.receipt.taken.get(place), self.actual[place]
             if taken is not None and not taken.limits:
                 found.append((ask.rule, ask.subject, taken.moment, actual - ask.cost, actual == 0))
         return found

@@ -16,6 +16,8 @@ from django_quota.adapters import apply_decision, decide, settle
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
+from tests.support.counts import checks_of, count_what_waits, units_of
+from tests.support.overridden import override
 from tests.support.steps import START
 
 IP = "ip:127.0.0.1"
@@ -201,6 +203,18 @@ def test_a_body_read_late_gives_all_back_in_both_steps_and_a_refused_one_nothing
         assert not decide(request, [rules[0], Rule.make("shut", "0/h", key=key)])
         settle(request, HttpResponse(status=429))
         assert left("ip", "10/h") == 10
+
+
+def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once() -> None:
+    options: Any = {"daily": True, "count_when": lambda response: response.status_code == 200}
+    rules = [Rule.make("same", rate, **options) for rate in ("10/m", "100/h")]
+    override("x 0 0 ", "same", IP)
+    for status in (200, 200, 404):
+        request = RequestFactory().get("/")
+        assert decide(request, rules)
+        settle(request, HttpResponse(status=status))
+    assert count_what_waits()
+    assert (checks_of(IP), units_of(IP)) == ({"same": (2, 0)}, {"same": 2})
 
 
 @pytest.mark.parametrize(
