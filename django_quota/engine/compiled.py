@@ -15,7 +15,7 @@ from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field as field_of
 from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule, name_conflict
-from django_quota.core.takes import Asked
+from django_quota.core.takes import Asked, Take
 from django_quota.engine.operations import States
 from django_quota.engine.words import key_parts, packed
 
@@ -129,14 +129,21 @@ MAX_COSTS = 256
 MAX_RULES = 4_096
 """How many compiled rules a process keeps. Above that it forgets all, and compiles again what it meets."""
 
-_compiled: dict[int | tuple[int, ...], CompiledRule] = {}
-"""By the `id` of the rule, or of several rules. A compiled rule keeps its rules alive."""
+_compiled: dict[int | tuple[int, ...] | Take, CompiledRule] = {}
+"""By the `id` of the rule, or of several rules; a take by its value, since each call makes a new one.
+
+A compiled rule keeps its rules alive, so no other rule gets the `id` of one.
+"""
 
 
 def compiled(rule: Asked) -> CompiledRule:
     """Return the compiled form of a rule, made when first needed."""
     found = _compiled.get(id(rule))
-    return _keep(id(rule), CompiledRule((rule,))) if found is None else found
+    if found is not None:
+        return found
+    if isinstance(rule, Take):
+        return _compiled.get(rule) or _keep(rule, CompiledRule((rule,)))
+    return _keep(id(rule), CompiledRule((rule,)))
 
 
 def compiled_together(rules: Sequence[Rule]) -> CompiledRule:
@@ -151,7 +158,7 @@ def compiled_together(rules: Sequence[Rule]) -> CompiledRule:
     return _keep(key, CompiledRule(rules))
 
 
-def _keep(key: int | tuple[int, ...], made: CompiledRule) -> CompiledRule:
+def _keep(key: int | tuple[int, ...] | Take, made: CompiledRule) -> CompiledRule:
     if len(_compiled) >= MAX_RULES:
         _compiled.clear()
     _compiled[key] = made

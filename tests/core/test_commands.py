@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule
+from django_quota import Rule, counter
 from django_quota.engine import compiled as compiling
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import compiled
@@ -51,3 +51,8 @@ def test_the_costs_and_rules_that_are_kept_have_a_bound(monkeypatch: pytest.Monk
             assert (number, words) == (8, packed(of_rule.arguments(of_rule.limits, units, is_estimate=False)))
         assert len(of_rule._packed_arguments) <= 3
         assert len(compiling._compiled) <= 3
+
+
+def test_a_counter_is_compiled_once() -> None:
+    assert compiled(counter("credits").as_take) is compiled(counter("credits").as_take)
+    assert compiled(counter("credits").as_take) is not compiled(counter("credits", ttl="2d").as_take)
