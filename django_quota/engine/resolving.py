@@ -210,8 +210,9 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
 def _of_several(asks: Sequence[Ask]) -> CompiledRule:
     """Return the compiled form of several rules of one name."""
     first, rules = asks[0], [ask.rule for ask in asks if isinstance(ask.rule, Rule)]
-    if any(other._replace(rule=first.rule) != first for other in asks):
-        raise name_conflict(rules[-1], rules[0])
+    for rule, other in zip(rules, asks, strict=True):
+        if other._replace(rule=first.rule) != first:
+            raise name_conflict(rule, rules[0])
     return compiled_together(rules)
 
 
@@ -227,14 +228,18 @@ def rule_under(rule: Rule, override: Override) -> Rule:
         try:
             found = rule.under(override.rates)
         except RuleError as error:
-            logger.error(_UNFIT, override.rates, rule.name, error)  # noqa: TRY400 — the error says it all
+            _log_unfit_override(rule.name, override.rates, str(error))
             found = rule
         if len(known) < MAX_RATES:
             known[override.rates] = found
     return found
 
 
-_UNFIT = "The override %r does not fit rule %r and is ignored: %s"
+@lru_cache(maxsize=256)
+def _log_unfit_override(rule: str, rates: str, why: str) -> None:
+    """Log once that an override does not fit."""
+    logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
+
 
 MAX_RATES = 256
 """For how many rates of overrides a process keeps the rule that has them, for each rule."""
