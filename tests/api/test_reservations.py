@@ -13,6 +13,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 
 from django_quota import Decision, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from django_quota.types import Hold
 from tests.support.counts import checks_of, count_what_waits, units_of
@@ -174,12 +175,13 @@ def test_a_text_settles_counters_and_limits_together_and_once(group: str | None)
 def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exempt: bool) -> None:
     with freeze(START):
         if is_exempt:
-            override("x 0 0 ", "tokens", ORG)
+            QuotaOverride.objects.create(subject=ORG, rule="tokens", mode="exempt")
         more, less, cancelled, _open = [reserve("tokens", ORG, 100).dumps() for _ in range(4)]
     with freeze(START + DAY):
         Hold.loads(more).settle(900)
         Hold.loads(less).settle(7)
         Hold.loads(cancelled).cancel()
+        assert peek("tokens", ORG).outcomes[0].why == ("exempt" if is_exempt else "")
         assert count_what_waits()
         assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (3, 0)}, {"tokens": 1_007})
         (bill,) = usage(ORG, date(2025, 11, 1), date(2025, 12, 1)).values()
