@@ -100,7 +100,7 @@ class Answer(NamedTuple):
             hit = self.resolved.hits[index]
             taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})
         asks = [ask._replace(is_estimate=False) for ask in self.resolved.given]
-        return Receipt(asks, taken, self.decided_at)
+        return Receipt.new(asks, taken, self.decided_at)
 
 
 def answered(resolved: Resolved, numbers: Sequence[Any], *, degraded: bool = False) -> Answer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from secrets import token_hex
 from typing import NamedTuple
 
 from django_quota.core.overrides import OverrideTable
@@ -33,13 +34,15 @@ class Receipt(NamedTuple):
     """None of their costs is an estimate any longer."""
     taken: Mapping[Place, Taken]
     """By place; without those that took nothing."""
-    decided_at: int | None = None
+    decided_at: int | None
     """When the store decided, in microseconds; None without its answer."""
+    id: str
+    """A random token, which no other receipt has. It stays the same in the text of a reservation."""
 
-    @property
-    def costs(self) -> list[int]:
-        """What each ask was to take, in units."""
-        return [ask.cost for ask in self.asks]
+    @classmethod
+    def new(cls, asks: Sequence[Ask], taken: Mapping[Place, Taken], decided_at: int | None) -> Receipt:
+        """Return a receipt with a new id."""
+        return cls(asks, taken, decided_at, token_hex(8))
 
 
 class Settlement(NamedTuple):

@@ -1,4 +1,4 @@
-"""The text of a reservation that another process settles: its rules, subjects and estimates, and what it took.
+"""The text of a reservation that another process settles: its id, rules, subjects and estimates, and what it took.
 
 It is signed with the `SECRET_KEY` of the site, so what is read is what was written.
 """
@@ -32,7 +32,8 @@ _OPTIONS = (
 def write_hold(receipt: Receipt) -> str:
     """Return the text of a reservation."""
     entries = [(_written(ask.rule), ask.subject, ask.cost, receipt.taken.get(ask.place)) for ask in receipt.asks]
-    return signing.dumps({"quota_hold": VERSION, "decided_at": receipt.decided_at, "entries": entries}, salt=_SALT)
+    said = {"quota_hold": VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
+    return signing.dumps(said, salt=_SALT)
 
 
 def read_hold(text: str) -> Receipt:
@@ -54,7 +55,7 @@ def read_hold(text: str) -> Receipt:
         if found:
             moment, limits = found
             taken[asks[-1].place] = Taken(moment, {key: tuple(limits[key]) for key in limits})
-    return Receipt(asks, taken, read["decided_at"])
+    return Receipt(asks, taken, read["decided_at"], read["id"])
 
 
 def _written(rule: Asked) -> dict[str, Any]:

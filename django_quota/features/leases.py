@@ -145,9 +145,8 @@ class Lease:
 
     def _waiting(self, timeout: float) -> Flow[Decision]:
         """Wait for the slot; the flow's result is the decision."""
-        slot, metrics = self._slot, get_limiter().metrics
-        if metrics is not None:
-            metrics.count_slot(self._subject, slot.name, slot.limit, slot.span)
+        slot = self._slot
+        get_limiter().metrics.count_slot(self._subject, slot.name, slot.limit, slot.span)
         if not timeout:
             return self._answered((yield to_the_end(self._asking())))
         deadline = elapsed() + timeout

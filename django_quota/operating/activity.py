@@ -276,9 +276,8 @@ def highest(store: Store, what: str, most: int = 0) -> list[tuple[str, int]]:
 def _store_with_metrics_sent() -> Store:
     """Send what this process has counted; return its store."""
     limiter = get_limiter()
-    if limiter.metrics is not None:
-        with suppress(StoreRefusesWrites):  # the store can still be read, and `health` reports this
-            limiter.metrics.flush()
+    with suppress(StoreRefusesWrites):  # the store can still be read, and `health` reports this
+        limiter.metrics.flush()
     return limiter.store
 
 

@@ -169,6 +169,13 @@ def test_a_text_settles_counters_and_limits_together_and_once(group: str | None)
             assert (credit.get(org), peek("tokens", org).remaining) == (1_000 - actual, max(0, 1_000 - actual))
 
 
+@in_memory
+def test_a_receipt_has_an_id_of_its_own_which_its_text_keeps() -> None:
+    first, second = (reserve("tokens", ORG, 100) for _ in range(2))
+    assert first._receipt.id == later(later(first))._receipt.id
+    assert len({first._receipt.id, second._receipt.id, ""}) == 3
+
+
 @both_stores
 @pytest.mark.django_db
 @pytest.mark.parametrize("is_exempt", [False, True])
