@@ -69,13 +69,13 @@ class Answer(NamedTuple):
 
     def standings(self) -> list[Standing]:
         """Return how each limit stands by a reply of the store."""
-        hits, here = self.resolved.hits, self.resolved.here
+        hits, by_override = self.resolved.hits, self.resolved.by_override
         if self.numbers is not None:
             outcomes = outcomes_without_flags(self.numbers, hits)
         else:
             outcomes = () if self.reply is None else outcomes_of(self.reply, hits)
         keys = [limit.key for hit in hits for limit in hit.limits]
-        instead = [here.get(Place(outcome.rule, outcome.subject), (None,))[0] for outcome in outcomes]
+        instead = [by_override.get(Place(outcome.rule, outcome.subject), (None,))[0] for outcome in outcomes]
         return [Standing(*each) for each in zip(keys, outcomes, instead, strict=True)]
 
     def counted_by_day(self) -> list[tuple[Ask, Outcome | None]]:
@@ -94,12 +94,12 @@ class Answer(NamedTuple):
     def receipt(self, *, is_counted: bool = True) -> Receipt:
         """Return what a check took. `is_counted`: whether the days of what no limit counts have been counted, too."""
         taken: dict[Place, Taken] = {}
-        if is_counted and (self.resolved.here or len(self.resolved.hits) != len(self.resolved.sent)):
+        if is_counted and (self.resolved.by_override or self.resolved.has_unlimited):
             taken = {ask.place: Taken(self.resolved.now, {}) for ask, _ in self.counted_by_day()}
         for index, moment in self._consumed():
             hit = self.resolved.hits[index]
             taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})
-        asks = [ask._replace(is_estimate=False) for ask in self.resolved.given]
+        asks = [ask._replace(is_estimate=False) for ask in self.resolved.asked]
         return Receipt.new(asks, taken, self.decided_at)
 
 
@@ -109,15 +109,15 @@ def answered(resolved: Resolved, numbers: Sequence[Any], *, degraded: bool = Fal
     Raises `StoreDataError` for what is no such reply.
     """
     hits = resolved.hits
-    if not resolved.here and not resolved.has_groups and not degraded and allows_all(numbers, hits):
+    if not resolved.by_override and not resolved.has_groups and not degraded and allows_all(numbers, hits):
         return Answer(resolved, Decision(True, _given=partial(outcomes_without_flags, numbers, hits)), numbers)
     reply = Reply.decode(numbers, hits)
     if reply.verdict == RETRY_WITH:
         return None
     outcomes = outcomes_of(reply, hits)
-    if resolved.here:
+    if resolved.by_override:
         of_store = groupby(outcomes, key=lambda outcome: Place(outcome.rule, outcome.subject))
-        by_place = {place: tuple(of_place) for place, of_place in of_store} | dict(resolved.here)
-        places = dict.fromkeys(ask.place for ask in resolved.given)
+        by_place = {place: tuple(of_place) for place, of_place in of_store} | dict(resolved.by_override)
+        places = dict.fromkeys(ask.place for ask in resolved.asked)
         outcomes = tuple(outcome for place in places for outcome in by_place.get(place, ()))
     return Answer(resolved, Decision.of(outcomes, degraded=degraded), reply=reply)

@@ -19,7 +19,7 @@ from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
 
 RETRY_WITH, REFUSED, ALLOWED = -1, 0, 1
-"""The verdicts of a reply. RETRY_WITH: send the plan again, with edges of days and periods that fit the time."""
+"""The verdicts of a reply. RETRY_WITH: send the hits again, with edges of days and periods that fit the time."""
 
 HEADER = 2
 """A reply begins with the time and the verdict."""
@@ -92,14 +92,14 @@ class Flag(IntEnum):
     BAN_LEVEL = 5
     """The number of the ban in its series, if the caller writes the event."""
     DECIDED_AT = 6
-    """For a plan in several slots: the hit's server decided at the value, not at the time of the reply."""
+    """For hits in several slots: the hit's server decided at the value, not at the time of the reply."""
 
 
 class Flagged(NamedTuple):
     """A flag of a reply."""
 
     hit: int
-    """The place of the hit in the plan."""
+    """The place of the hit in the operation."""
     flag: int
     value: int
 
@@ -140,7 +140,7 @@ class Reply:
                 at += PER_LIMIT
             found.append(of_hit)
         flags = [Flagged(reply[i], reply[i + 1], reply[i + 2]) for i in range(at, len(reply), 3)]
-        if not all(0 <= flagged.hit < len(hits) for flagged in flags):  # the reply to another plan may look like this
+        if not all(0 <= flagged.hit < len(hits) for flagged in flags):  # the reply to other hits may look like this
             raise ValueError("it has a flag of a hit that was not sent")
         return cls(now, verdict, found, flags)
 

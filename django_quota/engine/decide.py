@@ -1,4 +1,4 @@
-"""The decision: one plan, any number of hits, each with any number of limits; all or nothing.
+"""The decision: any number of hits, each with any number of limits; all or nothing.
 
 `Decide.run` is the specification of `lua/decide.lua`. That script is a frame; a line of percent signs marks where
 `MODULES` are inserted. Redis runs the whole text at each call, and making all its functions would take longer than
@@ -130,7 +130,7 @@ class Decide(Operation):
         return b"".join((head, _packed_number(number_of_keys), all_keys, self.log.packed_keys, first, all_arguments))
 
     def read_reply(self, reply: Any) -> Any:
-        """Return the numbers in the text of a decision. A reply that asks for the plan again is a list already."""
+        """Return the numbers in the text of a decision. A reply that asks for the hits again is a list already."""
         if isinstance(reply, bytes) and len(reply) % _NUMBER == 0:
             return list(_numbers_in(len(reply)).unpack(reply))
         return reply
@@ -260,7 +260,7 @@ def _peek(states: States, context: HitContext, limit: CompiledLimit, cost: int, 
 
 
 def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, refused: set[int], now: int) -> Verdict:
-    """Consume the cost of a limit if the plan allows it; return the verdict after it."""
+    """Consume the cost of a limit if all that must allow the hit do; return the verdict after it."""
     algorithm = limit.algorithm
     passed = not refused & {0, hit.group}
     counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and hit.group in refused

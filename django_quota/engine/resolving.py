@@ -39,40 +39,47 @@ class Scope(NamedTuple):
 class Resolved(NamedTuple):
     """What is asked, under the overrides of a moment."""
 
-    given: Sequence[Ask]
+    asked: Sequence[Ask]
     """What was asked, before overrides changed that."""
-    sent: Sequence[Ask]
-    """What the store is asked about, under the overrides: the hits, and asks of rules without a limit."""
+    for_store: Sequence[Ask]
+    """The asks that overrides leave to the store, with the rules that hold now; those without a limit have no hit."""
     hits: Sequence[Hit]
     now: int
     """The moment of the overrides, in microseconds."""
-    here: Mapping[Place, tuple[Outcome, ...]] = {}
+    by_override: Mapping[Place, tuple[Outcome, ...]] = {}
     """The outcomes of rules whose subject an override exempts or blocks."""
-    unsent: Set[Place] = frozenset()
-    """Those of which the store is not asked."""
+    skipped: Set[Place] = frozenset()
+    """The places that no store is asked about."""
     has_groups: bool = False
     """Whether a rule decides for itself: a shadow, or one that does not block."""
 
     @property
+    def has_unlimited(self) -> bool:
+        """Whether a rule may be without a limit. Rules of one name, which are one hit, say so too."""
+        return len(self.hits) != len(self.for_store)
+
+    @property
     def is_blocked(self) -> bool:
         """Whether an override blocks the request."""
-        return any(not outcome.allowed and outcome.enforced for of_place in self.here.values() for outcome in of_place)
+        return any(
+            not outcome.allowed and outcome.enforced for of_place in self.by_override.values() for outcome in of_place
+        )
 
     @property
     def subjects(self) -> list[str]:
         """The subject of each ask."""
-        return [ask.subject for ask in self.given]
+        return [ask.subject for ask in self.asked]
 
     @property
     def rules(self) -> list[Asked]:
         """The rule of each ask."""
-        return [ask.rule for ask in self.given]
+        return [ask.rule for ask in self.asked]
 
     def counted_by_day(self) -> list[Ask]:
         """Return the asks that only the day counts: their rules have no limit, as those of a tier that is unlimited."""
         found: dict[Place, Ask] = {}
         limited = {hit.place for hit in self.hits}
-        for ask in self.sent:
+        for ask in self.for_store:
             if ask.cost and not ask.rule.limits and ask.place not in limited and counts_day(ask.rule, ask.subject):
                 found.setdefault(ask.place, ask)
         return list(found.values())
@@ -80,30 +87,30 @@ class Resolved(NamedTuple):
     def decided_by_overrides(self) -> list[tuple[Ask, Outcome]]:
         """Return the asks about which no store is asked because of an override, each with its first outcome."""
         found: dict[Place, tuple[Ask, Outcome]] = {}
-        for ask in self.given:
+        for ask in self.asked:
             place = ask.place
-            outcomes = self.here.get(place)
-            if outcomes and place in self.unsent:
+            outcomes = self.by_override.get(place)
+            if outcomes and place in self.skipped:
                 found[place] = ask, outcomes[0]
         return list(found.values())
 
-    def decided_here(self) -> Decision:
+    def decision_by_overrides(self) -> Decision:
         """Return the decision by only the overrides."""
-        outcomes = tuple(outcome for of_place in self.here.values() for outcome in of_place)
+        outcomes = tuple(outcome for of_place in self.by_override.values() for outcome in of_place)
         return Decision.of(outcomes) if outcomes else self.unlimited()
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision if nothing limits the request, or if no store can be asked."""
-        if not self.given:
+        if not self.asked:
             return Decision.without_limit(degraded=degraded)
-        first = self.given[0]
+        first = self.asked[0]
         return Decision.without_limit(first.rule.name, first.subject, degraded=degraded)
 
     def without_store(self, refusing: Sequence[Asked]) -> Decision:
         """Return the refusal by one of these rules, preferably one that blocks; allow the request if none limits it."""
         found = [
             Decision.without_limit(*ask.place, allowed=False, enforced=ask.rule.block, degraded=True)
-            for ask in self.sent
+            for ask in self.for_store
             if ask.rule in refusing and ask.rule.limits and not ask.rule.shadow
         ]
         return max(found, key=lambda refusal: refusal.enforced, default=self.unlimited(degraded=True))
@@ -130,33 +137,33 @@ def resolve(
     if counters_only:
         limited = {ask.place for ask in asks if not isinstance(ask.rule, Take)}
         counters = [ask for ask in asks if isinstance(ask.rule, Take)]
-        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, unsent=limited)
+        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, skipped=limited)
     found = _overrides_of(asks, table, now) if table.by_pk else None
     if not found:
         hits = hits_of(asks, scope, now + skew)
         return Resolved(asks, asks, hits, now, {}, _NONE, _has_groups(hits))
-    here: dict[Place, tuple[Outcome, ...]] = {}
-    unsent: set[Place] = set()
+    by_override: dict[Place, tuple[Outcome, ...]] = {}
+    skipped: set[Place] = set()
     overridden: set[Place] = set()
-    sent: list[Ask] = []
+    for_store: list[Ask] = []
     for ask in asks:
         place = ask.place
         override = found.get(place)
         if override is None or isinstance(ask.rule, Take):
-            sent.append(ask)
+            for_store.append(ask)
         elif override.mode in ("exempt", "blocked"):
-            known, outcomes = here.get(place, ()), _outcomes_under(override, ask.rule, ask, now)
-            here[place] = known + tuple([each for each in outcomes if each not in known])
+            known, outcomes = by_override.get(place, ()), _outcomes_under(override, ask.rule, ask, now)
+            by_override[place] = known + tuple([each for each in outcomes if each not in known])
             if place in taken or (override.mode == "blocked" and mode in ("refund", "force")):
-                sent.append(ask)
+                for_store.append(ask)
             else:
-                unsent.add(place)
+                skipped.add(place)
         else:
-            sent.append(Ask(rule_under(ask.rule, override), *ask[1:]))
+            for_store.append(Ask(rule_under(ask.rule, override), *ask[1:]))
             if override.mode == "rate":
                 overridden.add(place)
-    hits = hits_of(sent, scope, now + skew, overridden)
-    return Resolved(asks, sent, hits, now, here, unsent, _has_groups(hits))
+    hits = hits_of(for_store, scope, now + skew, overridden)
+    return Resolved(asks, for_store, hits, now, by_override, skipped, _has_groups(hits))
 
 
 _NONE: frozenset[Place] = frozenset()

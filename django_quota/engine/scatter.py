@@ -3,9 +3,9 @@
 A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
 async driver run the same scatter. The tests run it over the memory store.
 
-A plan over several slots takes its parts in turn. When a later part refuses, the earlier ones give back what they took,
-and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less room
-than there is, never more.
+An operation over several slots runs its parts in turn. When a later part refuses, the earlier ones give back what they
+took, and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less
+room than there is, never more.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
 
 
 class _Part(NamedTuple):
-    """The hits of a plan whose keys are in one slot."""
+    """The hits of an operation whose keys are in one slot."""
 
     hits: Sequence[Hit]
     places: Sequence[int]
-    """Their places in the plan."""
+    """Their places in the operation."""
 
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
         """Decide the hits; return (as the scatter's result) the `Reply`."""
@@ -138,7 +138,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     try:
         (raw,) = yield [Decide(part.hits, Adjust(undone))]
     except StoreUnavailable as error:
-        logger.warning("A refused plan keeps what it took of a part of its limits: %s", error)
+        logger.warning("Could not refund part of a refused request; those limits stay charged: %s", error)
         return reply
     after = Reply.decode(raw, part.hits)
     if after.verdict == RETRY_WITH:  # the day has just ended: what it took stays counted
@@ -150,19 +150,19 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
 
 
 def _look_at(part: _Part, now: int) -> Scatter:
-    """Return what a part of a refused plan has left; without an answer, a reply that promises nothing."""
+    """Return what a part of a refused operation has left; without an answer, a reply that promises nothing."""
     try:
         reply = yield from part.decide("peek", NO_LOG)
         if reply.verdict != RETRY_WITH:
             return reply
     except StoreUnavailable as error:
-        logger.warning("A part of a refused plan does not say how its limits are: %s", error)
+        logger.warning("Could not read part of the limits of a refused request: %s", error)
     unknown = Verdict(allowed=True, remaining=0, retry_after=0, reset=0, more=NEVER)
     return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
 
 
 def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
-    """Return the reply of the plan that these parts make up."""
+    """Return the reply of the operation that these parts make up."""
     now = replies[0].now
     for reply in replies:
         if reply.verdict == RETRY_WITH:

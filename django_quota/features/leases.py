@@ -134,7 +134,7 @@ class Lease:
         try:
             yield from self.renewing()
         except LeaseLost:
-            if self._is_released or self._was_tried:
+            if self._is_over():
                 return
             self._was_lost = self._is_counted
             yield self._call(Renew(self._keys, self.token, self._slot.span, again=True))
@@ -142,6 +142,9 @@ class Lease:
                 yield from self._abandoning()
                 return
         self._is_counted = True
+
+    def _is_over(self) -> bool:
+        return self._is_released or self._was_tried
 
     def _waiting(self, timeout: float) -> Flow[Decision]:
         """Wait for the slot; the flow's result is the decision."""

@@ -1,1 +1,1 @@
-"""How a request is decided: its plan, the overrides, one call to the store, and the decision."""
+"""How a request is decided: what it asks for, the overrides, one call to the store, and the decision."""

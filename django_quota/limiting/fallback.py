@@ -29,13 +29,13 @@ class Fallback:
 
     def allows(self, resolved: Resolved) -> bool:
         """Say whether all rules allow everything while the store does not answer."""
-        return all(_how(ask, StoreUnavailable) == "allow" for ask in resolved.given)
+        return all(_how(ask, StoreUnavailable) == "allow" for ask in resolved.asked)
 
     def decide(
         self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope, failure: StoreUnavailable
     ) -> Decision:
         """Decide each rule by its `on_unavailable`."""
-        hows = [(ask, _how(ask, type(failure))) for ask in resolved.sent]
+        hows = [(ask, _how(ask, type(failure))) for ask in resolved.for_store]
         denied = resolved.without_store([ask.rule for ask, how in hows if how == "deny"])
         if denied.enforced:
             return denied

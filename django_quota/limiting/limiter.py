@@ -179,8 +179,8 @@ class Limiter:
         scope, refusals, frozen = scope_of(current()), self.refusals, frozen_now()
         now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
         resolved = resolve(asks, scope, overrides.table, now, mode=mode, skew=skew, counters_only=counters_only)
-        if not resolved.hits or (resolved.here and resolved.is_blocked and mode in ("check", "peek")):
-            return Answer(resolved, resolved.decided_here())
+        if not resolved.hits or (resolved.by_override and resolved.is_blocked and mode in ("check", "peek")):
+            return Answer(resolved, resolved.decision_by_overrides())
         if refusals.table and mode == "check":
             known = refusals.answer(resolved)
             if known is not None:
@@ -206,7 +206,7 @@ class Limiter:
         now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
         resolved = settlement.resolve(scope, overrides.table, now, skew=skew, counters_only=counters_only)
         if not resolved.hits:
-            return Answer(resolved, resolved.decided_here())
+            return Answer(resolved, resolved.decision_by_overrides())
         try:
             return (yield from self._store_flow(resolved, settlement, scope, frozen))
         finally:
@@ -234,7 +234,7 @@ class Limiter:
             else:
                 raise StoreUnavailable("each answer came in another day or another period of a calendar limit")  # noqa: TRY301
         except StoreFull:
-            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.sent]))
+            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.for_store]))
         except StoreUnavailable as error:
             announcements = outages.failed(error, resolved.subjects)
             answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error))
@@ -256,11 +256,11 @@ class Limiter:
         if resolved.has_groups:
             _log_shadows(decision)
         if is_reported:
-            is_decided_here = resolved.here and (not resolved.hits or resolved.is_blocked)
-            decided_at = clock.now() if is_decided_here else answer.decided_at
+            is_by_overrides = resolved.by_override and (not resolved.hits or resolved.is_blocked)
+            decided_at = clock.now() if is_by_overrides else answer.decided_at
             if decided_at is not None:
                 self.metrics.count(decided_at, resolved, decision)
-        return self.unasked.count(answer) if resolved.here or len(resolved.hits) != len(resolved.sent) else ()
+        return self.unasked.count(answer) if resolved.by_override or resolved.has_unlimited else ()
 
 
 def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
@@ -284,7 +284,7 @@ def scope_of(settings: QuotaSettings) -> Scope:
 
 def _is_limited(answer: Answer) -> bool:
     """Say whether a limit or an override was asked."""
-    return bool(answer.resolved.hits or answer.resolved.here)
+    return bool(answer.resolved.hits or answer.resolved.by_override)
 
 
 def _announcement(decision: Decision, what: EventKind, hit: Hit, value: int) -> Announcement:

@@ -140,7 +140,7 @@ class DecisionMetrics:
         """Count the decision that the store made at `now` (microseconds)."""
         with self._lock:
             self._now = now
-            if not decision.allowed or resolved.here or (resolved.has_groups and decision.would_refuse):
+            if not decision.allowed or resolved.by_override or (resolved.has_groups and decision.would_refuse):
                 self._add_all(counted(decision))
             else:
                 for hit in resolved.hits:

@@ -407,7 +407,7 @@ def _is_readable(snapshot: SubjectSnapshot, rule: Rule, tier: str = "") -> bool:
 
 
 def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator[Sequence[T]]:
-    """Split rules into batches for one plan each. Two tiers of a rule share its name, so no batch has both."""
+    """Split rules into batches for one operation each. Two tiers of a rule share its name, so no batch has both."""
     for first in range(0, len(plain), BATCH_SIZE):
         yield plain[first : first + BATCH_SIZE]
     for tiers in zip_longest(*by_tier):

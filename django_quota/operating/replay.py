@@ -2,7 +2,7 @@
 
 Each request of the log goes through the same code as a live one. `RuleIndex` and `asked_flow` find its rules and
 their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
-of a request in one plan, all or nothing. Nothing is read from or written to the store or the database.
+of a request in one operation, all or nothing. Nothing is read from or written to the store or the database.
 
 Replay has three steps. `read_traffic` turns lines into `Traffic`: a time and the number of a plan for each request.
 `decide` decides them. `operating/tightest` then searches for rates.

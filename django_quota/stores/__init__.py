@@ -1,1 +1,1 @@
-"""Stores: where states live and plans are decided. Redis, a database, or this process's memory."""
+"""Stores: where states live and hits are decided. Redis, a database, or this process's memory."""

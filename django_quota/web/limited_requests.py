@@ -1,8 +1,8 @@
 """A limited request: what the middleware, the decorators and the integrations do with it, and what they share.
 
 Each of them goes the same way: it finds the rules (`web/request_rules`), resolves what they ask for
-(`requests/request_hits`), makes a plan, decides the plan in one call to the store (`limiting/limiter`), and puts the
-decision on `request.quota`. One `RequestState` notes what a request has met on this way. The middleware or the `@quota`
+(`requests/request_hits`), decides it in one call to the store (`limiting/limiter`), and puts the decision on
+`request.quota`. One `RequestState` notes what a request has met on this way. The middleware or the `@quota`
 that a request enters first closes the request: it decides the rules that the view has left, settles what was taken, and
 writes the headers.
 
@@ -223,7 +223,7 @@ def decide_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule]
         decision, answers = answer.decision, [answer]
     for answer in answers:
         state.answers = (*state.answers, answer)
-        if any(ask.is_estimate for ask in answer.resolved.given):
+        if any(ask.is_estimate for ask in answer.resolved.asked):
             state.unsettled = (*state.unsettled, answer)
     return decision
 

@@ -6,9 +6,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.test import RequestFactory
 
-from django_quota import Rule, acheck, apeek, check, check_all, peek, refund, reset
-from django_quota.core.errors import StoreFull
+from django_quota import Rule, acheck, apeek, check, check_all, counter, peek, refund, reset
+from django_quota.adapters import decide
+from django_quota.core.errors import RuleError, StoreFull
 from django_quota.testing import freeze
 from tests.support.counts import previews
 from tests.support.outages import no_answer
@@ -132,6 +134,37 @@ def test_a_full_store_refuses_whatever_rate_an_override_gives(memory_store: None
     with no_answer(StoreFull()):
         decision = check(RULE, SUBJECT)
     assert (decision.allowed, decision.degraded) == (value.startswith("s"), True)
+
+
+@pytest.mark.parametrize(("value", "why"), [("b 0 0 ", "blocked"), ("x 0 0 ", "exempt")])
+def test_each_limit_of_rules_of_one_name_has_an_outcome_by_the_override(
+    memory_store: None, value: str, why: str
+) -> None:
+    override(value, "site", SUBJECT)
+    request = RequestFactory().get("/", REMOTE_ADDR=SUBJECT.removeprefix("ip:"))
+    decision = decide(request, [RULE, Rule.make("site", "9/h", key="ip")])
+    assert [(each.why, str(each.rate)) for each in decision.outcomes] == [(why, "2/m"), (why, "9/h")]
+
+
+def test_an_override_of_a_counters_name_leaves_the_counter_alone(memory_store: None) -> None:
+    balance = counter("credits")
+    balance.set(SUBJECT, 5)
+    override("b 0 0 ", "credits", SUBJECT)
+    assert check_all([(balance, SUBJECT, 2)]).remaining == 3
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+def test_without_a_store_the_rule_that_blocks_binds(memory_store: None, is_first: bool) -> None:
+    blocking, lenient = (Rule.make(f"r{block}", "9/m", on_unavailable="deny", block=block) for block in (True, False))
+    with no_answer():
+        rules = (blocking, lenient) if is_first else (lenient, blocking)
+        decision = check_all([(rule, SUBJECT) for rule in rules])
+    assert (decision.rule, decision.enforced) == ("rTrue", True)
+
+
+def test_a_hit_of_a_rule_that_counts_different_values_costs_one(memory_store: None) -> None:
+    with pytest.raises(RuleError, match="a hit costs 1, not 2"):
+        check("9/m", SUBJECT, 2, value="a", distinct=True)
 
 
 def test_an_override_that_does_not_fit_is_logged_once_for_forced_hits_too(

@@ -1,7 +1,7 @@
 """What a counter holds, as a limit: there is no window, and waiting restores nothing. See `lua/stock.lua`.
 
 An entry of `check_all` chooses this algorithm, not `algorithm=`. The counter keeps its plain total, so that its own
-methods and a plan work on the same number.
+methods and a decision work on the same number.
 """
 
 from __future__ import annotations
