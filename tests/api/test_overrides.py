@@ -162,6 +162,13 @@ def test_without_a_store_the_rule_that_blocks_binds(memory_store: None, is_first
     assert (decision.rule, decision.enforced) == ("rTrue", True)
 
 
+def test_each_rule_that_blocks_nothing_decides_for_itself(memory_store: None) -> None:
+    full, roomy = (Rule.make(rate, rate, block=False) for rate in ("1/m", "9/m"))
+    for _ in range(3):
+        check_all([(full, SUBJECT), (roomy, SUBJECT)])
+    assert (peek(full, SUBJECT).remaining, peek(roomy, SUBJECT).remaining) == (0, 6)
+
+
 def test_a_hit_of_a_rule_that_counts_different_values_costs_one(memory_store: None) -> None:
     with pytest.raises(RuleError, match="a hit costs 1, not 2"):
         check("9/m", SUBJECT, 2, value="a", distinct=True)

@@ -170,6 +170,18 @@ def test_a_text_settles_counters_and_limits_together_and_once(group: str | None)
 
 
 @in_memory
+def test_an_exempt_hit_that_is_settled_after_its_override_was_lifted_counts_for_its_day_once() -> None:
+    with freeze(START):
+        override("x 0 0 ", "tokens", ORG)
+        hold = reserve("tokens", ORG, 100)
+        override("", "tokens", ORG)
+        hold.settle(900)
+        assert count_what_waits()
+        assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (1, 0)}, {"tokens": 900})
+        assert peek("tokens", ORG).remaining == 1_000
+
+
+@in_memory
 def test_a_receipt_has_an_id_of_its_own_which_its_text_keeps() -> None:
     first, second = (reserve("tokens", ORG, 100) for _ in range(2))
     assert first._receipt.id == later(later(first))._receipt.id

@@ -205,6 +205,23 @@ def test_a_body_read_late_gives_all_back_in_both_steps_and_a_refused_one_nothing
         assert left("ip", "10/h") == 10
 
 
+def test_a_request_that_its_second_step_refuses_leaves_the_day_of_an_exempt_subject_alone() -> None:
+    override("x 0 0 ", "free", IP)
+    rules = [Rule.make("free", "10/h", daily=True), Rule.make("shut", "0/h", key="post:phone")]
+    assert decide(RequestFactory().get("/"), rules[:1])
+    assert not decide(RequestFactory().post("/", {"phone": "123"}), rules)
+    assert count_what_waits()
+    assert checks_of(IP) == {"free": (1, 0)}
+
+
+@pytest.mark.parametrize(("block", "remaining"), [(True, 9), (False, 10)])
+def test_a_request_that_its_second_step_refuses_stays_counted_where_refusals_count(block: bool, remaining: int) -> None:
+    first = Rule.make("first", "10/h", count_refused=True, block=block)
+    request = RequestFactory().post("/", {"phone": "123"})
+    assert not decide(request, [first, Rule.make("shut", "0/h", key="post:phone")])
+    assert peek(first, IP).remaining == remaining
+
+
 def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once() -> None:
     options: Any = {"daily": True, "count_when": lambda response: response.status_code == 200}
     rules = [Rule.make("same", rate, **options) for rate in ("10/m", "100/h")]
