@@ -60,16 +60,16 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
-PARTS = ("lifetimes", "constants", "sliding_entries", "count_day")
-"""The files whose functions the frame and the modules share."""
+PARTS = ("lifetimes", "constants", "sliding_entries")
+"""The files whose functions the plain plans, the frame and the modules share."""
 
 
 def _composed() -> str:
     frame, constants = lua_source("decide"), lua_source("constants")
     modules = [f"if name == '{name}' then\n{''.join(map(lua_source, files))}end\n" for name, files in MODULES.items()]
     places = {
-        "-- %% plain plans %%\n": lua_source("plain_plan"),
-        "-- %% parts %%\n": "".join(map(lua_source, PARTS)),
+        "-- %% plain plans %%\n": "".join(map(lua_source, (*PARTS, "plain_plan"))),
+        "-- %% parts %%\n": lua_source("count_day"),
         "-- %% modules %%\n": constants + "".join(modules),
     }
     for place, source in places.items():

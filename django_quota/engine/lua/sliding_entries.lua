@@ -14,7 +14,10 @@ local function read_entries(key)
   local expiry = last[1] and last[2] + 0 or 0
   if expiry <= now then return 0, now, expiry > 0, 0 end
   local total, last_cost = string.match(last[1], '^(%d+):(%d+)$')
-  local first, has_expired = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES'), false
+  -- A total that has wrapped is above any cost. So one that equals the cost of its entry: nothing was counted before.
+  if total == last_cost then return total + 0, expiry, false, total + 0, last, last_cost + 0, expiry, last_cost + 0 end
+  local first = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES')
+  local has_expired = false
   if first[2] + 0 <= now then
     has_expired = true -- add_entry drops these
     first = redis.call('ZRANGEBYSCORE', key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
