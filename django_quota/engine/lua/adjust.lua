@@ -2,8 +2,8 @@
 --
 -- KEYS   as decide
 -- ARGV   as decide; the mode is "adjust", then for each hit " <moment>:<actual>:<places>", or " -": it took nothing.
---        moment: when the hit was decided; its cost: what it took; actual: what it really used; places: for each limit 1, or 0 if
---        the limit did not count the hit, and so gives nothing back
+--        moment: when the hit was decided; its cost: what it took; actual: what it really used; places: for each limit
+--        1, or 0 if the limit did not count the hit, and so gives nothing back
 -- reply  adjust: nothing; from then on the cost of each hit is 0. judge_near: nothing; it adds flags
 local restorers = need('restore')
 
@@ -17,7 +17,8 @@ local function recount_day(hit)
     more = more + 1
   end
   if more ~= 0 then
-    redis.call('HINCRBY', hit.day_key, hit.rule .. ':u', more < 0 and '-' .. integer(-more) or integer(more))
+    local change = more < 0 and '-' .. integer(-more) or integer(more)
+    redis.call('HINCRBY', hit.day_key, hit.rule .. ':u', change)
   end
   if redis.call('PTTL', hit.day_key) < 0 then expire(hit.day_key, DAY_TTL) end
 end
@@ -25,11 +26,12 @@ end
 local function adjust_hit(hit, moment, actual, places)
   local more = actual - hit.cost
   for i, limit in ipairs(hit) do
+    local has_counted = string.sub(places, i, i) == '1'
     if more > 0 and limit.capacity > 0 then
       limit.cost = more
       limit.algorithm.peek(limit)
       limit.algorithm.consume(limit, true)
-    elseif more < 0 and string.sub(places, i, i) == '1' then
+    elseif more < 0 and has_counted then
       restorers[limit.name].give_back(limit, -more, moment)
     end
   end
@@ -42,8 +44,8 @@ local function adjust(hits)
     local hit = hits[number]
     local moment, actual, places = string.match(word, '^(%d+):(%d+):(%d+)$')
     if moment then
-      moment, hit.actual = tonumber(moment), tonumber(actual)
-      adjust_hit(hit, moment, hit.actual, places)
+      hit.actual = tonumber(actual)
+      adjust_hit(hit, tonumber(moment), hit.actual, places)
       recount_day(hit)
     end
     hit.cost = 0

@@ -1,8 +1,9 @@
 -- append_events: writes events that decisions in other slots reported. It follows clock and event_log.
 --
 -- KEYS   [1] the event stream; [2] the index of bans
--- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events there are; [3] how many the stream keeps
---        then eight for each: its kind ("refused", "banned", "near", or "lifted": takes a ban off the index, and writes no event),
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events there are; [3] how many the stream
+--        keeps; then eight for each: its kind ("refused", "banned", "near", or "lifted": takes a ban off the index, and
+--            writes no event),
 --            the rule's name in fields, the subject as keys have it, until when, the number of the ban in its series,
 --            the limit's capacity, what is left of it, and the share of `warn_at` that it has reached
 -- reply  how many there were

@@ -1,8 +1,8 @@
 -- ban: bans a subject under a rule, unless it is banned for longer already. It follows clock.
 --
 -- KEYS   [1] the status of the subject (see subject_status)
--- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the rule's name in fields; [3] how long the ban lasts, and [4] how
---        long it is remembered after its end: microseconds
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the rule's name in fields; [3] how long the ban
+--        lasts, and [4] how long it is remembered after its end: microseconds
 -- reply  when the ban ends (microseconds), and the number of the ban in its series; 0 if nothing has changed
 local status_key, field = KEYS[1], 'b:' .. ARGV[2]
 local ends, level, remembered = string.match(redis.call('HGET', status_key, field) or '', '^(%d+) (%d+) (%d+)$')

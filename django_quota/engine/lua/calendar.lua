@@ -1,4 +1,5 @@
--- calendar: one counter for each period of the calendar. A module of decide. The caller knows the time zone, Redis the time.
+-- calendar: one counter for each period of the calendar. A module of decide. The caller knows the time zone, Redis the
+-- time.
 --
 -- KEYS   limit.key: a string "<count> <end in microseconds>", as fixed_window keeps it
 -- ARGV   capacity; a, b, c = the edges of the current and the next period: [a, b) and [b, c), in microseconds

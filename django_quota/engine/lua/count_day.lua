@@ -1,8 +1,8 @@
 -- count_day: counts a hit for its subject and day. Part of decide, before the frame.
 --
--- KEYS   day_key: a hash of the subject and day; fields <rule>:a (allowed), <rule>:r (refused), <rule>:u (what the allowed ones
---        cost beyond one unit each: most cost one, and need no second field), <rule>:t (the tier of the last check). A number may
---        be negative: see adjust
+-- KEYS   day_key: a hash of the subject and day; fields <rule>:a (allowed), <rule>:r (refused), <rule>:u (what the
+--        allowed ones cost beyond one unit each: most cost one, and need no second field), <rule>:t (the tier of the
+--        last check). A number may be negative: see adjust
 -- ARGV   none
 -- reply  nothing
 local DAY_TTL = 8 * DAY -- how long the counts of a day wait for the roll-up

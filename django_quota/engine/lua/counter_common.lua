@@ -1,13 +1,14 @@
 -- counter_common: what the scripts of the counters share. It precedes each of them, and follows clock if they need the
 -- time.
 --
--- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to "31". Lua
--- counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as texts.
+-- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to
+-- "31". Lua counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as
+-- texts.
 --
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
--- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no counter)
---        and {OVERFLOW, n} (KEYS[n] would leave 64 bits); except for {DONE, ...} nothing has changed
+-- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no
+--        counter) and {OVERFLOW, n} (KEYS[n] would leave 64 bits); except for {DONE, ...} nothing has changed
 local DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 
 local function failed(reply) return type(reply) == 'table' and reply.err end

@@ -1,7 +1,8 @@
 -- counter_incr: adds to a total and to the count of the day.
 --
 -- KEYS   [1] the total; [2] the days of the month
--- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in microseconds
+-- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in
+--        microseconds
 --        [4] the day's field; [5], [6] the edges of the day, in microseconds: [5] <= now < [6]
 -- reply  {DONE, the total after it as a text}; {WRONG_DAY, now} if now is in another day
 local total_key, month_key = KEYS[1], KEYS[2]

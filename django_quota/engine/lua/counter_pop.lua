@@ -3,7 +3,8 @@
 -- KEYS   [1] the total
 -- ARGV   [1] now: not used
 -- reply  {DONE, the total as a text, as it was}
+local total_key = KEYS[1]
 local total, problem = read_total(1)
 if problem then return problem end
-redis.call('DEL', KEYS[1])
+redis.call('DEL', total_key)
 return { DONE, total }

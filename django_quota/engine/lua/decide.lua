@@ -7,27 +7,30 @@
 --        [2] the mode: "check"; "force" (see force); "peek" (changes nothing); "refund" (restores each cost, then peeks);
 --            "adjust <moment>:<actual>:<places> ..." (for each hit a word, see adjust: replaces what it took by what was
 --            really used, whatever the limit; then peeks at a cost of 0)
---        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
---        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest share of the limit,
---            in thousandths, that emits "near" (0: never); how many limits
+--        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes
+--            events
+--        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
+--            share of the limit, in thousandths, that emits "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
 --            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events
 --            "shares" <share>,<share>: all shares that emit such an event, if there are several; they rise
 --            "value" <digest>: what a limit of values counts
---            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
---              without it a refusal refuses the plan
---            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
---              the second and so on last; KEYS: these refusals
---            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its counts
+--            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not
+--              block); without it a refusal refuses the plan
+--            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long
+--              the first, the second and so on last; KEYS: these refusals
+--            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its
+--              counts
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
---        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number, little
---        end first: redis-py without hiredis reads a list slowly.
---        verdict 1: allowed; 0: refused; -1: RETRY_WITH, a list: the edges of a day or of a calendar limit do not fit the time
+--        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number,
+--        little end first: redis-py without hiredis reads a list slowly.
+--        verdict 1: allowed; 0: refused; -1: RETRY_WITH, a list: the edges of a day or of a calendar limit do not fit
+--          the time
 --        retry_after: if refused, until the same hit is admitted (-1: never); if admitted, how long to hold it back
 --        more: until more is left than now (-1: never; for example, nothing is used)
---        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted (value: the
---            share); 5: if the caller writes events, the number of the ban in its series
+--        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted
+--          (value: the share); 5: if the caller writes events, the number of the ban in its series
 -- %% plain plans %%
 local plain_reply, plain_days
 if ARGV[2] == 'check' then
@@ -36,13 +39,17 @@ if ARGV[2] == 'check' then
 end
 -- %% parts %%
 if plain_reply then
-  for n = 1, #plain_days, 4 do count_day(plain_days[n], plain_days[n + 1], ':a', plain_days[n + 2], plain_days[n + 3]) end
+  for n = 1, #plain_days, 4 do
+    local day_key, rule, cost, tier = unpack(plain_days, n, n + 3)
+    count_day(day_key, rule, ':a', cost, tier)
+  end
   return plain_reply
 end
 
 local ARGV, KEYS = ARGV, KEYS
 
-local mode, mode_arguments = ARGV[2], nil
+local mode = ARGV[2]
+local mode_arguments
 if mode ~= 'check' then mode, mode_arguments = string.match(mode, '^(%l+) ?(.*)$') end
 local emits = ARGV[3] ~= '0'
 
@@ -56,8 +63,8 @@ local function look(limit)
   limit.refused = not allowed
 end
 
--- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it is first
--- needed, and so is a table that is seldom used. The frame itself makes three functions.
+-- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it
+-- is first needed, and so is a table that is seldom used. The frame itself makes three functions.
 local made, need = {}, nil
 
 local function make(name)
@@ -73,22 +80,36 @@ function need(name)
   return module
 end
 
-local hits, keys_read, read = { nil }, 0, 3
+local hits = { nil }
+local keys_read, read = 0, 3
 local counts = ARGV[2] == 'check' or ARGV[2] == 'force'
 
 while read < #ARGV do
   local hit = {
-    rule = ARGV[read + 1], cost = ARGV[read + 2] + 0, warn = ARGV[read + 3] + 0, group = 0,
-    status_key = KEYS[keys_read + 1], index = #hits,
+    index = #hits,
+    status_key = KEYS[keys_read + 1],
+    rule = ARGV[read + 1],
+    cost = ARGV[read + 2] + 0,
+    warn = ARGV[read + 3] + 0,
+    group = 0,
   }
-  local number_of_limits, is_outside = ARGV[read + 4] + 0, false
-  keys_read, read = keys_read + 1, read + 4
+  local number_of_limits = ARGV[read + 4] + 0
+  local is_outside = false
+  keys_read = keys_read + 1
+  read = read + 4
   for i = 1, number_of_limits do
     local name = ARGV[read + 1]
     local algorithm = made[name] or need(name)
     local limit = {
-      key = KEYS[keys_read + i], name = name, algorithm = algorithm, cost = hit.cost, capacity = ARGV[read + 2] + 0,
-      a = ARGV[read + 3] + 0, b = ARGV[read + 4] + 0, remaining = 0, retry_after = 0,
+      key = KEYS[keys_read + i],
+      name = name,
+      algorithm = algorithm,
+      cost = hit.cost,
+      capacity = ARGV[read + 2] + 0,
+      a = ARGV[read + 3] + 0,
+      b = ARGV[read + 4] + 0,
+      remaining = 0,
+      retry_after = 0,
     }
     read = read + 4
     if algorithm.outside then
@@ -98,30 +119,45 @@ while read < #ARGV do
     end
     hit[i] = limit
   end
-  keys_read, read = keys_read + number_of_limits, read + 1
+  keys_read = keys_read + number_of_limits
+  read = read + 1
   while ARGV[read] ~= '' do
     local option = ARGV[read]
     if option == 'day' then
-      hit.day_key, hit.tier = KEYS[keys_read + 1], ARGV[read + 3]
-      is_outside = is_outside or (counts and (now < ARGV[read + 1] + 0 or now >= ARGV[read + 2] + 0))
-      keys_read, read = keys_read + 1, read + 4
+      local begins = ARGV[read + 1] + 0
+      local ends = ARGV[read + 2] + 0
+      hit.day_key = KEYS[keys_read + 1]
+      hit.tier = ARGV[read + 3]
+      is_outside = is_outside or (counts and (now < begins or now >= ends))
+      keys_read = keys_read + 1
+      read = read + 4
     elseif option == 'ban' then
       hit.refusals = {
-        key = KEYS[keys_read + 1], cost = 1, capacity = ARGV[read + 1] + 0, a = ARGV[read + 2] + 0, b = ARGV[read + 3] + 0,
+        key = KEYS[keys_read + 1],
+        cost = 1,
+        capacity = ARGV[read + 1] + 0,
+        a = ARGV[read + 2] + 0,
+        b = ARGV[read + 3] + 0,
       }
       hit.ban_spans = ARGV[read + 4]
-      keys_read, read = keys_read + 1, read + 5
+      keys_read = keys_read + 1
+      read = read + 5
     elseif option == 'group' then
-      hit.group, read = ARGV[read + 1] + 0, read + 2
+      hit.group = ARGV[read + 1] + 0
+      read = read + 2
     elseif option == 'value' then
       for _, limit in ipairs(hit) do limit.value = ARGV[read + 1] end
       read = read + 2
     elseif option == 'counted' then
-      hit[ARGV[read + 1] + 0].counted, read = true, read + 2
+      local number = ARGV[read + 1] + 0
+      hit[number].counted = true
+      read = read + 2
     elseif option == 'shares' then
-      hit.shares, read = ARGV[read + 1], read + 2
+      hit.shares = ARGV[read + 1]
+      read = read + 2
     else
-      hit.quiet, read = true, read + 1
+      hit.quiet = true
+      read = read + 1
     end
   end
   if is_outside then return { now, -1 } end
@@ -151,7 +187,8 @@ for h = 1, #hits do
     if hit.status then need('subject_status').shut_out(limit, hit.stop) end
     if limit.refused then
       refused = refused or {}
-      hit.refused, refused[hit.group] = true, true
+      refused[hit.group] = true
+      hit.refused = true
     end
   end
   if hit.status then need('flag')(hit, hit.status, hit.stop) end
@@ -166,11 +203,13 @@ if mode == 'check' then
       -- A refusal stands even if it cannot be counted and emitted.
       need('try_write')(need('refusal'), hit)
     else
-      local warn, is_near = emits and hit.warn or 0, false
+      local warn = emits and hit.warn or 0
+      local is_near = false
       for i = 1, #hit do
         local limit = hit[i]
         limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
-        local used, threshold = limit.capacity - limit.remaining, limit.capacity * warn / 1000
+        local used = limit.capacity - limit.remaining
+        local threshold = limit.capacity * warn / 1000
         -- Most hits cross no share, and need no such module, which says whether the limit is near.
         if warn > 0 and used >= threshold and (hit.shares or used - hit.cost < threshold) then is_near = true end
       end

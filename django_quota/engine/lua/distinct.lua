@@ -1,4 +1,5 @@
--- distinct: at most `capacity` different values in any window; a known value is free, and stays known. A module of decide.
+-- distinct: at most `capacity` different values in any window; a known value is free, and stays known. A module of
+-- decide.
 --
 -- KEYS   limit.key: a sorted set; score = when the value is forgotten (microseconds), member = its digest
 -- ARGV   capacity; a = window in microseconds; the option "value" of the hit: the digest (none for a peek without one)
@@ -24,9 +25,12 @@ end
 return {
   peek = function(limit)
     read(limit)
-    local remaining, reset = limit.capacity - limit.live, limit.expiry - now
-    local adds, more = limit.cost > 0 and not limit.known and 1 or 0, more_after(limit)
-    if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset, more end
+    local remaining = limit.capacity - limit.live
+    local reset = limit.expiry - now
+    local adds = limit.cost > 0 and not limit.known and 1 or 0
+    local more = more_after(limit)
+    local has_room = adds == 0 or limit.live + 1 <= limit.capacity
+    if limit.capacity > 0 and has_room then return true, remaining, 0, reset, more end
     return false, remaining, more, reset, more -- a new value has no room: it waits for the same moment
   end,
 

@@ -13,7 +13,9 @@ local function subject_of(hit) return string.match(hit.status_key, '{(.-)}') end
 
 -- If the log is in another slot, the flags report the event, and the caller writes it.
 local function append(kind, hit, limit, stop, level, share)
-  if has_log then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, math.max(0, limit.remaining), share) end
+  if not has_log then return end
+  local remaining = math.max(0, limit.remaining)
+  append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, remaining, share)
 end
 
 -- Notes for `span` that an event was emitted.

@@ -5,5 +5,7 @@
 -- reply  a function of the hit, the flag and its value; it replies nothing
 return function(hit, flag, value)
   flags = flags or {}
-  flags[#flags + 1], flags[#flags + 2], flags[#flags + 3] = hit.index, flag, value
+  flags[#flags + 1] = hit.index
+  flags[#flags + 1] = flag
+  flags[#flags + 1] = value
 end

@@ -1,4 +1,5 @@
--- force: counts hits whether or not there is room, and under a ban, too; their limits say whether there was room. A module of decide.
+-- force: counts hits whether or not there is room, and under a ban, too; their limits say whether there was room. A
+-- module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide

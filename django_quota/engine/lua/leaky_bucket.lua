@@ -1,8 +1,10 @@
--- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly. A module of decide.
+-- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly. A module of
+-- decide.
 --
 -- KEYS   limit.key: a string, when the queue is empty (microseconds), as token_bucket keeps its TAT
 -- ARGV   capacity = room of the queue; a = interval between hits in microseconds
--- reply  as token_bucket, but the retry_after of an admitted hit is its delay: the time until the hits before it have left
+-- reply  as token_bucket, but the retry_after of an admitted hit is its delay: the time until the hits before it have
+--        left
 local bucket = need('token_bucket')
 
 return {

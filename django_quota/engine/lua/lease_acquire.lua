@@ -5,11 +5,13 @@
 -- ARGV   [1] now; [2] the token; [3] the number of slots; [4] how long the lease lasts, in microseconds
 -- reply  {granted, free, wait, reset, now}: whole numbers, times in microseconds
 --        granted 1: the slot is the token's; 0: refused, and nothing has changed
---        free: slots that nobody holds; wait: an estimate of how long until one more is free; reset: until all leases end
+--        free: slots that nobody holds; wait: an estimate of how long until one more is free; reset: until all leases
+--        end
+local lately_key = KEYS[2]
 local limit, span = tonumber(ARGV[3]), tonumber(ARGV[4])
 local live = '(' .. integer(now)
 local held = redis.call('ZCOUNT', leases_key, live, '+inf')
-local lately = tonumber(redis.call('GET', KEYS[2]))
+local lately = tonumber(redis.call('GET', lately_key))
 
 local granted = is_held() and 1 or 0
 if granted == 1 or held < limit then
@@ -17,7 +19,7 @@ if granted == 1 or held < limit then
   hold(span)
   redis.call('ZREMRANGEBYSCORE', leases_key, '-inf', integer(now))
   held, granted = held + 1 - granted, 1
-  if held >= limit and not lately then redis.call('SET', KEYS[2], 0, 'PX', lifetime(span)) end
+  if held >= limit and not lately then redis.call('SET', lately_key, 0, 'PX', lifetime(span)) end
 end
 
 -- One more slot is free when `over` + 1 leases have ended: at the latest when they expire, and sooner if their holders

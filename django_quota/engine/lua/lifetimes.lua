@@ -11,8 +11,8 @@ local function integer(number)
   return string.format('%d%08d', number / 100000000, number % 100000000)
 end
 
--- A key's TTL in milliseconds, rounded up: `grace` more than its content needs, since keys expire on the millisecond. Tests pass
--- the time in, and keys expire by Redis' own clock: then one hour more.
+-- A key's TTL in milliseconds, rounded up: `grace` more than its content needs, since keys expire on the millisecond.
+-- Tests pass the time in, and keys expire by Redis' own clock: then one hour more.
 local function lifetime(span) return integer((span + 999) / 1000 + grace) end
 
 local function expire(key, span) redis.call('PEXPIRE', key, lifetime(span)) end

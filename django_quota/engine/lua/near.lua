@@ -4,6 +4,8 @@
 -- ARGV   as decide
 -- reply  a function (hit, units, lowers); it replies nothing, and adds a flag
 
+local USED_UP = 1000 -- the share of a limit that has nothing left
+
 -- Returns the highest share that the use of a limit has reached (0: none), the highest that the last `units` reached,
 -- and the limit. A limit so small that the next hit fills it is not near, only used up.
 local function shares_of(hit, units)
@@ -11,10 +13,16 @@ local function shares_of(hit, units)
   for word in string.gmatch(hit.shares or integer(hit.warn), '%d+') do -- they rise
     local each = tonumber(word)
     for _, limit in ipairs(hit) do
-      local capacity, threshold, used = limit.capacity, limit.capacity * each, limit.capacity - limit.remaining
-      if capacity > 0 and used * 1000 >= threshold and (each == 1000 or threshold <= (capacity - 1) * 1000) then
+      local capacity = limit.capacity
+      local threshold = capacity * each
+      local used = capacity - limit.remaining
+      local has_reached = capacity > 0 and used * 1000 >= threshold
+      if has_reached and (each == USED_UP or threshold <= (capacity - 1) * 1000) then
         highest = each
-        if share < each and (used - units) * 1000 < threshold then share, near = each, limit end
+        if share < each and (used - units) * 1000 < threshold then
+          share = each
+          near = limit
+        end
       end
     end
   end
@@ -32,7 +40,8 @@ return function(hit, units, lowers)
     redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(told))
   end
   if emits and share > told then
-    local events, span = need('events'), math.min(math.max(limit.reset, SECOND), DAY)
+    local events = need('events')
+    local span = math.min(math.max(limit.reset, SECOND), DAY)
     events.note(hit, field, integer(now + span) .. ' ' .. integer(share), span)
     events.append('near', hit, limit, 0, 0, share)
     need('flag')(hit, NEAR_EMITTED, share)

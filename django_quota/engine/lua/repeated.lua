@@ -1,4 +1,5 @@
--- repeated: tells a message that is sent again because its answer was lost. It precedes the scripts that need it, after lifetimes.
+-- repeated: tells a message that is sent again because its answer was lost. It precedes the scripts that need it, after
+-- lifetimes.
 --
 -- KEYS   those of the script after it; one of them holds the number of the last message of a process: a string
 -- ARGV   those of the script after it

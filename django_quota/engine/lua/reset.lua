@@ -1,7 +1,7 @@
 -- reset: drops all that rules have counted for subjects, and lifts their bans.
 --
--- KEYS   for each rule and subject: the status of the subject (see subject_status), then all its states; last, if there is one
---        more key, the index of bans
+-- KEYS   for each rule and subject: the status of the subject (see subject_status), then all its states; last, if there
+--        is one more key, the index of bans
 -- ARGV   [1] now: not used
 --        then two for each of them: the rule's name in fields, the number of its states
 -- reply  how many states and bans there were

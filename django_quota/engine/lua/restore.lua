@@ -2,8 +2,8 @@
 --
 -- KEYS   limit.key: see the algorithm
 -- ARGV   as decide
--- reply  a table for each algorithm. refund: gives limit.cost back, never more than is used. give_back: gives some units of a hit
---        back, if they still count; limit.cost: what the hit took; moment: when it was decided
+-- reply  a table for each algorithm. refund: gives limit.cost back, never more than is used. give_back: gives some
+--        units of a hit back, if they still count; limit.cost: what the hit took; moment: when it was decided
 local bucket, window = need('token_bucket'), need('fixed_window')
 
 local function restore_window(limit, units)

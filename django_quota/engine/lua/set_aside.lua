@@ -1,8 +1,9 @@
 -- set_aside: sets a day's counts aside, so that they can be added to the database under their token. It follows clock.
 --
--- KEYS   [1] the day's counts: a hash; fields as count_day has them; [2] the counts that are set aside: the same hash, with its
---        token under '#'
--- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the token that the database knows: the new one is larger
+-- KEYS   [1] the day's counts: a hash; fields as count_day has them; [2] the counts that are set aside: the same hash,
+--        with its token under '#'
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the token that the database knows: the new one is
+--        larger
 -- reply  {1 if counts remain because earlier ones are aside, else 0; the fields and values of the counts that are
 --        aside}
 local day_key, aside_key = KEYS[1], KEYS[2]

@@ -2,10 +2,10 @@
 --
 -- KEYS   key: a sorted set; score = when the entry expires (microseconds), member = "<running total>:<cost>"
 -- ARGV   none
--- reply  read_entries: what is used, when the last entry expires, whether some have expired, the running total; if anything is
---        used also the last entry {member, score} and its cost, when the first live one expires, and its cost. add_entry takes a
---        key, a cost, the capacity, the window, the width of a slice (0: every hit is an entry), and these eight; it returns
---        remaining, retry_after, reset, more
+-- reply  read_entries: what is used, when the last entry expires, whether some have expired, the running total; if
+--        anything is used also the last entry {member, score} and its cost, when the first live one expires, and its
+--        cost. add_entry takes a key, a cost, the capacity, the window, the width of a slice (0: every hit is an
+--        entry), and these eight; it returns remaining, retry_after, reset, more
 --
 -- What is used is (last total - total before the first live entry) modulo WRAP: no scan.
 
@@ -30,14 +30,19 @@ end
 local function add_entry(
   key, cost, capacity, window, slice, used, last_expiry, has_expired, total, last, last_cost, first_expiry
 )
-  local expiry, merged, score = now + window, 0, nil
+  local expiry = now + window
+  local merged = 0
+  local score
   if slice > 0 then expiry = now - now % slice + slice - 1 + window end
   local is_full = slice == 0 and used > capacity and redis.call('ZCOUNT', key, '(' .. integer(now), '+inf') > capacity
   if used > 0 and (is_full or last_expiry >= expiry) then
     -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. If each hit is an
     -- entry, hits over the limit add no more entries than the limit has hits.
     merged = last_cost
-    if last_expiry >= expiry then expiry, score = last_expiry, last[2] end
+    if last_expiry >= expiry then
+      expiry = last_expiry
+      score = last[2]
+    end
   end
   if used + cost > MOST then cost = math.max(0, MOST - used) end
   total = total + cost

@@ -7,12 +7,20 @@
 return {
   peek = function(limit)
     local capacity, cost = limit.capacity, limit.cost
-    limit.used, limit.expiry, limit.has_expired, limit.total, limit.last, limit.last_cost, limit.first_expiry, limit.first_cost =
-      read_entries(limit.key)
-    local used, reset, more = limit.used, limit.expiry - now, NEVER
+    local used, expiry, has_expired, total, last, last_cost, first_expiry, first_cost = read_entries(limit.key)
+    limit.used = used
+    limit.expiry = expiry
+    limit.has_expired = has_expired
+    limit.total = total
+    limit.last = last
+    limit.last_cost = last_cost
+    limit.first_expiry = first_expiry
+    limit.first_cost = first_cost
+    local reset = expiry - now
+    local more = NEVER
     if used > 0 and capacity > 0 then
-      local is_first = used <= capacity and limit.first_cost > 0
-      more = is_first and limit.first_expiry - now or need('sliding_wait')(limit, math.max(0, used - capacity) + 1)
+      local is_first = used <= capacity and first_cost > 0
+      more = is_first and first_expiry - now or need('sliding_wait')(limit, math.max(0, used - capacity) + 1)
     end
     local remaining = capacity - used
     if capacity > 0 and used + cost <= capacity then return true, remaining, 0, reset, more end

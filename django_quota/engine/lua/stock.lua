@@ -2,8 +2,8 @@
 --
 -- KEYS   limit.key: the total, a string that INCRBY has written
 -- ARGV   capacity: not used; a = how long the counter lives after a change, in microseconds
--- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more; remaining is at
---        most MOST, and below zero if more is owed
+-- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more; remaining is
+--        at most MOST, and below zero if more is owed
 
 local function read(limit)
   local total = redis.call('GET', limit.key) or '0'

@@ -4,8 +4,8 @@
 -- ARGV   capacity = burst; a = interval between hits in microseconds
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
 --
--- A clock that steps back would look like a backlog as long as the step. So a bucket that was written later than now moves
--- back with the clock, as if the step had been refunded.
+-- A clock that steps back would look like a backlog as long as the step. So a bucket that was written later than now
+-- moves back with the clock, as if the step had been refunded.
 
 local function read(limit)
   limit.backlog, limit.step, limit.written = 0, 0, now
