@@ -3,9 +3,9 @@
 -- KEYS   [1] the event stream; [2] the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events there are; [3] how many the stream
 --        keeps; then eight for each: its kind ("refused", "banned", "near", or "lifted": takes a ban off the index, and
---            writes no event),
---            the rule's name in fields, the subject as keys have it, until when, the number of the ban in its series,
---            the limit's capacity, what is left of it, and the share of `warn_at` that it has reached
+--            writes no event), the rule's name in fields, the subject as keys have it, until when,
+--            the number of the ban in its series, the limit's capacity, what is left of it, and the share of `warn_at`
+--            that it has reached
 -- reply  how many there were
 for i = 4, #ARGV, 8 do
   local kind, rule, subject, stop = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3])

@@ -4,9 +4,9 @@
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; the keys of
 --        its options; last, if the log is in this slot: the event stream, the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
---        [2] the mode: "check"; "force" (see force); "peek" (changes nothing); "refund" (restores each cost, then peeks);
---            "adjust <moment>:<actual>:<places> ..." (for each hit a word, see adjust: replaces what it took by what was
---            really used, whatever the limit; then peeks at a cost of 0)
+--        [2] the mode: "check"; "force" (see force); "peek" (changes nothing); "refund" (restores each cost, then
+--            peeks); "adjust <moment>:<actual>:<places> ..." (for each hit a word, see adjust: replaces what it
+--            took by what was really used, whatever the limit; then peeks at a cost of 0)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes
 --            events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest

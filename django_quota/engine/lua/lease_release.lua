@@ -2,8 +2,7 @@
 --
 -- KEYS   [1] the leases; [2] how long the slot was recently held
 -- ARGV   [1] now; [2] the token; [3] when it got the slot, '' if that is not known; [4] how long a lease lasts, in
---        microseconds:
---        [2] is kept as long
+--        microseconds: [2] is kept as long
 -- reply  1: the token still held the slot, else 0
 local lately_key = KEYS[2]
 local was_held = is_held()

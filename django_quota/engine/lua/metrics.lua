@@ -1,13 +1,12 @@
 -- metrics: adds what a process has counted.
 --
 -- KEYS   [1] the day's counts; [2] the minute's: hashes, fields <rule>:a (allowed), <rule>:r (refused), <rule>:s
---        (shadow)
+--            (shadow)
 --        [3] who was refused that day: a sorted set of subjects, scored by how often
 --        [4] slots that were asked for: a sorted set, scored by when they are forgotten
 --        [5] the counts of all days, in the fields of a day; [6] the last message of this process that was counted
 -- ARGV   [1] now; [2] the number of the message; [3] how many fields; [4] how many subjects; [5] how many slots; then
---        these,
---            each with its count or, of slots, for how long it is remembered, in microseconds
+--            these, each with its count or, of slots, for how long it is remembered, in microseconds
 -- reply  1
 local FIELDS = 1000 -- of a hash; further rules are counted together, under '*'
 local SUBJECTS, SLOTS = 2000, 2000

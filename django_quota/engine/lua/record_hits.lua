@@ -1,7 +1,7 @@
 -- record_hits: counts hits that a process has decided without the store. It follows repeated.
 --
 -- KEYS   [1] the status of the subject (see subject_status); [2] the last message about this rule and day that was
---        counted;
+--            counted
 --        [3] the counts of the day (see count_day), if the rule has them
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the rule's name in fields; [3] microseconds from one
 --        "refused" event to the next; 0: no event; [4] how long counts wait for the roll-up; [5] the tier of the

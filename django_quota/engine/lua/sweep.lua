@@ -5,8 +5,7 @@
 --        [2] how many entries may go, over all the keys, in their order
 --        [3] 1: give a TTL to keys that have none; 0: only say which it would be
 --        then for each key "<swept> <lifetime>": swept 1: if it is a sorted set, its expired entries go; lifetime: the
---        TTL in
---            milliseconds for a key that has none, if no score says how long it is needed
+--            TTL in milliseconds for a key that has none, if no score says how long it is needed
 -- reply  four for each key: whether it is a sorted set that is swept (1 or 0), how many entries went, how many expired
 --        ones are left, and the TTL in milliseconds that a key without one was given, or would be (0: it has one)
 local LONGEST = 315360000000 -- ten years in milliseconds: a score that is no time must not keep a key for good
