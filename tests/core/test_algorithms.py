@@ -13,6 +13,7 @@ from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
 from django_quota.engine.asks import Ask
+from django_quota.engine.codec import ALLOWED, RETRY_WITH
 from tests.support.places import Places
 from tests.support.questions import Question, QuestionMode
 from tests.support.selection import thorough
@@ -322,6 +323,20 @@ def test_only_a_check_needs_the_day_that_it_is_counted_in(places: Places) -> Non
     sent += [(question, "peek"), (question, "refund"), (question, "check")]
     found = [places.run(asked.operation(midnight - 1, mode), midnight + 1)[:4] for asked, mode in sent]
     assert [(reply[1], *reply[3:]) for reply in found] == [(1, 8), (1, 8), (1, 9), (-1,)]
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window"], ids=["plain plan", "other plan"])
+@pytest.mark.parametrize(
+    ("moment", "verdict"),
+    [(-1, RETRY_WITH), (0, ALLOWED), (DAY - 1, ALLOWED), (DAY, RETRY_WITH)],
+    ids=["before it begins", "its first moment", "its last moment", "after it ends"],
+)
+def test_a_check_is_counted_from_the_first_moment_of_its_day_to_the_last(
+    places: Places, algorithm: str, moment: int, verdict: int
+) -> None:
+    begins = START // DAY * DAY
+    question = Question([Ask(Rule.make("r", "9/h", algorithm=algorithm, daily=True), "user:1", 3)])
+    assert places.run(question.operation(begins + 7, "check"), begins + moment)[1] == verdict
 
 
 @pytest.mark.parametrize(("algorithm", "burst", "left"), [("sliding_window", None, 4), ("token_bucket", 30, 5)])

@@ -204,12 +204,20 @@ EACH: list[Act] = [
 ]  # fmt: skip
 
 
+ONE_BY_ONE: list[Act] = [
+    *12 * [(SECOND, "check", 1, 0)], *12 * [(SECOND, "force", 1, 0)], (MINUTE, "check", 1, 0),
+    (60 * MINUTE, "check", 3, 0), (SECOND, "check", 2, 0), (MINUTE - SECOND, "adjust", 1, -2), (0, "check", 1, 0),
+]  # fmt: skip
+"""Each unit by itself, up to each share of the limit and past it; and what is given back in the moment it expires."""
+
+
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("acts", [EACH, ONE_BY_ONE], ids=["each act", "one by one"])
 @pytest.mark.parametrize("with_events", [True, False], ids=["events", "silent"])
 @pytest.mark.parametrize("its_rule", RULES, ids=[each.name + "-share" * (each in WITH_SHARES) for each in RULES])
-def test_neither_do_they_under_any_rule(places: Places, its_rule: Asked, with_events: bool) -> None:
+def test_neither_do_they_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
-    do_all(places, [its_rule], EACH, START, with_events=with_events)
+    do_all(places, [its_rule], acts, START, with_events=with_events)
 
 
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
@@ -543,3 +551,25 @@ def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> No
     waits = [answers(places.run(Decide([dear], "peek"), now))[0].retry_after for now in (START + 4, START + MINUTE)]
     assert waits == [MINUTE - 3, 1]
     assert answers(places.run(Decide([hit], "peek"), START + MINUTE))[0].remaining == 4
+
+
+IN_TWO_KEYS: dict[str, Operation] = {
+    "incr": counters.Incr((key_of("a"), key_of("a", "c:total:2025-11")), 3, TTL, "21", MIDNIGHT, MIDNIGHT + DAY),
+    "unique": counters.Unique(
+        (key_of("a", "u:total"), key_of("a", "u:total:2025-11-21")), "value", TTL, MIDNIGHT, MIDNIGHT + DAY
+    ),
+    "transfer": counters.Transfer([key_of("a"), key_of("b")], 0, TTL),
+}
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("place", [0, 1], ids=["first key", "second key"])
+@pytest.mark.parametrize("operation", IN_TWO_KEYS.values(), ids=IN_TWO_KEYS)
+def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
+    places: Places, operation: Operation, place: int
+) -> None:
+    key = operation.keys[place]
+    places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
+    before = places.dump()
+    assert places.run(operation, START)[0] == counters.NO_COUNTER
+    assert places.dump() == before
