@@ -1,6 +1,7 @@
 """Measure a check beside a bare EVALSHA and six other limiters, on private Redis servers.
 
-`python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/comparison.md shows one of its tables.
+`python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/comparison.md shows one of its tables, and the one that
+`ARGS="--instructions"` counts: figures that no other load on the machine moves.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from django_quota.testing import server_programs
-from tests.benchmarks import postgresql, processes, report
+from tests.benchmarks import instructions, postgresql, processes, report
 from tests.benchmarks.measure import EACH
 
 LAPS = 40
@@ -20,17 +21,33 @@ LAPS = 40
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/comparison.md")
+    parser.add_argument(
+        "--instructions", action="store_true", help="count instructions instead, by callgrind: some minutes"
+    )
+    parser.add_argument("--write", action="store_true", help="write a table into docs/comparison.md")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--write needs all rows: leave --quick out")
-    found = measure(is_quick=options.quick)
     console = Console() if sys.stdout.isatty() else Console(width=150)
+    if options.instructions:
+        count_instructions(console, writes=options.write)
+        return
+    found = measure(is_quick=options.quick)
     console.print(f"\n[bold]{found['machine']}[/bold]")
     for sheet in report.sheets(found):
         sheet.show(console)
     if options.write:
         report.write_docs(found)
+
+
+def count_instructions(console: Console, *, writes: bool) -> None:
+    if not instructions.are_countable():
+        console.print("Instructions are not counted: that needs callgrind, of the package valgrind.")
+        return
+    counted = instructions.count()
+    report.instructions(counted).show(console)
+    if writes:
+        report.write_instructions(counted)
 
 
 def measure(*, is_quick: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What is measured: ours, the baseline, and each other limiter by its own documented means on the same server."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -19,25 +19,28 @@ import pyrate_limiter
 import redis
 import throttled
 from django.contrib.auth.models import AnonymousUser
+from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
+from django.urls import path
 from django_ratelimit import core as ratelimit_core
 from django_ratelimit.decorators import ratelimit
 from django_smart_ratelimit import rate_limit
 from django_smart_ratelimit.backends import get_backend, redis_backend
 from django_smart_ratelimit.key_functions import get_ip_key
 from rest_framework.response import Response
-from rest_framework.throttling import AnonRateThrottle
+from rest_framework.throttling import AnonRateThrottle, BaseThrottle
 from rest_framework.views import APIView
 
 import django_quota
 from django_quota import Rule, acheck, check, quota
+from django_quota.contrib.rest_framework import QuotaThrottle
 from django_quota.core.clock import SECOND
-from django_quota.core.overrides import Override
-from django_quota.limiting.overrides import overrides
+from django_quota.core.overrides import Override, OverrideTable
+from django_quota.limiting.overrides import MAX_OVERRIDES, overrides
 from django_quota.testing import freeze
 from tests.benchmarks.facts import Contender, WorkOf
-from tests.benchmarks.measure import Row, Work
+from tests.benchmarks.measure import Counted, Row, Work
 
 MANY = 1_000_000
 ONE = f"{MANY}/m"
@@ -50,6 +53,7 @@ OURS = f"django_quota {django_quota.__version__}"
 RATELIMIT = f"django-ratelimit {version('django-ratelimit')}"
 DRF = f"DRF {version('djangorestframework')}"
 SMART = f"smart-ratelimit {version('django-smart-ratelimit')}"
+REDIS = f"redis-py {redis.__version__}"
 LIMITS = f"limits {version('limits')}"
 THROTTLED = f"throttled-py {version('throttled-py')}"
 PYRATE = f"pyrate-limiter {version('pyrate-limiter')}"
@@ -71,6 +75,18 @@ def plain_view(request: HttpRequest) -> HttpResponse:
 
 def view_work(view: Callable[..., Any]) -> Work:
     return Work(request_from, view, lambda response: bool(response.status_code == 200))
+
+
+urlpatterns = [path("bench/", plain_view)]
+"""The site of the bench: `handler_work` sends requests to it."""
+
+
+def handler_work(*middleware: str) -> Work:
+    """Return requests that Django's handler answers, with this middleware alone."""
+    handler = BaseHandler()
+    with override_settings(MIDDLEWARE=middleware):
+        handler.load_middleware()
+    return view_work(handler.get_response)
 
 
 def stacked(limit: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +129,7 @@ if count == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
 return count
 """
 """The least that a limiter can do in Redis: count, and have the count expire."""
+BARE = "evalsha() of a three-line counter"
 
 
 def bare_work(url: str) -> Work:
@@ -137,6 +154,30 @@ def blocked() -> Iterator[None]:
     overrides.table.put(Override(1, "ip:10.0.0.0/8", "*", "blocked"))
     yield
     overrides.table.drop(1)
+
+
+def block(ip: str) -> None:
+    """Block an address, as a ban does that the process has read."""
+    overrides.table.put(Override(len(overrides.table) + 1, f"ip:{ip}", "*", "blocked"))
+
+
+@cache
+def others_blocked() -> OverrideTable:
+    return OverrideTable(Override(pk, f"user:{pk}", "*", "blocked") for pk in range(MAX_OVERRIDES))
+
+
+@contextmanager
+def full_table() -> Iterator[None]:
+    """Have the process hold as many overrides as it can with ease, of other subjects."""
+    overrides.table, before = others_blocked(), overrides.table
+    yield
+    overrides.table = before
+
+
+def verify_overrides() -> None:
+    """Raise if the overrides could not be read: each check would try again, and cost more than at a site."""
+    if overrides.problem:
+        raise RuntimeError(f"the overrides cannot be read: {overrides.problem}")
 
 
 def our_clock(now: float) -> Clock:
@@ -225,14 +266,22 @@ def drf_work(hits: int) -> Work:
 
 
 def drf_view(_: Any, *rates: str) -> Any:
-    members = {
+    return api_view([drf_throttle(rate, "view") for rate in rates])
+
+
+def api_view(throttles: Sequence[type[BaseThrottle]], **members: Any) -> Any:
+    members |= {
         "authentication_classes": [],
         "permission_classes": [],
-        "throttle_classes": [drf_throttle(rate, "view") for rate in rates],
+        "throttle_classes": throttles,
         "get": lambda self, request: Response("ok"),
     }
     view: Any = type("View", (APIView,), members)
     return view.as_view()
+
+
+def our_api_view(rate: str) -> Any:
+    return api_view([QuotaThrottle], quota_rules=[Rule.make("api", rate, key="ip")])
 
 
 def smart_work(hits: int) -> Work:
@@ -272,7 +321,7 @@ def rows(url: str, *, others: bool) -> list[Row]:
 
     flooded = refused(check_work(Rule.make("flooded", "10/d", cache_refusals=1.0)))
     compared = [
-        Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
+        Row("bare", REDIS, BARE, bare_work(url)),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
         Row("check", OURS, "check()", check_work(ONE), spread),
         Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
@@ -302,6 +351,38 @@ def rows(url: str, *, others: bool) -> list[Row]:
         Row("ratelimit view", RATELIMIT, "view under one limit", view("django-ratelimit", ONE)),
         Row("ratelimit view3", RATELIMIT, "view under three limits", view("django-ratelimit", *THREE)),
     ]
+
+
+def counted_rows(url: str) -> list[Counted]:
+    """Return the lines of the table of instructions: what ours are compared with, and ours with our goals."""
+    check_one, bare_api = check_work(ONE), view_work(api_view([]))
+    remaining = replace(check_one, call=lambda subject: check(ONE, subject).remaining, admitted=lambda left: left > 0)
+    remembered = refused(check_work(Rule.make("remembered", "10/d", cache_refusals=60.0)))
+    middleware = handler_work("django_quota.middleware.QuotaMiddleware")
+    return [
+        Counted("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0])),
+        Counted("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
+        Counted("bare", REDIS, BARE, bare_work(url)),
+        Counted("bare view", "Django", "view, no limit", view_work(plain_view)),
+        Counted("bare handler", "Django", "handler, no limit", handler_work()),
+        Counted("bare api", DRF, "APIView, no throttle", bare_api),
+        Counted("check", OURS, "check()", check_one, ["limits"], 0.65),
+        Counted("check3", OURS, "check(), three limits in one call", check_work(*THREE), ["limits3"], 0.25),
+        Counted("remaining", OURS, "check() and .remaining", remaining, ["check"], 1.1),
+        Counted("view", OURS, "view under @quota", view_work(VIEWS["django-quota"](plain_view, ONE)),
+                ["bare view", "bare"], 1.4),
+        Counted("middleware", OURS, "handler with the middleware", middleware, ["bare handler", "bare"], 1.5),
+        Counted("api", OURS, "APIView, QuotaThrottle", view_work(our_api_view(ONE)), ["bare api", "bare"], 1.4),
+        Counted("remembered", OURS, "check(), refused from memory", remembered, ["limits"], 0.2),
+        Counted("overrides", OURS, f"check() with {MAX_OVERRIDES:,} overrides", replace(check_one, within=full_table),
+                ["check"], 1.1),
+        Counted("new", OURS, "check(), a new subject each", check_one, ["check"], 1.1, is_new=True),
+        Counted("network", OURS, "check(), network blocked", replace(check_one, expected=False, within=blocked),
+                ["limits"], 0.25),
+        # The last one, since its overrides stay.
+        Counted("blocked", OURS, "check(), address blocked", replace(check_one, expected=False, before=block),
+                ["limits"], 0.25),
+    ]  # fmt: skip
 
 
 def contenders(url: str) -> list[Contender]:

@@ -132,6 +132,21 @@ class Row:
         return told | Figures(*figures)._asdict()
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A line of the table of instructions. What it takes is compared with what the rows `over` take together."""
+
+    id: str
+    package: str
+    label: str
+    work: Work
+    over: Sequence[str] = ()
+    most: float | None = None
+    """The most that the ratio may be: one of our goals."""
+    is_new: bool = False
+    """Whether each call has a subject of its own."""
+
+
 class Server:
     """What the Redis server itself says about the traffic, its time and the memory."""
 

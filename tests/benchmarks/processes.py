@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ PARSERS = {"hiredis": "", "python": "import sys; sys.modules['hiredis'] = None; 
 
 PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
 """Seconds. The other limiters wait for ever; a busy machine must not make ours decide without Redis."""
+
+SITE = {"site": {"rate": "1000000/m", "key": "ip", "match": "/bench/"}}
+"""The rule that the middleware applies to the requests of the bench."""
 
 _SPIN = """
 import os, sys
@@ -56,11 +59,17 @@ def redis_over_tcp(program: Path) -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
 
 
-def in_process(function: str, *given: object, parser: str = "hiredis") -> Any:
-    """Call a function (`module:name`) in a new process, and return what it returned, as JSON."""
+def in_process(function: str, *given: object, parser: str = "hiredis", under: Sequence[str] = ()) -> Any:
+    """Call a function (`module:name`) in a new process, and return what it returned, as JSON.
+
+    `under`: the program that runs the process, with its options.
+    """
     module, _, name = function.partition(":")
     code = f"{PARSERS[parser]}import json, {module} as m; print(json.dumps(m.{name}(*{list(given)!r})))"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    # Sets of words take another order in each process, and so another number of instructions.
+    environment = os.environ | ({"PYTHONHASHSEED": "0"} if under else {})
+    command = [*under, sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout)
 
 
@@ -79,7 +88,8 @@ def configure(url: str, database: dict[str, Any] | None = None, store: str = "re
         ],
         DATABASES={"default": database or {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES={"default": cache, "patient": {**cache, "OPTIONS": PATIENT}},
-        QUOTA={"STORE": store, "CACHE": "patient"},
+        QUOTA={"STORE": store, "CACHE": "patient", "RULES": SITE},
+        ROOT_URLCONF="tests.benchmarks.limiters",
         RATELIMIT_BACKEND="django_smart_ratelimit.backends.redis_backend.RedisBackend",
         RATELIMIT_REDIS={"url": url},
         USE_TZ=True,
@@ -87,7 +97,7 @@ def configure(url: str, database: dict[str, Any] | None = None, store: str = "re
     django.setup()
     from django.core.management import call_command
 
-    call_command("migrate", verbosity=0)  # some limiters ask the database
+    call_command("migrate", verbosity=0)  # ours reads its overrides, some others ask it
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -102,6 +112,7 @@ def rows(url: str, laps: int, others: bool, facts: bool, each: int) -> dict[str,
 
     server, all_rows = Server(url), limiters.rows(url, others=others)
     time_rows(all_rows, server, laps, each)
+    limiters.verify_overrides()
     for row in all_rows:
         if facts and row.fill is not None:
             row.bytes = server.bytes_a_subject(row.fill)

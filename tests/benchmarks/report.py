@@ -137,6 +137,20 @@ def _shown(number: int | None) -> str:
     return NONE if number is None else f"{number:,}"
 
 
+def instructions(counted: Sequence[Found]) -> Sheet:
+    """Return the table of the instructions of all rows, with those that they are compared with."""
+    by_id = {row["id"]: row for row in counted}
+    rows = []
+    for row in counted:
+        base = sum(by_id[one]["instructions"] for one in row["over"])
+        over = " + ".join(f"{by_id[one]['package'].partition(' ')[0]} {by_id[one]['label']}" for one in row["over"])
+        cells = [f"{row['instructions'] / base:.2f}", f"{row['most']:g}"] if base else [NONE, NONE]
+        rows.append([row["package"], row["label"], over or NONE, f"{row['instructions'] / 1000:.0f}", *cells])
+    columns = ["", "", "over", "thousand instructions", "ratio", "goal: at most"]
+    note = f"Instructions of the client a call, by callgrind, on {machine()}, hiredis. Redis is not counted."
+    return Sheet("Instructions", columns, rows, note, texts=3)
+
+
 # --- into the docs ----------------------------------------------------------------------------------------------------
 
 COMPARED = (
@@ -149,6 +163,11 @@ COMPARED = (
     ("ratelimit", "ratelimit view3", "ratelimit view"),
 )
 """The rows of each limiter at a glance, in the order of the races: one limit, three, and a view under one."""
+
+
+def write_instructions(counted: Sequence[Found], page: Path = PAGE) -> None:
+    sheet = instructions(counted)
+    write_part(page, "make bench, instructions", f"### {sheet.title}\n\n{sheet.markdown()}\n\n{sheet.note}")
 
 
 def write_docs(found: Found, page: Path = PAGE) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from django_quota.testing import server_programs
-from tests.benchmarks import processes, report
+from tests.benchmarks import instructions, processes, report
+from tests.benchmarks.__main__ import count_instructions
 
 NEEDED = ("limits", "throttled", "pyrate_limiter", "django_ratelimit", "django_smart_ratelimit", "hiredis")
 pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"it needs {', '.join(NEEDED)}")
@@ -39,3 +41,26 @@ def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_pa
     report.write_docs(found, page)
     written = page.read_text()
     assert all(f"\n| {row[0]} | " in written for row in report.COMPARED)
+
+
+@pytest.mark.thorough("scale")
+@pytest.mark.skipif(not instructions.are_countable(), reason="it needs callgrind, of the package valgrind")
+def test_the_part_that_counts_instructions_prints_its_rows_and_fills_the_docs(tmp_path: Path) -> None:
+    counted = instructions.count(few=40, many=80, new=40)
+    by_id = {row["id"]: row["instructions"] for row in counted}
+    assert by_id["limits3"] / by_id["limits"] == pytest.approx(3, rel=0.1)
+    assert min(by_id.values()) > 1_000
+    printed = report.instructions(counted).markdown()
+    assert [line.split(" | ")[:2] for line in printed.splitlines()[2:]] == [
+        [f"| {row['package']}", row["label"]] for row in counted
+    ]
+    page = Path(shutil.copy(report.PAGE, tmp_path))
+    report.write_instructions(counted, page)
+    assert printed in page.read_text()
+
+
+def test_the_part_that_counts_instructions_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instructions, "NEEDED", ("no-such-program",))
+    console = Console(record=True, width=150)
+    count_instructions(console, writes=False)
+    assert console.export_text() == ("Instructions are not counted: that needs callgrind, of the package valgrind.\n")
