@@ -147,7 +147,10 @@ def instructions(counted: Sequence[Found]) -> Sheet:
         cells = [f"{row['instructions'] / base:.2f}", f"{row['most']:g}"] if base else [NONE, NONE]
         rows.append([row["package"], row["label"], over or NONE, f"{row['instructions'] / 1000:.0f}", *cells])
     columns = ["", "", "over", "thousand instructions", "ratio", "goal: at most"]
-    note = f"Instructions of the client a call, by callgrind, on {machine()}, hiredis. Redis is not counted."
+    note = (
+        f"Instructions of the client a call, by callgrind, on {machine()}, hiredis. Neither Redis nor the kernel, "
+        "which sends and receives, is counted."
+    )
     return Sheet("Instructions", columns, rows, note, texts=3)
 
 
