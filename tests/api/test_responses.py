@@ -346,7 +346,8 @@ def test_pages_that_are_alike_are_rendered_once(rendering: str, monkeypatch: pyt
 
 SAMPLES: list[dict[str, Any]] = [
     {}, {"rate": "2/m"}, {"rate": "1/d"}, {"later": 1_500_000}, {"method": "post"}, {"language": "ar"},
-    {"language": None}, {"zone": "Asia/Shanghai"}, {"zone": "America/Chicago"}, {"nonce": "<a>"}, {"nonce": "b"},
+    {"language": None, "rate": "2/d"}, {"zone": "Asia/Shanghai"}, {"zone": "America/Chicago"},
+    {"nonce": "<a>"}, {"nonce": "b"},
 ]  # fmt: skip
 
 
