@@ -26,6 +26,7 @@ from django_quota.core.errors import RateError, RuleError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rates import parse_override_rates
 from django_quota.requests.subjects import override_subject, user_subject
+from django_quota.requests.wording import error_in_words
 
 overrides_changed: Signal = Signal()
 """Overrides were saved or deleted. Sent within the transaction.
@@ -258,7 +259,7 @@ class QuotaOverride(models.Model):
             try:
                 self.normalize()
             except RuleError as error:
-                yield "subject", str(error)
+                yield "subject", error_in_words(error)
         if self.starts and self.expires and self.expires <= self.starts:
             yield "expires", gettext("It must expire after it starts.")
         if self.mode != self.Mode.RATE and self.rate:
@@ -277,9 +278,9 @@ class QuotaOverride(models.Model):
                 if self.rule in (ALL_RULES, name):
                     known.rule(name).under(self.rate)
         except RateError as error:
-            yield "rate", str(error)
+            yield "rate", error_in_words(error)
         except RuleError as error:
-            yield "rate", gettext("It does not fit its rule: %s") % error
+            yield "rate", gettext("It does not fit its rule: %s") % error_in_words(error)
 
 
 class Subject(QuotaOverride):

@@ -31,6 +31,7 @@ from django_quota.operating.bans import MOST, BanFilter, bans_lately, fates, fin
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects
 from django_quota.requests.subjects import named_subject
+from django_quota.requests.wording import error_in_words
 
 PER_PAGE = 50
 """Bans on a page, and bans that began lately."""
@@ -69,11 +70,11 @@ class BanAdmin(ReadOnlyAdmin):
                 return self._list(_searched(request))
             context["wanted"] = _filter_of(request.GET)
         except RuleError as error:  # the typed text may hold a plain value, so it is not shown again
-            context["trouble"] = str(error)
+            context["trouble"] = error_in_words(error)
         try:
             context |= _found(request, context["wanted"])
         except QuotaError as error:
-            context["problem"] = str(error)
+            context["problem"] = error_in_words(error)
         return self.show(request, "ban/list", _("Bans"), **context)
 
     def lift_view(self, request: HttpRequest) -> HttpResponse:
@@ -86,7 +87,7 @@ class BanAdmin(ReadOnlyAdmin):
             wanted = _filter_of(request.POST)
             chosen = _chosen(request, wanted)
         except QuotaError as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_in_words(error), messages.ERROR)
             return self._list(wanted)
         if not chosen:
             self.message_user(request, _("Select the bans to lift."), messages.WARNING)
@@ -122,7 +123,7 @@ class BanAdmin(ReadOnlyAdmin):
             for subject, fields in by_subject.items():
                 lifted[subject] = lift_bans(subject, fields)
         except QuotaError as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_in_words(error), messages.ERROR)
         else:
             if not any(lifted.values()):
                 self.message_user(request, _("None of these bans was in force any more."), messages.WARNING)

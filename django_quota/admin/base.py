@@ -27,6 +27,7 @@ from django_quota.core.errors import RuleError
 from django_quota.models import Subject
 from django_quota.operating.lookup import find_subjects, login_names_among, user_names
 from django_quota.requests.subjects import is_user, parts_of
+from django_quota.requests.wording import error_in_words
 
 
 def may_see_users(request: HttpRequest) -> bool:
@@ -112,7 +113,9 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
         try:
             found = find_subjects(request.POST.get("find", ""), with_users=may_see_users(request))
         except RuleError as error:  # the typed text may hold a plain value, so it is not shown again
-            return self.show(request, "subject/find", _("Find a subject"), trouble=str(error), find_url=self.url(page))
+            return self.show(
+                request, "subject/find", _("Find a subject"), trouble=error_in_words(error), find_url=self.url(page)
+            )
         if len(found) > 1:
             return self.show(request, "subject/choice", _("Whom do you mean?"), found=found, find_url=self.url(page))
         return HttpResponseRedirect(self.url(page, subject=found[0].subject))

@@ -25,6 +25,7 @@ from django_quota.operating.lookup import (
     parse_rule_input,
 )
 from django_quota.requests.subjects import user_subject
+from django_quota.requests.wording import error_in_words
 
 MAX_PREVIEWED = 20
 """Subjects of a network, of a kind or of everybody for which a preview looks at the effect."""
@@ -71,7 +72,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         try:
             subject = parse_override_input(text)
         except RuleError as error:
-            raise forms.ValidationError(str(error)) from error
+            raise forms.ValidationError(error_in_words(error)) from error
         is_word = is_bare(subject) and subject != self.instance.subject
         users = find_users(subject) if is_word and self.sees_users else []
         if len(users) > 1:
@@ -113,7 +114,7 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
         subjects = _concerned(override) if preview["is_group"] else [row.subject]
         return preview | _effects({subject: preview_override(subject, override) for subject in subjects})
     except QuotaError as error:
-        return preview | {"trouble": _("There is no preview now. %s") % error}
+        return preview | {"trouble": _("There is no preview now. %s") % error_in_words(error)}
 
 
 def _concerned(override: Override) -> list[str]:

@@ -30,6 +30,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, Overview
 from django_quota.operating.activity import MINUTES, activity
 from django_quota.operating.health import Health, health, nothing_is_limited
+from django_quota.requests.wording import error_in_words
 from django_quota.stores.base import Store
 
 REFRESH_INTERVAL = 5
@@ -78,7 +79,7 @@ def _content(request: HttpRequest) -> dict[str, Any]:
         subjects += [each.subject for each in (*found.refused, *(found.bans or ()), *found.fullest_slots)]
     except QuotaError as error:
         failure = error
-        shown |= {"problem": str(error), "is_denied": isinstance(error, StorePermissionDenied)}
+        shown |= {"problem": error_in_words(error), "is_denied": isinstance(error, StorePermissionDenied)}
     shown["nothing_is_limited"] = nothing_is_limited(failure)
     if overrides.problem:
         words = _("The overrides cannot be read from the database. Those that were read last hold: %s")

@@ -11,22 +11,24 @@ from typing import Any
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.functional import Promise
+from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import PageAdmin, names_among
 from django_quota.admin.charts import sparkline
-from django_quota.admin.wording import algorithm_in_words, moment_of
+from django_quota.admin.wording import algorithm_in_words, moment_of, value_in_words
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import Rule, is_valid_name, option_in_words
+from django_quota.core.rules import Rule, is_valid_name
 from django_quota.features.event_stream import PAGE, SEARCHED, Event, Search, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
+from django_quota.requests.wording import error_in_words
 
 MAX_ROWS = 50
 """Overrides, and subjects refused last, that the page lists."""
@@ -78,7 +80,7 @@ def _lately(name: str) -> dict[str, Any]:
         log = event_log(get_limiter().store, current().prefix)
         search = Search([], is_whole=True) if log is None else log.search(PAGE, partial(_is_refusal, name))
     except QuotaError as error:
-        return {"trouble": str(error)}
+        return {"trouble": error_in_words(error)}
     latest = {event.subject: event.at for event in reversed(search.events) if event.subject is not None}
     return {
         "today": today,
@@ -106,8 +108,8 @@ def _source(name: str, known: Rule | str | None) -> str:
 
 def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str | Promise]]:
     """Yield what the settings or the view say: rates, key, match, algorithm, and each option that is set."""
-    yield _("Rate"), "; ".join(map(option_in_words, rule.rates)) or _("unlimited")
-    yield _("Key"), option_in_words(rule.key)
+    yield _("Rate"), "; ".join(map(value_in_words, rule.rates)) or _("unlimited")
+    yield _("Key"), value_in_words(rule.key)
     for title, match in ((_("Match"), rule.match), (_("Exclude"), rule.exclude)):
         if match is not None:
             yield title, ", ".join(pattern.text for pattern in match.patterns)
@@ -115,4 +117,5 @@ def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str | Promise]]:
     for field in fields(Rule):
         value = getattr(rule, field.name)
         if field.init and field.name not in _SHOWN and field.default is not MISSING and value != field.default:
-            yield field.name, option_in_words(value)
+            # The name of an option is code: it is the same in all languages.
+            yield format_html("<code>{}</code>", field.name), value_in_words(value)

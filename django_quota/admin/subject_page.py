@@ -39,6 +39,7 @@ from django_quota.operating.lookup import (
     user_of,
 )
 from django_quota.requests.subjects import named_subject
+from django_quota.requests.wording import error_in_words
 
 MAX_ROWS = 100
 """Overrides on the page."""
@@ -68,7 +69,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             try:
                 return self._page(request, named_subject(subject))
             except RuleError as error:
-                trouble = str(error)
+                trouble = error_in_words(error)
         return self.show(request, "subject/find", _("Find a subject"), trouble=trouble, asked=subject)
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -122,7 +123,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         try:
             action = ACTIONS[name](named_subject(given.get("subject", "")), given.get("on", "").replace("\0", ""))
         except RuleError as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, error_in_words(error), messages.ERROR)
             return HttpResponseRedirect(self.url("changelist"))
         page = self.url("changelist", subject=action.subject)
         form = action.form_for(request.POST if "confirmed" in request.POST else None)
@@ -140,7 +141,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             for field, errors in getattr(error, "error_dict", {None: error}).items():
                 form.add_error(field if field in form.fields else None, errors)
         except QuotaError as error:
-            form.add_error(None, str(error))
+            form.add_error(None, error_in_words(error))
         else:
             log_actions({action.subject: f"{action.label}: {done}"}, request.user)
             self.message_user(request, done, messages.SUCCESS)
@@ -159,7 +160,7 @@ def build_page(subject: str, other_names: Collection[str] = ()) -> dict[str, Any
     except QuotaError as error:
         overrides.refresh()
         snapshot = SubjectSnapshot(subject, clock.now(), table=overrides.table)
-        refused, longer, trouble = [], (), str(error)
+        refused, longer, trouble = [], (), error_in_words(error)
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
     database = QuotaOverride.objects.using(write_database())
     rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:MAX_ROWS])

@@ -28,6 +28,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint
 from django_quota.requests.subjects import named_subject
+from django_quota.requests.wording import error_in_words
 
 CSV_HEADER = ("subject", "rule", "day", *Count._fields)
 
@@ -75,7 +76,7 @@ def usage_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
         try:
             return page.show(request, "dailycounter/usage", _("Usage"), **_context(request, Asked.of(request.GET)))
         except RuleError as error:
-            trouble = str(error)
+            trouble = error_in_words(error)
     return page.show(request, "subject/find", _("Usage"), trouble=trouble, find_url=page.url("usage"))
 
 
@@ -97,7 +98,7 @@ def _move(subject: str) -> str:
     try:
         move(get_limiter().reporting_store, {each.of for each in waiting(recent_days(subject))})
     except (StoreUnavailable, ConfigurationError) as error:
-        return str(error)
+        return error_in_words(error)
     return ""
 
 

@@ -12,10 +12,12 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
+from django_quota.core.rule_options import Ban, Exemption, Shares
+from django_quota.core.rules import Tiers, option_in_words
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
 from django_quota.requests.subjects import LOGIN, parts_of
@@ -49,6 +51,18 @@ WHYS: dict[str, str | Promise] = {
 def span_in_words(seconds: float) -> str:
     """Return a duration in one unit, rounded up: `"90 seconds"`, `"3 hours"`."""
     return wait_in_words(max(1, ceil(seconds)))
+
+
+def duration_in_words(microseconds: int) -> str:
+    """Return an exact duration in its largest whole unit: `"1 minute"`, `"90 minutes"`, `"1 day"`."""
+    seconds = ceil(microseconds / SECOND)
+    if seconds % 86_400 == 0:
+        return ngettext("%(n)d day", "%(n)d days", seconds // 86_400) % {"n": seconds // 86_400}
+    if seconds % 3_600 == 0:
+        return ngettext("%(n)d hour", "%(n)d hours", seconds // 3_600) % {"n": seconds // 3_600}
+    if seconds % 60 == 0:
+        return ngettext("%(n)d minute", "%(n)d minutes", seconds // 60) % {"n": seconds // 60}
+    return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
 
 
 def left_in_words(until: int, now: int) -> str:
@@ -129,6 +143,32 @@ def state_of(row: QuotaOverride) -> str:
     if row.expires is not None and row.expires <= now:
         return "ended"
     return "pending" if row.starts is not None and row.starts > now else "active"
+
+
+def value_in_words(value: object) -> str:
+    """Return the value of a rule's option. A ban, tiers and who is exempt are sentences; other values are code."""
+    if isinstance(value, Ban):
+        number = value.after.count
+        words = {
+            "n": number,
+            "window": duration_in_words(value.after.period),
+            "durations": ", ".join(duration_in_words(each) for each in value.durations),
+        }
+        after = ngettext(
+            "after %(n)d refusal in %(window)s, for %(durations)s",
+            "after %(n)d refusals in %(window)s, for %(durations)s",
+            number,
+        )
+        return after % words
+    if isinstance(value, Tiers):
+        tiers = ((name, "; ".join(map(str, rates)) or _("unlimited")) for name, rates in value.rates)
+        return ", ".join(_("%(rate)s for %(tier)s") % {"rate": rate, "tier": tier} for tier, rate in tiers)
+    if isinstance(value, Shares):
+        return ", ".join(_("%(rate)s for %(tier)s") % {"rate": part, "tier": tier} for tier, part in value.of_tiers)
+    if isinstance(value, Exemption):
+        staff = [_("staff users")] if value.staff else []
+        return ", ".join([*map(str, value.networks), *staff, *map(option_in_words, value.functions)])
+    return option_in_words(value)
 
 
 def algorithm_in_words(name: str) -> str | Promise:

@@ -10,6 +10,29 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
+from typing import Any
+
+
+class Translatable(str):
+    """A string that remembers its template and values, so that pages can translate it. The core has no translations.
+
+    `Translatable("%(text)s is not a network.", text="'x'")`. Values may be Translatable, too. `make messages` finds it.
+    """
+
+    __slots__ = ("template", "values")
+
+    template: str
+    values: dict[str, object]
+
+    def __new__(cls, template: str, **values: object) -> Translatable:
+        """Make the string in English."""
+        self = super().__new__(cls, template % values if values else template)
+        self.template = template
+        self.values = values
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
 
 
 class QuotaError(Exception):
@@ -24,7 +47,7 @@ class ConfigurationError(QuotaError):
 
     def __init__(self, problem: str, hint: str = "") -> None:
         self.problem: str = problem
-        self.hint: str = hint.strip()
+        self.hint: str = hint.strip() if hint.startswith(" ") else hint  # a Translatable stays one
 
     def __str__(self) -> str:
         return f"{self.problem} {self.hint}".strip()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from django_quota.core.clock import SECOND, in_words
-from django_quota.core.errors import RateError, RuleError
+from django_quota.core.errors import RateError, RuleError, Translatable
 
 MAX_COUNT = 10**12
 """The largest count of a rate, and the largest cost of a hit: sums stay exact in Lua's doubles."""
@@ -33,6 +33,17 @@ UNITS: dict[str, int] = {
     "year": 365 * 86_400 * SECOND,
 }
 """The units by their full names, with their lengths in microseconds."""
+
+UNITS_IN_WORDS: dict[str, Translatable] = {
+    "second": Translatable("seconds"),
+    "minute": Translatable("minutes"),
+    "hour": Translatable("hours"),
+    "day": Translatable("days"),
+    "week": Translatable("weeks"),
+    "month": Translatable("months"),
+    "year": Translatable("years"),
+}
+"""Several of each unit, for errors."""
 
 CALENDAR_ONLY = frozenset({"month", "year"})
 
@@ -59,16 +70,16 @@ _SYMBOLS = {
     "year": "year",
 }
 
-_HINT = (
+_HINT = Translatable(
     "Write a count in digits alone, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
 )
 _WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+) *")
 _PARTS = (
-    (re.compile(r" *"), ""),
-    (re.compile(r"[0-9]+"), "the count is not a whole number from 0 up"),
-    (re.compile(r" */ *| +per +"), "a slash or ' per ' is missing after the count"),
-    (_WINDOW, "the unit is missing"),
-    (re.compile(r"\Z"), "unexpected text after the unit"),
+    (re.compile(r" *"), Translatable("")),
+    (re.compile(r"[0-9]+"), Translatable("the count is not a whole number from 0 up")),
+    (re.compile(r" */ *| +per +"), Translatable("a slash or ' per ' is missing after the count")),
+    (_WINDOW, Translatable("the unit is missing")),
+    (re.compile(r"\Z"), Translatable("unexpected text after the unit")),
 )
 """The parts of a rate, in order, and what is wrong where one is missing."""
 
@@ -115,14 +126,17 @@ def _parse(text: str) -> Rate:
     _, count, _, window, _ = found
     # The length first: int() of a very long text is slow, and raises an error of its own.
     if len(count[0].lstrip("0")) > len(str(MAX_COUNT)) or int(count[0]) > MAX_COUNT:
-        raise RateError(text, count.start(), f"the count is above {MAX_COUNT}", _HINT)
+        raise RateError(text, count.start(), Translatable("the count is above %(most)d", most=MAX_COUNT), _HINT)
     unit = _SPELLINGS.get(window[2])
     if unit is None:
-        hint = "Units, in lower case: s, m, h, d, w (or in full), month, year."
-        raise RateError(text, window.start(2), f"{reprlib.repr(window[2])} is not a unit", hint)
+        hint = Translatable("Units, in lower case: s, m, h, d, w (or in full), month, year.")
+        problem = Translatable("%(text)s is not a unit", text=reprlib.repr(window[2]))
+        raise RateError(text, window.start(2), problem, hint)
     digits, longest = window[1] or "1", MAX_PERIOD // UNITS[unit]
     if len(digits) > len(str(MAX_PERIOD)) or not 1 <= int(digits) <= longest:
-        raise RateError(text, window.start(), f"a window is 1 to {longest} {unit}s long", _HINT)
+        words = {"most": longest, "units": UNITS_IN_WORDS[unit]}
+        problem = Translatable("a window is 1 to %(most)d %(units)s long", **words)
+        raise RateError(text, window.start(), problem, _HINT)
     return Rate(int(count[0]), unit, int(digits))
 
 
@@ -185,8 +199,12 @@ def parse_override_rates(text: str) -> RateChange | tuple[Rate, ...]:
     match = _CHANGE.fullmatch(text.strip())
     change = RateChange(int(match[1] or 1), int(match[2] or 0)) if match else RateChange(0)
     if not 1 <= change.factor <= MAX_FACTOR or change.units > MAX_COUNT:
-        problem = f"it neither adds 1 to {MAX_COUNT:,} units nor multiplies by 1 to {MAX_FACTOR:,}"
-        raise RateError(text, None, problem, "Use, for example, +500, x2 or x2+500.")
+        problem = Translatable(
+            "it neither adds 1 to %(most)s units nor multiplies by 1 to %(factor)s",
+            most=f"{MAX_COUNT:,}",
+            factor=f"{MAX_FACTOR:,}",
+        )
+        raise RateError(text, None, problem, Translatable("Use, for example, +500, x2 or x2+500."))
     return change
 
 

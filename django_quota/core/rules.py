@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.core.caching import cached
-from django_quota.core.errors import AlgorithmError, RateError, RuleError, did_you_mean
+from django_quota.core.errors import AlgorithmError, RateError, RuleError, Translatable, did_you_mean
 from django_quota.core.matching import Match
 from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
@@ -392,8 +392,12 @@ class Rule:
             return self
         if change.units and self.algorithm in ("token_bucket", "leaky_bucket"):
             raise RuleError(
-                f"Rule {self.name!r} is a {self.algorithm}, which refills all the time: it has no period to raise.",
-                "Use algorithm='calendar' or a window, or an override with a higher rate.",
+                Translatable(
+                    "Rule %(rule)s is a %(algorithm)s, which refills all the time: it has no period to raise.",
+                    rule=repr(self.name),
+                    algorithm=self.algorithm,
+                ),
+                Translatable("Use algorithm='calendar' or a window, or an override with a higher rate."),
             )
         own = [limit.rate for limit in self.limits]
         longest = max(own, key=lambda rate: rate.period)
@@ -647,7 +651,8 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
         limit = Limit.of(rule.name, rate, algorithm, options, 1.0 if rule.share is None else rule.share)
         if limit.state_id in limits:
             both = f"{limits[limit.state_id].rate}; {rate}"
-            raise RateError(both, None, "both rates have the same window", "Use the lower one alone.")
+            problem = Translatable("both rates have the same window")
+            raise RateError(both, None, problem, Translatable("Use the lower one alone."))
         limits[limit.state_id] = limit
     return tuple(limits.values())
 

@@ -35,6 +35,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
+from django_quota.requests.wording import error_in_words
 from django_quota.stores.base import all_well
 
 BATCH_SIZE = 100
@@ -498,7 +499,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
             try:
                 rule.under(override.rates)
             except RuleError as error:
-                change.problem = str(error)
+                change.problem = error_in_words(error)
         if rule is not None and not change.problem:
             changed.append((name, "", rule))
     changes = {change.rule: change for change in preview.changes}

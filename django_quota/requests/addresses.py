@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from django.http import HttpRequest
 
 from django_quota.conf import UNIX, QuotaSettings, current
-from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.errors import ConfigurationError, RuleError, Translatable
 from django_quota.core.rule_options import IPV4_AS_IPV6, Network, network_of
 
 logger = logging.getLogger("django_quota")
@@ -305,8 +305,12 @@ def _canonical_part(part: str, prefixes: Prefixes) -> str:
             address = None
     if address is None and is_network(value):
         raise RuleError(
-            f"{reprlib.repr(part)} is a network. Use one address, for example 'ip:203.0.113.9'; "
-            f"an IPv6 address stands for its /{prefixes[1]}."
+            Translatable(
+                "%(text)s is a network. Use one address, for example 'ip:203.0.113.9'; an IPv6 address stands for its "
+                "/%(prefix)d.",
+                text=reprlib.repr(part),
+                prefix=prefixes[1],
+            )
         )
     if address is None:
         raise _no_address(part)
@@ -321,12 +325,17 @@ def canonical_network(text: str, prefixes: Prefixes) -> str:
     try:
         network = network_of(text, strict=False)
     except ValueError as error:
-        raise RuleError(f"{reprlib.repr(text)} is not a network. Use, for example, 'ip:198.51.100.0/24'.") from error
+        problem = Translatable("%(text)s is not a network.", text=reprlib.repr(text))
+        raise RuleError(problem, Translatable("Use, for example, 'ip:198.51.100.0/24'.")) from error
     own = prefixes[network.version == 6]  # noqa: PLR2004 — IPv6
     if network.prefixlen > own:
         raise RuleError(
-            f"{reprlib.repr(text)} is smaller than a /{own}, and all addresses of a /{own} count as one client.",
-            f"Use 'ip:{network.supernet(new_prefix=own)}'.",
+            Translatable(
+                "%(text)s is smaller than a /%(own)d, and all addresses of a /%(own)d count as one client.",
+                text=reprlib.repr(text),
+                own=own,
+            ),
+            Translatable("Use 'ip:%(network)s'.", network=network.supernet(new_prefix=own)),
         )
     return str(network.network_address if network.prefixlen == network.max_prefixlen else network)
 
@@ -355,4 +364,5 @@ def is_address(text: str) -> bool:
 
 
 def _no_address(part: str) -> RuleError:
-    return RuleError(f"{reprlib.repr(part)} is not an IP address. Use, for example, 'ip:203.0.113.9'.")
+    problem = Translatable("%(text)s is not an IP address.", text=reprlib.repr(part))
+    return RuleError(problem, Translatable("Use, for example, 'ip:203.0.113.9'."))

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.utils.encoding import force_bytes
 
 from django_quota.conf import QuotaSettings, current
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, Translatable
 from django_quota.core.keys import MAX_PART, is_digest
 from django_quota.core.overrides import EVERYBODY
 from django_quota.requests.addresses import canonical_network, canonical_part, own_prefixes
@@ -198,7 +198,7 @@ def login_subject(name: object) -> str:
     """
     found = normalized(login_name(name).strip()[:MAX_FOLDED])
     if not found:
-        raise RuleError("An empty text is not a user name.")
+        raise RuleError(Translatable("An empty text is not a user name."))
     return f"{LOGIN}{digest(found)}"
 
 
@@ -268,11 +268,16 @@ _BEGINS_PART = re.compile(r"[a-z][a-z0-9_-]{0,49}:|(?:header|cookie|kwarg|get|po
 
 def _canonical(subject: str, settings: QuotaSettings) -> str:
     if not subject:
-        raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+        raise RuleError(
+            Translatable("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+        )
     if subject.partition(":")[1:] == (":", ""):
         raise RuleError(
-            f"{reprlib.repr(subject)} has no value behind the colon: all callers without one would share a limit.",
-            "Use, for example, 'user:42' or 'ip:203.0.113.9'.",
+            Translatable(
+                "%(text)s has no value behind the colon: all callers without one would share a limit.",
+                text=reprlib.repr(subject),
+            ),
+            Translatable("Use, for example, 'user:42' or 'ip:203.0.113.9'."),
         )
     if "+" not in subject:
         return _canonical_part(subject, settings)

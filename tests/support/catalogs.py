@@ -81,6 +81,7 @@ def _in_code(source: str, name: str) -> Iterator[Message]:
         for alias in node.names
         if (function := alias.name.removesuffix("_lazy")) in FUNCTIONS
     }
+    called["Translatable"] = "gettext"  # in the core, which knows no Django
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
             function = called[node.func.id]
@@ -89,7 +90,8 @@ def _in_code(source: str, name: str) -> Iterator[Message]:
             except ValueError:
                 words = "a message must be a plain text, to be found and translated."
                 raise ValueError(f"{name}:{node.lineno}: {words}") from None
-            yield Message.of(function, texts)
+            if any(texts):
+                yield Message.of(function, texts)
 
 
 def _in_template(source: str, name: str) -> Iterator[Message]:

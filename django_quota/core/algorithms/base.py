@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import RateError
-from django_quota.core.rates import CALENDAR_ONLY, Rate
+from django_quota.core.errors import RateError, Translatable
+from django_quota.core.rates import CALENDAR_ONLY, UNITS_IN_WORDS, Rate
 
 State = TypeVar("State")
 
@@ -90,8 +90,10 @@ class Algorithm(ABC, Generic[State]):
             raise RateError(
                 str(rate),
                 str(rate).index("/") + 1,
-                f"{self.name!r} does not count in {rate.unit}s",
-                f"Use algorithm='calendar', or seconds to weeks: for example, '{rate.count}/30d'.",
+                Translatable("'%(name)s' does not count in %(units)s", name=self.name, units=UNITS_IN_WORDS[rate.unit]),
+                Translatable(
+                    "Use algorithm='calendar', or seconds to weeks: for example, '%(count)d/30d'.", count=rate.count
+                ),
             )
 
     def state_id(self, rate: Rate, options: Options) -> str:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from django_quota.core.algorithms.base import Options, Parameters
 from django_quota.core.algorithms.fixed_window import FixedWindow
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import RateError, RuleError
+from django_quota.core.errors import RateError, RuleError, Translatable
 from django_quota.core.rates import UNITS, Rate
 
 Edge = Callable[[int], datetime]
@@ -48,9 +48,11 @@ class Calendar(FixedWindow):
             raise RateError(
                 str(rate),
                 str(rate).index("/") + 1,
-                "its window has no place in the calendar",
-                "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and years "
-                "come one at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'.",
+                Translatable("its window has no place in the calendar"),
+                Translatable(
+                    "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and "
+                    "years come one at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'."
+                ),
             )
         _zone(options.tz)
 

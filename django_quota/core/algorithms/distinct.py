@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django_quota.core.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
-from django_quota.core.errors import RateError
+from django_quota.core.errors import RateError, Translatable
 from django_quota.core.rates import Rate
 
 MAX_VALUES = 10_000
@@ -34,8 +34,8 @@ class Distinct(Algorithm[Values]):
             raise RateError(
                 str(rate),
                 0,
-                f"distinct= keeps every value, and so takes at most {MAX_VALUES}",
-                "counter(...).unique() estimates larger numbers.",
+                Translatable("distinct= keeps every value, and so takes at most %(most)d", most=MAX_VALUES),
+                Translatable("counter(...).unique() estimates larger numbers."),
             )
 
     def peek(self, state: Values | None, p: Parameters, cost: int, now: int) -> Verdict:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
-from django_quota.core.errors import RateError, RuleError
+from django_quota.core.errors import RateError, RuleError, Translatable
 from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Rate
 
 
@@ -42,8 +42,8 @@ class TokenBucket(Algorithm[Bucket]):
             raise RateError(
                 str(rate),
                 0,
-                f"it is more than one a microsecond, the finest that {self.name!r} spaces",
-                "Use algorithm='sliding_window'.",
+                Translatable("it is more than one a microsecond, the finest that '%(name)s' spaces", name=self.name),
+                Translatable("Use algorithm='sliding_window'."),
             )
         if options.burst is None:
             return
@@ -52,8 +52,12 @@ class TokenBucket(Algorithm[Bucket]):
             raise RuleError(f"burst={options.burst!r} is not from 1 to {MAX_COUNT}. Use, for example, {example}.")
         if options.burst * _interval(rate) > 10 * MAX_PERIOD:
             raise RuleError(
-                f"burst={options.burst!r} at {str(rate)!r} takes over ten years to refill. Use at most "
-                f"{10 * MAX_PERIOD // _interval(rate)}."
+                Translatable(
+                    "burst=%(burst)d at '%(rate)s' takes over ten years to refill. Use at most %(most)d.",
+                    burst=options.burst,
+                    rate=rate,
+                    most=10 * MAX_PERIOD // _interval(rate),
+                )
             )
 
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:

@@ -1,0 +1,156 @@
+"""Pages and forms of the admin in the language of the reader."""
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.utils import translation
+
+from django_quota import quota
+from django_quota.core.errors import RuleError
+from django_quota.core.rates import parse_override_rates
+from django_quota.requests.subjects import override_subject
+from django_quota.requests.wording import error_in_words
+from tests.admin.operators import superuser
+from tests.support.catalogs import LANGUAGES
+
+LIST = "/admin/django_quota/quotaoverride/"
+RULES = {
+    "api": {
+        "rate": {"anonymous": "5/m", "authenticated": None},
+        "exempt": ["10.0.0.0/8", "staff"],
+        "ban": {"after": "20/m", "for": ["10m", "2h", "1d"]},
+    },
+    "bucket": {"rate": "10/m", "algorithm": "token_bucket"},
+    "window": {"rate": "10/m"},
+}
+FILLED = {
+    "subject": "user:42",
+    "rule": "*",
+    "mode": "rate",
+    "rate": "100/m",
+    "reason": "",
+    "label": "",
+    "_anyway": "1",
+    "starts_0": "",
+    "starts_1": "",
+    "expires_0": "",
+    "expires_1": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.MIDDLEWARE = [
+        middleware
+        for given in settings.MIDDLEWARE
+        for middleware in (
+            given,
+            *(["django.middleware.locale.LocaleMiddleware"] if given.endswith("SessionMiddleware") else []),
+        )
+    ]
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": RULES}
+
+
+def words(html: str) -> str:
+    """Return what a person reads: no tags, and one space between words."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    ("language", "shown"),
+    [
+        (
+            "de",
+            [
+                "5/m für anonymous, unbegrenzt für authenticated",
+                "10.0.0.0/8, Mitarbeiter",
+                "nach 20 Ablehnungen in 1 Minute, für 10 Minuten, 2 Stunden, 1 Tag",
+            ],
+        ),
+        (
+            "zh-hans",
+            [
+                "anonymous：5/m, authenticated：无限制",  # noqa: RUF001
+                "10.0.0.0/8, 工作人员",
+                "1 分钟内被拒绝 20 次后，封禁 10 分钟, 2 小时, 1 天",  # noqa: RUF001
+            ],
+        ),
+    ],
+    ids=["de", "zh-hans"],
+)
+def test_a_rule_page_shows_its_ban_tiers_and_exemptions_in_the_language(language: str, shown: list[str]) -> None:
+    client = superuser(headers={"accept-language": language})
+    page = words(client.get(f"{LIST}rule/", {"name": "api"}).content.decode())
+    assert [each for each in shown if each not in page] == []
+    assert re.findall(r"\b(?:after|refusals?|minutes?|hours?|days?|for|unlimited|staff)\b", page) == []
+
+
+WRONG = {
+    "a count without a window": {"rate": "10"},
+    "an unknown unit": {"rate": "10/parsec"},
+    "a window that is too long": {"rate": "10/50000h"},
+    "a count that is too large": {"rate": "9999999999999/m"},
+    "no count": {"rate": "many"},
+    "text after the unit": {"rate": "10/m today"},
+    "a change of no size": {"rate": "x0"},
+    "a unit of the calendar": {"rate": "10/month", "rule": "window"},
+    "more units for a bucket": {"rate": "+500", "rule": "bucket"},
+    "two rates of one window": {"rate": "10/m; 20/m", "rule": "window"},
+    "too fine for a bucket": {"rate": "1000000000/s", "rule": "bucket"},
+    "a subject without a value": {"subject": "user:"},
+    "a wrong address": {"subject": "ip:203.0.113"},
+    "a network that is too small": {"subject": "ip:2001:db8::/96"},
+    "a wrong network": {"subject": "ip:203.0.113.0/99"},
+    "a wrong date": {"expires_0": "soon", "expires_1": "12:00"},
+    "an end before the start": {
+        "starts_0": "2030-01-02",
+        "starts_1": "12:00",
+        "expires_0": "2030-01-01",
+        "expires_1": "12:00",
+    },
+}
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|„[^“]*“|“[^”]*”|algorithm=\S+|\b(?:IPv6|IP|Client|month|year|token_bucket)\b")
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("language", ["de", "zh-hans"])
+def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[str, str]) -> None:
+    client = superuser(headers={"accept-language": language})
+    answer = client.post(f"{LIST}add/", FILLED | given)
+    errors = [str(text) for texts in answer.context["adminform"].form.errors.values() for text in texts]
+    english = superuser("reader", headers={"accept-language": "en"}).post(f"{LIST}add/", FILLED | given)
+    assert errors
+    said = _QUOTED.sub("", " ".join(errors))
+    if language == "zh-hans":
+        assert re.findall(r"[A-Za-z]{3,}", said) == []
+    else:
+        assert re.findall(r"\b(?:the|is|not|a|use|it|of|and|for|rate)\b", said) == []
+    assert errors != [str(text) for texts in english.context["adminform"].form.errors.values() for text in texts]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(parse_override_rates, "10/parsec"), (override_subject, "user:"), (override_subject, "ip:2001:db8::/96")],
+    ids=["rate", "subject", "network"],
+)
+def test_an_error_is_english_for_logs_and_translated_for_readers(read: Any, text: str, language: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        read(text)
+    with translation.override("en"):
+        assert error_in_words(caught.value) == str(caught.value)
+    english = str(caught.value)
+    with translation.override(language):
+        assert str(caught.value) == english
+        assert error_in_words(caught.value) != english
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_page_of_a_refusal_without_a_language_is_english(rf: Any) -> None:
+    with translation.override(None):
+        page: Any = quota("0/m")(lambda _: None)(rf.get("/", headers={"accept": "text/html"}))
+    assert b'<html lang="en"' in page.content
