@@ -13,11 +13,13 @@ from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin import site as default_site
 from django.contrib.auth.models import User
 from django.db import connection
+from django.http import QueryDict
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_quota import check
+from django_quota.admin.usage_page import Asked
 from django_quota.admin.users import UsageLinks
 from django_quota.core.keys import field
 from django_quota.features.usage import row_name, row_part
@@ -245,3 +247,10 @@ def test_a_mixin_adds_the_links_to_a_custom_user_model(settings: Any) -> None:
     assert f'href="{LIMITS_OF_USER}{ann.pk}"' in shown
     assert f'href="{USAGE_OF_USER}{ann.pk}"' in shown
     assert client.get("/admin/auth/member/add/").status_code == 200
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_year_that_is_shown_first_is_that_of_the_sites_time_zone(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Asia/Tokyo"}
+    with freeze(datetime(2026, 12, 31, 16, tzinfo=UTC)):
+        assert Asked.of(QueryDict("subject=user:42")).year == 2027
