@@ -44,6 +44,7 @@ def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_pa
 
 
 @pytest.mark.thorough("scale")
+@pytest.mark.timeout(900)  # calls take fifty times as long
 @pytest.mark.skipif(not instructions.are_countable(), reason="it needs callgrind, of the package valgrind")
 def test_the_part_that_counts_instructions_prints_its_rows_and_fills_the_docs(tmp_path: Path) -> None:
     counted = instructions.count(few=40, many=80, new=40)
