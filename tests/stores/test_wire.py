@@ -184,3 +184,16 @@ def test_every_reply_belongs_to_its_call_though_threads_are_interrupted(
     assert wrong == []
     pool: Any = redis_store().server.pool
     assert (pool._permits.qsize(), len(pool._idle) <= 4) == (4, True)
+
+
+def test_a_wire_that_is_in_use_while_its_pool_closes_is_closed_afterwards(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    check("9/m", "user:1")
+    pool: Any = redis_store().server.pool
+    wire = pool._connected()
+    pool.close()
+    pool._keep(wire)
+    assert (len(pool._idle), wire.is_ready()) == (0, False)
+    assert not check("9/m", "user:1").degraded

@@ -126,6 +126,8 @@ class SyncPool:
         self._patience = patience
         self._breaker = breaker
         self._idle: deque[Wire] = deque()
+        self._closings = 0
+        """How often it was closed. A wire that was in use meanwhile is closed when it comes back."""
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
@@ -177,6 +179,9 @@ class SyncPool:
         return reply
 
     def _keep(self, wire: Wire) -> None:
+        if wire.closings != self._closings:
+            wire.close()
+            return
         wire.used = time.monotonic()
         self._idle.append(wire)
 
@@ -224,7 +229,7 @@ class SyncPool:
             connection = self._source.make()
             try:
                 connection.connect()
-                wire = Wire(connection)
+                wire = Wire(connection, self._closings)
                 if not wire.is_ready() or self._source.leads_elsewhere(connection):
                     raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
             except BaseException:
@@ -238,7 +243,8 @@ class SyncPool:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and those in use when they come back."""
+        self._closings += 1
         self._drop_idle()
         for sentinel in self._source.sentinel_clients:
             sentinel.close()

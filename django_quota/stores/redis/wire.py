@@ -27,12 +27,14 @@ class Wire:
     """An open connection. One thread uses it at a time.
 
     `used`: when it was used last, in seconds of the monotonic clock.
+    `closings`: how often its pool was closed before it was opened.
     """
 
-    __slots__ = ("_has_more", "_poll", "_reader", "_socket", "connection", "used")
+    __slots__ = ("_has_more", "_poll", "_reader", "_socket", "closings", "connection", "used")
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, closings: int = 0) -> None:
         self.connection = connection
+        self.closings = closings
         self.used = 0.0
         # Only here are private names of redis-py used: it has no other way to lend the socket that it has opened.
         self._socket: Any = connection._sock  # noqa: SLF001
