@@ -1,22 +1,35 @@
 """The wire of a thread: whatever arrives, and in whatever parts, each reply belongs to its command."""
 
 import random
+import select
+import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager, suppress
+from itertools import count
+from types import FrameType
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import redis
+from redis._parsers import _RESP2Parser
+from redis.connection import DefaultParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import check
 from django_quota.stores.redis import reply_reader as reading
+from django_quota.stores.redis.errors import is_cut
 from django_quota.stores.redis.wire import Wire
 from django_quota.testing.redis_server import RedisServer
+from tests.faults.calls import caches_at
+from tests.faults.sockets import listening, reset
+from tests.support.commands import PATIENCE, wait_until
 from tests.support.stores import caches, redis_store
 
 
@@ -25,16 +38,7 @@ class Opened:
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
-        self._parser = redis.connection.DefaultParser(socket_read_size=4096)
-
-    def can_read(self) -> bool:
-        self._sock.settimeout(0)
-        try:
-            return bool(self._sock.recv(1, socket.MSG_PEEK)) or True
-        except BlockingIOError:
-            return False
-        finally:
-            self._sock.settimeout(0.2)
+        self._parser = DefaultParser(socket_read_size=4096)
 
     def disconnect(self) -> None:
         self._sock.close()
@@ -137,7 +141,80 @@ def test_a_server_that_reads_nothing_ends_the_sending(ends: Any) -> None:
         wire.send(b"x" * 10**8)
 
 
-def test_only_a_plain_socket_leaves_its_time_outs_to_the_kernel() -> None:
+def test_the_time_out_of_a_second_reply_is_one_of_redis_py(ends: Any) -> None:
+    wire, server = ends
+    server.sendall(b"+OK\r\n$5\r\nab")
+    assert wire.read() == b"OK"
+    with pytest.raises(RedisTimeoutError):
+        wire.read()
+
+
+@pytest.mark.parametrize("does", ["send", "read"])
+def test_a_connection_that_was_reset_raises_an_error_of_redis_py(does: str) -> None:
+    """At which a Cluster reads its slots again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        ours.settimeout(PATIENCE)
+        wire = Wire(Opened(ours))
+        reset(listener.accept()[0])
+        wait_until(lambda: not wire.is_ready())
+        with pytest.raises(RedisConnectionError, match=r"reset by peer|[Bb]roken pipe") as caught:
+            wire.read() if does == "read" else wire.send(b"x")
+        assert is_cut(caught.value)
+
+
+def test_a_timer_of_the_process_does_not_prolong_the_wait_for_a_reply(ends: Any) -> None:
+    """Each of its signals interrupts the wait, and a time-out that the kernel keeps would begin anew."""
+    wire, _ = ends
+    rung: list[int] = []
+
+    def ring(*_: object) -> None:
+        rung.append(1)
+        if len(rung) == 100:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(RedisTimeoutError):
+            wire.read()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 1 <= len(rung) < 100
+
+
+class LateSocket(socket.socket):
+    """A socket as of gevent: in a busy process its time-out may be over when the first bytes have arrived."""
+
+    waited = 0
+
+    def recv(self, *arguments: Any) -> bytes:
+        self.waited += 1
+        if self.waited == 1:
+            select.select([self], [], [], PATIENCE)
+            raise TimeoutError("timed out")
+        return super().recv(*arguments)
+
+
+@pytest.mark.parametrize("parser", [DefaultParser, _RESP2Parser], ids=["the usual parser", "that in Python"])
+def test_a_late_look_at_a_socket_of_another_library_takes_nothing_of_the_reply(parser: type[Any]) -> None:
+    ours, server = socket.socketpair()
+    late, connection = LateSocket(fileno=ours.detach()), cast("Any", redis.Connection)(parser_class=parser)
+    late.settimeout(0.2)
+    connection._sock = late
+    connection._parser.on_connect(connection)
+    wire = Wire(connection)
+    assert wire.is_ready()
+    server.sendall(b"*2\r\n$1\r\na\r\n:1\r\n")
+    assert (wire.read(), late.waited) == ([b"a", 1], 2)
+    assert wire.is_ready()
+    server.sendall(b"x")
+    assert not wire.is_ready()
+    wire.close()
+    server.close()
+
+
+def test_only_a_plain_socket_is_waited_for_by_its_poll_object() -> None:
     plain, _other = socket.socketpair()
     encrypted = ssl.create_default_context().wrap_socket(
         socket.socket(), do_handshake_on_connect=False, server_hostname="a"
@@ -145,9 +222,9 @@ def test_only_a_plain_socket_leaves_its_time_outs_to_the_kernel() -> None:
     with plain, _other, encrypted:
         for each in (plain, encrypted):
             each.settimeout(0.25)
-        assert Wire(Opened(plain))._poll is not None
-        assert plain.gettimeout() is None
-        assert Wire(Opened(encrypted))._poll is None
+        assert Wire(Opened(plain))._timeout == 250
+        assert plain.gettimeout() == 0
+        assert Wire(Opened(encrypted))._timeout is None
         assert encrypted.gettimeout() == 0.25
 
 
@@ -197,3 +274,81 @@ def test_a_wire_that_is_in_use_while_its_pool_closes_is_closed_afterwards(
     pool._keep(wire)
     assert (len(pool._idle), wire.is_ready()) == (0, False)
     assert not check("9/m", "user:1").degraded
+
+
+class Interrupted(BaseException):
+    """As the time limit of a task, or Ctrl-C."""
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Interrupt this thread at a step of the code between a store and its socket, counted from 1."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("connections.py", "wire.py", "breaker.py", "reply_reader.py")):
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left == 0:
+            raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def echoed(text: str) -> Any:
+    """Return a text as the Redis of the store repeats it."""
+    return redis_store().server.pool.execute(["EVAL", "return ARGV[1]", 0, text]).decode()
+
+
+def test_a_call_that_is_interrupted_at_any_step_leaves_its_reply_to_nobody(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    assert echoed("warm") == "warm"
+    for step in count(1):
+        with suppress(Interrupted):
+            with interrupted_at(step):
+                assert echoed(f"lost {step}") == f"lost {step}"
+            break
+        assert echoed(f"kept {step}") == f"kept {step}"
+    assert step > 100
+    assert not redis_store().server.breaker.has_failed
+
+
+@pytest.mark.parametrize("how", ["interrupted", "too late"])
+def test_a_reply_that_comes_after_its_call_has_ended_belongs_to_no_other(
+    how: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(client: socket.socket) -> None:
+        """Send the reply to a command `lost` with that to the next command."""
+        held = b""
+        while data := client.recv(65_536):
+            if b"EVAL" not in data:
+                client.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*"))
+                continue
+            said = data.split(b"\r\n")[-2]
+            held += b"$%d\r\n%s\r\n" % (len(said), said)
+            if said != b"lost":
+                client.sendall(held)
+                held = b""
+
+    with listening(serve) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.3 if how == "too late" else PATIENCE)
+        assert echoed("warm") == "warm"
+        if how == "interrupted":
+            with monkeypatch.context() as patch:
+                patch.setattr(Wire, "read", Mock(side_effect=Interrupted))
+                with pytest.raises(Interrupted):
+                    echoed("lost")
+        else:
+            with pytest.raises(RedisTimeoutError):
+                echoed("lost")
+        assert echoed("kept") == "kept"

@@ -141,14 +141,15 @@ class SyncPool:
         Raises redis-py's errors, also for error replies; `StoreBusy` if nothing was sent because others keep this
         process busy.
         """
+        sent = command if isinstance(command, bytes) else pack(command)
         try:
-            self._permits.get(timeout=max(self._patience, GIVING_BACK) if gives_back else self._patience)
+            self._permits.get_nowait()
         except Empty:
-            raise _busy("process", self._patience) from None
+            self._wait(max(self._patience, GIVING_BACK) if gives_back else self._patience)
         try:
             is_probe = self._breaker.enter()  # it may have opened while the call waited
             try:
-                reply = self._ask(self._connected(), pack(command), is_asking=is_asking)
+                reply = self._ask(self._connected(), sent, is_asking=is_asking)
             except BaseException as error:
                 self._breaker.leave(answered(error), is_probe=is_probe)
                 raise
@@ -156,6 +157,12 @@ class SyncPool:
             return reply
         finally:
             self._permits.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            self._permits.get(timeout=seconds)
+        except Empty:
+            raise _busy("process", self._patience) from None
 
     def _ask(self, wire: Wire, command: bytes, *, is_asking: bool = False) -> Any:
         """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
@@ -191,7 +198,7 @@ class SyncPool:
                 wire = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if not wire.is_ready() or self._source.leads_elsewhere(wire.connection):
+            if not wire.is_ready() or (self._source.sentinels and self._source.leads_elsewhere(wire.connection)):
                 wire.close()
             elif time.monotonic() < wire.used + IDLE or self._answers(wire):
                 return wire

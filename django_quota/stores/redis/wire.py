@@ -1,15 +1,17 @@
 """The wire of a thread to Redis: redis-py opens the connection, and commands and replies go over its socket directly.
 
-redis-py takes three times as long for a command and its reply. On a plain socket the kernel keeps the time-outs: with
-those of Python, each send and each read asks the system first.
+redis-py takes three times as long for a command and its reply. A plain socket never blocks: a poll object that is kept
+waits for the reply. With a time-out of Python, each send and each read would ask the system once more; one of the
+kernel begins anew with every signal, so that a timer of the process could make a call wait for ever.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import select
 import socket
-import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis import RedisError
@@ -22,6 +24,9 @@ from django_quota.stores.redis.reply_reader import NOT_ENOUGH, PUSHED, reply_rea
 SIZE = 16_384
 """Bytes that one read takes at most: nearly all replies are smaller."""
 
+LONGEST = 2**31 - 1
+"""Milliseconds that the system can wait at most."""
+
 
 class Wire:
     """An open connection. One thread uses it at a time.
@@ -30,7 +35,7 @@ class Wire:
     `closings`: how often its pool was closed before it was opened.
     """
 
-    __slots__ = ("_has_more", "_poll", "_reader", "_socket", "closings", "connection", "used")
+    __slots__ = ("_arrived", "_has_more", "_reader", "_socket", "_timeout", "closings", "connection", "used")
 
     def __init__(self, connection: Any, closings: int = 0) -> None:
         self.connection = connection
@@ -43,28 +48,32 @@ class Wire:
         self._reader = reply_reader(connection._parser.parse_error)  # noqa: SLF001
         self._has_more = False
         """Whether the reader has bytes that nobody has asked for yet."""
-        self._poll = _poll_of(self._socket)
+        self._arrived, self._timeout = _waiting_of(self._socket)
 
     def is_ready(self) -> bool:
         """Say whether it is open, and has sent nothing that nobody asked for."""
-        if self._has_more:
-            return False
-        if self._poll is not None:
-            return not self._poll.poll(0)
-        try:
-            return not self.connection.can_read()
-        except (RedisError, OSError):
-            return False
+        return not (self._has_more or self._arrived(0))
 
     def send(self, commands: bytes) -> None:
-        """Send commands. Raises redis-py's errors, and those of the socket."""
+        """Send commands. Raises redis-py's errors."""
         try:
-            self._socket.sendall(commands)
-        except (BlockingIOError, TimeoutError):
+            if self._timeout is None:
+                self._socket.sendall(commands)
+            elif (sent := self._socket.send(commands)) < len(commands):
+                self._send_rest(commands[sent:], self._timeout / 1_000)
+        except TimeoutError:
             raise RedisTimeoutError("Timeout writing to socket") from None
+        except OSError as error:
+            raise RedisConnectionError(f"Error while writing to socket: {error}") from error
+
+    def _send_rest(self, rest: bytes, seconds: float) -> None:
+        """Send what did not fit into the buffers of the system."""
+        self._socket.settimeout(seconds)
+        self._socket.sendall(rest)
+        self._socket.setblocking(False)
 
     def read(self) -> Any:
-        """Return the next reply. Raises redis-py's errors, also for an error reply, and those of the socket."""
+        """Return the next reply. Raises redis-py's errors, also for an error reply."""
         reader = self._reader
         if not self._has_more:
             data = self._received()
@@ -87,11 +96,18 @@ class Wire:
     def _received(self) -> bytes:
         """Return bytes that have arrived. Those that arrive as the time-out ends are not late."""
         try:
-            data: bytes = self._socket.recv(SIZE)
-        except (BlockingIOError, TimeoutError):
-            if self.is_ready():
-                raise RedisTimeoutError("Timeout reading from socket") from None
-            data = self._socket.recv(SIZE)
+            if self._timeout is not None and not self._arrived(self._timeout):
+                raise TimeoutError  # noqa: TRY301
+            try:
+                data: bytes = self._socket.recv(SIZE)
+            except TimeoutError:
+                if not self._arrived(0):
+                    raise
+                data = self._socket.recv(SIZE)  # gevent may end the wait before it looks at the socket
+        except TimeoutError:
+            raise RedisTimeoutError("Timeout reading from socket") from None
+        except OSError as error:
+            raise RedisConnectionError(f"Error while reading from socket: {error}") from error
         if not data:
             raise RedisConnectionError("Connection closed by server.")
         return data
@@ -101,20 +117,28 @@ class Wire:
         self.connection.disconnect()
 
 
-def _poll_of(sock: Any) -> Any:
-    """Let the kernel keep the time-outs of a socket, and return what asks whether bytes have arrived.
+def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
+    """Return what waits for so many milliseconds until bytes arrive, or the end, and says whether they have.
 
-    None for a socket that is encrypted or of another library, such as gevent: Python keeps its time-outs.
+    And how long to wait for a reply, in milliseconds, at a plain socket, which no longer blocks. None: the socket is
+    encrypted, or of another library such as gevent, and keeps its own time-out.
     """
-    if type(sock) is not socket.socket or socket.socket.__module__ != "socket" or os.name != "posix":
-        return None
-    seconds = sock.gettimeout()
-    sock.settimeout(None)
-    if seconds is not None:
-        whole = int(seconds)
-        span = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+    is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
+    if not is_plain:
+        return partial(_arrived_at, sock), None
+    timeout = min(math.ceil(sock.gettimeout() * 1_000), LONGEST)
+    sock.setblocking(False)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    return poll
+    return poll.poll, timeout
+
+
+def _arrived_at(sock: Any, timeout: int) -> bool:
+    """Say whether bytes have arrived at any socket. What TLS has decrypted has left the system."""
+    if hasattr(sock, "pending") and sock.pending():
+        return True
+    if not hasattr(select, "poll"):  # on Windows, and where eventlet has taken it away
+        return bool(select.select([sock], [], [], timeout / 1_000)[0])
+    poll = select.poll()  # a new one: gevent's belongs to one thread
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout))
