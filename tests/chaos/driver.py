@@ -40,7 +40,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
     with (
         tempfile.TemporaryDirectory(prefix="quota-chaos-") as folder,
         scene.place(program, Path(folder)) as place,
-        _workers(_patient(place.caches, pace), pace.rate) as workers,
+        _workers(_patient(place.caches, pace), place.database, pace.rate) as workers,
     ):
         _say(workers, "go", "known")
         time.sleep(pace.before)
@@ -74,11 +74,12 @@ def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_
 
 
 class _Worker:
-    def __init__(self, kind: str, caches: Mapping[str, Any], rate: int) -> None:
+    def __init__(self, kind: str, caches: Mapping[str, Any], database: Mapping[str, Any] | None, rate: int) -> None:
         processes = multiprocessing.get_context("spawn")
         self.pipe, its_end = processes.Pipe()
         self._lost = processes.Array("d", 2)
-        self.process = processes.Process(target=work, args=(kind, caches, rate, its_end, self._lost), daemon=True)
+        given = (kind, caches, database, rate, its_end, self._lost)
+        self.process = processes.Process(target=work, args=given, daemon=True)
         self.process.start()
         its_end.close()
 
@@ -96,10 +97,10 @@ def _say(workers: list[_Worker], word: str, answer: str = "") -> list[Any]:
 
 
 @contextmanager
-def _workers(caches: Mapping[str, Any], rate: int) -> Iterator[list[_Worker]]:
+def _workers(caches: Mapping[str, Any], database: Mapping[str, Any] | None, rate: int) -> Iterator[list[_Worker]]:
     workers: list[_Worker] = []
     try:
-        workers.extend(_Worker(kind, caches, rate) for kind in ("sync", "async"))
+        workers.extend(_Worker(kind, caches, database, rate) for kind in ("sync", "async"))
         assert [worker.pipe.recv() for worker in workers] == ["ready"] * 2
         yield workers
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.chaos.site import LOCAL, PAIR, POLICIES, Policy
+from tests.chaos.site import BLOCKED, LATER, LOCAL, PAIR, POLICIES, Policy
 
 SETTLED = 2.0
 """Seconds after which all is as before: whether Redis is back is asked once a second, and may be answered late."""
@@ -124,6 +124,9 @@ def figures(accounts: Sequence[Account], times: Times, allowance: Allowance) -> 
         f"admitted beyond a limit after a loss of memory, {bound} may be": max(0, found.after_loss - bound),
         "admitted where the rule denies without Redis":
             sum(r.allowed and r.policy in ("deny", PAIR.name) for r in degraded),
+        "admitted though the subject is blocked": sum(r.allowed and r.policy == BLOCKED.name for r in records),
+        "admitted long after the subject was blocked":
+            sum(r.allowed and r.policy == LATER.name and r.started >= late for r in records),
         "admitted by a worker by itself in a window beyond its part": by_themselves,
         "decided without Redis at the end": sum(r.started >= last for r in degraded),
         f"plans left {_left_behind(accounts, admitted)} behind": not _gives_back(accounts, admitted, allowance),

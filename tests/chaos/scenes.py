@@ -6,17 +6,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+import psycopg
 import redis
 from redis.sentinel import Sentinel
 
 from tests.chaos.figures import Allowance
 from tests.chaos.servers import WRITE, Server, running, until
-from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, POLICIES, one_alias
+from tests.chaos.site import ALLOW, BESIDE, BLOCKED, DEFAULT, DENY, LATER, LOCAL, PAIR, POLICIES, one_alias
+from tests.chaos.worker import block
 from tests.faults.sockets import Firewall, listening
 from tests.support.clusters import Cluster, running_cluster, slot_of
+from tests.support.databases import postgres_programs, running_postgres
 from tests.support.ports import free_port
 from tests.support.sentinels import behind, running_sentinel
 
@@ -33,6 +37,8 @@ class Place(Generic[T]):
     caches: Mapping[str, Any]
     target: T
     is_well: Callable[[], bool]
+    database: Mapping[str, Any] | None = None
+    """The database of the site, if it has one. Without `caches`, it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +219,81 @@ def _move_slots(cluster: Cluster) -> None:
         cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=0.002)
 
 
+class Others:
+    """Programs that use all connections of a PostgreSQL."""
+
+    def __init__(self, database: Mapping[str, Any]) -> None:
+        self.database = database
+        self._address = {"host": database["HOST"], "user": database["USER"], "dbname": database["NAME"]}
+        self._sessions: list[Any] = []
+
+    def come(self) -> None:
+        """Take each connection that is free, and those of the workers."""
+        while self._connects():
+            pass
+        ours = [session.info.backend_pid for session in self._sessions]
+        self._sessions[0].execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend' AND NOT pid = ANY(%s)",
+            [ours],
+        )
+
+    def leave(self) -> None:
+        while self._sessions:
+            self._sessions.pop().close()
+
+    def are_gone(self) -> bool:
+        """Say whether the server has a connection for whoever asks."""
+        if not self._connects():
+            return False
+        self.leave()
+        return True
+
+    def _connects(self) -> bool:
+        try:
+            self._sessions.append(psycopg.connect(**self._address, autocommit=True))
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+@contextmanager
+def with_a_database(program: Path, folder: Path, *, counts: bool) -> Iterator[Place[Others]]:
+    """Run a PostgreSQL of a few connections, in which a subject is blocked. If it does not count, a Redis does."""
+    with (
+        running_postgres(cast("Path", postgres_programs()), "-c", "max_connections=60") as database,
+        one_server(program, folder) as redis_place,
+    ):
+        _block(database, BLOCKED.subject)
+        others = Others(database)
+        yield Place({} if counts else redis_place.caches, others, others.are_gone, database)
+
+
+def _block(database: Mapping[str, Any], subject: str) -> None:
+    process = get_context("spawn").Process(target=block, args=(database, subject))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+@contextmanager
+def _crowded(others: Others) -> Iterator[None]:
+    """Leave no connection; when they are free again, block a second subject."""
+    others.come()
+    yield
+    others.leave()
+    _block(others.database, LATER.subject)
+
+
+DATABASE_SCENES: tuple[Scene[Any], ...] = (
+    Scene("crowded-store", "PostgreSQL counts, and others use all its connections", _crowded,
+          partial(with_a_database, counts=True), again=Others.come,
+          allowance=Allowance(outages=(1, inf), spared=(BLOCKED,))),
+    Scene("crowded-overrides", "Redis counts, and others use all connections of the database", _crowded,
+          partial(with_a_database, counts=False), again=Others.come,
+          allowance=Allowance(outages=(0, 0), spared=(*POLICIES, BLOCKED, LATER), gives_back=True)),
+)  # fmt: skip
+
 SCENES: tuple[Scene[Any], ...] = (
     Scene("killed", "Killed; started again from its disk", _killed, lasting_server),
     Scene("hung", "Hangs (SIGSTOP), goes on (SIGCONT)", _hung, one_server),
@@ -244,6 +325,7 @@ SCENES: tuple[Scene[Any], ...] = (
           again=_move_slots, every=0.2, allowance=Allowance(outages=(0, inf))),
     Scene("half-a-plan", "Cluster: one of a plan's two servers killed; started again", _one_of_two_killed,
           three_lasting_servers, allowance=Allowance(spared=(ALLOW, DENY, LOCAL, DEFAULT), gives_back=True)),
+    *(DATABASE_SCENES if postgres_programs() else ()),
 )  # fmt: skip
 
 

@@ -17,10 +17,12 @@ class Policy:
     window: int
     without: str
     key: str = "global"
+    blocked: str = ""
+    """The subject that it is asked for, if that is a blocked one."""
 
     @property
     def subject(self) -> str:
-        return SUBJECTS[self.key]
+        return self.blocked or SUBJECTS[self.key]
 
     @property
     def rule(self) -> dict[str, str]:
@@ -40,14 +42,20 @@ POLICIES = (ALLOW, DENY, LOCAL, PAIR, DEFAULT)
 BESIDE = Policy("beside", 1_000_000, 3600, "allow", key="path")
 """It never refuses, and nothing expires while a scene lasts: so it shows what a plan has left behind in one place."""
 
+BLOCKED, LATER = (
+    Policy(name, 1_000_000, 3600, "allow", key="ip", blocked=subject)
+    for name, subject in (("blocked", "ip:192.0.2.66"), ("later", "ip:192.0.2.67"))
+)
+"""They are asked where the site has a database. One subject is blocked at first, the other one after the fault."""
+
 
 def one_alias(location: str | list[str], **options: Any) -> dict[str, Any]:
     """Return CACHES with a default alias on a server, or on several of a Cluster."""
     return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
 
 
-def configure(caches: Mapping[str, Any]) -> None:
-    """Set Django up for this process."""
+def configure(caches: Mapping[str, Any], database: Mapping[str, Any] | None = None) -> None:
+    """Set Django up for this process. Without caches, the database counts."""
     import django
     from django.conf import settings
 
@@ -58,7 +66,11 @@ def configure(caches: Mapping[str, Any]) -> None:
         INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_quota"],
         MIDDLEWARE=[],
         CACHES=dict(caches),
-        QUOTA={"RULES": {policy.name: policy.rule for policy in (*POLICIES, BESIDE)}},
+        DATABASES={"default": dict(database)} if database else {},
+        QUOTA={
+            "STORE": "redis" if caches else "database",
+            "RULES": {policy.name: policy.rule for policy in (*POLICIES, BESIDE, BLOCKED, LATER)},
+        },
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )

@@ -13,7 +13,7 @@ from tests.chaos.figures import Account, Allowance, Figures, Record, Times, figu
 from tests.chaos.floods import FLOODS, SERVERS, Flood, play_flood, play_idle
 from tests.chaos.leaving import LEAVING, Leaving, LeavingFigures, play_leaving
 from tests.chaos.scenes import SCENES, Scene
-from tests.chaos.site import DENY, LOCAL, PAIR
+from tests.chaos.site import BLOCKED, DENY, LATER, LOCAL, PAIR
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,9 @@ def hits(policy: str, number: int, at: float, *, degraded: bool = False, error: 
         (hits("allow", 1, 101, error="ValueError: x"), 0, 1),
         (hits("allow", 1, 160, degraded=True), 0, 1),
         (hits(PAIR.name, 5, 90), 4, 1),
+        (hits(BLOCKED.name, 1, 101), 0, 1),
+        (hits(LATER.name, 1, 105), 0, 0),
+        (hits(LATER.name, 1, 107), 0, 1),
     ],
 )
 def test_each_broken_promise_is_found(records: list[Record], used: int, broken: int) -> None:

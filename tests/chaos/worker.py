@@ -5,9 +5,10 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import StringIO
 from typing import Any
 
 from tests.chaos import site
@@ -20,13 +21,24 @@ WORKERS = 2
 _STOP = threading.Event()
 
 
-def work(kind: str, caches: Mapping[str, Any], rate: int, driver: Any, lost: Any) -> None:
+def block(database: Mapping[str, Any], subject: str) -> None:
+    """Block a subject, in a process of its own. If need be, make the tables."""
+    site.configure({}, database)
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    call_command("quota_override", "set", subject, "blocked", stdout=StringIO())
+
+
+def work(
+    kind: str, caches: Mapping[str, Any], database: Mapping[str, Any] | None, rate: int, driver: Any, lost: Any
+) -> None:
     """Tell the driver when it is ready, when it knows of the other worker, and when it is done; send it the account.
 
     It waits for a word of the driver before it works, before it is done, and before it looks at what was counted.
     `lost` has when it has lost Redis last, and whether it has not found it again.
     """
-    site.configure(caches)
+    site.configure(caches, database)
     account = Account()
     _listen(account, lost)
     from django_quota.limiting.registry import get_limiter
@@ -34,7 +46,8 @@ def work(kind: str, caches: Mapping[str, Any], rate: int, driver: Any, lost: Any
     driver.send("ready")
     driver.recv()
     traffic = _sync_traffic if kind == "sync" else _async_traffic
-    thread = threading.Thread(target=traffic, args=(account, HANDS / rate))
+    policies = (*site.POLICIES, site.BLOCKED, site.LATER) if database else site.POLICIES
+    thread = threading.Thread(target=traffic, args=(account, policies, HANDS / rate))
     thread.start()
     workers = get_limiter().fallback.workers
     while workers is not None and workers.number < WORKERS:
@@ -83,12 +96,13 @@ def _listen(account: Account, lost: Any) -> None:
     logging.getLogger("django.request").setLevel(logging.CRITICAL)
 
 
-def _turns(hand: int, every: float) -> Iterator[tuple[site.Policy, bool, float]]:
+def _turns(policies: Sequence[site.Policy], hand: int, every: float) -> Iterator[tuple[site.Policy, bool, float]]:
     """Yield the policy of each request, whether it is a view, and when it is due."""
     due = time.monotonic() + hand * every / HANDS
     for number in itertools.count(hand):
-        policy = site.POLICIES[number % len(site.POLICIES)]
-        yield policy, policy is site.PAIR or bool(number // len(site.POLICIES) % 2), due
+        policy = policies[number % len(policies)]
+        is_view = policy is site.PAIR or (not policy.blocked and bool(number // len(policies) % 2))
+        yield policy, is_view, due
         due = max(due + every, time.monotonic())  # what was missed while it waited is not made up for
         if _STOP.is_set():
             return
@@ -105,14 +119,14 @@ def _noted(account: Account, policy: site.Policy) -> Iterator[list[bool]]:
     account.records.append(Record(policy.name, started, time.monotonic(), answer[0], answer[1], error))
 
 
-def _sync_traffic(account: Account, every: float) -> None:
+def _sync_traffic(account: Account, policies: Sequence[site.Policy], every: float) -> None:
     from django.test import RequestFactory
 
     from django_quota import check
     from tests.chaos.views import VIEWS
 
     def hand(number: int) -> None:
-        for policy, is_view, due in _turns(number, every):
+        for policy, is_view, due in _turns(policies, number, every):
             time.sleep(max(0.0, due - time.monotonic()))
             request: Any = RequestFactory().get("/")
             with _noted(account, policy) as answer:
@@ -126,14 +140,14 @@ def _sync_traffic(account: Account, every: float) -> None:
         list(pool.map(hand, range(HANDS)))
 
 
-def _async_traffic(account: Account, every: float) -> None:
+def _async_traffic(account: Account, policies: Sequence[site.Policy], every: float) -> None:
     from django.test import RequestFactory
 
     from django_quota import acheck
     from tests.chaos.views import ASYNC_VIEWS
 
     async def hand(number: int) -> None:
-        for policy, is_view, due in _turns(number, every):
+        for policy, is_view, due in _turns(policies, number, every):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             request: Any = RequestFactory().get("/")
             with _noted(account, policy) as answer:

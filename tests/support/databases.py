@@ -32,15 +32,18 @@ def postgres_programs() -> Path | None:
 
 
 @contextmanager
-def running_postgres(programs: Path) -> Iterator[dict[str, Any]]:
-    """Run a private PostgreSQL for as long as the block lasts; yields what goes into DATABASES."""
+def running_postgres(programs: Path, *more: str) -> Iterator[dict[str, Any]]:
+    """Run a private PostgreSQL for as long as the block lasts; yields what goes into DATABASES.
+
+    `more`: further options of the server.
+    """
     with _private_folder("quota-pg-") as folder:
         data = f"{folder}/data"
         options = ["--username", "quota", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]
         words = [str(programs / "initdb"), "-D", data, *options]
         made = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder, **WHO)
         assert made.returncode == 0, made.stderr
-        command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
+        command = [str(programs / "postgres"), "-D", data, "-k", folder, "-c", "listen_addresses=", "-F", *more]
         with _running(command, folder, signal.SIGINT):  # a fast shutdown: it does not wait for clients
             yield {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "quota", "HOST": folder}
 
