@@ -6,7 +6,7 @@ holds already, so words are packed here once a rule, and not once a hit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Word = str | int
 
@@ -20,7 +20,7 @@ def _packed(word: bytes) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
-def command(words: list[Word]) -> bytes:
+def command(words: Sequence[Word]) -> bytes:
     """Return a whole command."""
     return b"*%d\r\n%s" % (len(words), packed(words))
 

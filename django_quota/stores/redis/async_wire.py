@@ -246,7 +246,7 @@ class AsyncWire:
         else:
             patience = self._patience
             until = self._waited + (max(patience, GIVING_BACK) if gives_back else patience)
-            waiting.append(_Waiting(future, command if isinstance(command, bytes) else pack(command), is_asking, until))
+            waiting.append(_Waiting(future, pack(command), is_asking, until))
             if not self._is_due:
                 self._is_due = True
                 self._loop.call_soon(self._write, context=self._context)

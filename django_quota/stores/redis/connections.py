@@ -20,6 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from django_quota.core.errors import StoreBusy
+from django_quota.engine.words import command as packed_command
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
 from django_quota.stores.redis.settings import TIMEOUTS
@@ -27,10 +28,6 @@ from django_quota.stores.redis.sources import Source, sync_source
 from django_quota.stores.redis.wire import Wire
 
 T = TypeVar("T")
-
-pack_command: Callable[[tuple[Any, ...]], bytes] | None = None
-with suppress(ImportError):  # PyPy does without hiredis
-    from hiredis import pack_command
 
 CONNECTIONS = 50
 """Connections for the threads of a process, and for each event loop, unless the settings say `max_connections`.
@@ -55,13 +52,8 @@ Command = bytes | Sequence[str | int]
 
 
 def pack(command: Command) -> bytes:
-    """Return a command encoded for Redis: an array of bulk strings. Both of redis-py's own ways take twice as long."""
-    if isinstance(command, bytes):
-        return command
-    if pack_command is not None:
-        return pack_command(tuple(command))
-    words = [str(word).encode() for word in command]
-    return b"*%d\r\n%s" % (len(words), b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in words]))
+    """Return a command as it goes over the wire."""
+    return command if isinstance(command, bytes) else packed_command(command)
 
 
 @contextmanager
@@ -126,8 +118,8 @@ class SyncPool:
         self._patience = patience
         self._breaker = breaker
         self._idle: deque[Wire] = deque()
-        self._closings = 0
-        """How often it was closed. A wire that was in use meanwhile is closed when it comes back."""
+        self._generation = 0
+        """Rises when the pool is closed. A wire of an older one was in use then, and is closed when it comes back."""
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
@@ -141,7 +133,7 @@ class SyncPool:
         Raises redis-py's errors, also for error replies; `StoreBusy` if nothing was sent because others keep this
         process busy.
         """
-        sent = command if isinstance(command, bytes) else pack(command)
+        sent = pack(command)
         try:
             self._permits.get_nowait()
         except Empty:
@@ -186,7 +178,7 @@ class SyncPool:
         return reply
 
     def _keep(self, wire: Wire) -> None:
-        if wire.closings != self._closings:
+        if wire.generation != self._generation:
             wire.close()
             return
         wire.used = time.monotonic()
@@ -236,7 +228,7 @@ class SyncPool:
             connection = self._source.make()
             try:
                 connection.connect()
-                wire = Wire(connection, self._closings)
+                wire = Wire(connection, self._generation)
                 if not wire.is_ready() or self._source.leads_elsewhere(connection):
                     raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
             except BaseException:
@@ -251,7 +243,7 @@ class SyncPool:
 
     def close(self) -> None:
         """Close the idle connections, and those in use when they come back."""
-        self._closings += 1
+        self._generation += 1
         self._drop_idle()
         for sentinel in self._source.sentinel_clients:
             sentinel.close()

@@ -32,14 +32,14 @@ class Wire:
     """An open connection. One thread uses it at a time.
 
     `used`: when it was used last, in seconds of the monotonic clock.
-    `closings`: how often its pool was closed before it was opened.
+    `generation`: that of its pool when it was opened.
     """
 
-    __slots__ = ("_arrived", "_has_more", "_reader", "_socket", "_timeout", "closings", "connection", "used")
+    __slots__ = ("_arrived", "_has_more", "_reader", "_socket", "_timeout", "connection", "generation", "used")
 
-    def __init__(self, connection: Any, closings: int = 0) -> None:
+    def __init__(self, connection: Any, generation: int = 0) -> None:
         self.connection = connection
-        self.closings = closings
+        self.generation = generation
         self.used = 0.0
         # Only here are private names of redis-py used: it has no other way to lend the socket that it has opened.
         self._socket: Any = connection._sock  # noqa: SLF001
