@@ -78,24 +78,25 @@ class Answer(NamedTuple):
         instead = [by_override.get(Place(outcome.rule, outcome.subject), (None,))[0] for outcome in outcomes]
         return [Standing(*each) for each in zip(keys, outcomes, instead, strict=True)]
 
-    def counted_by_day(self) -> list[tuple[Ask, Outcome | None]]:
+    def counted_by_day(self) -> list[Ask]:
         """Return what no limit has counted but the day does: hits of exempt subjects, and of rules without a limit.
 
-        Each with the first outcome of an exempt subject. Nothing if the request is refused.
+        Nothing if the request is refused.
         """
         if self.decision.enforced:
             return []
-        found: list[tuple[Ask, Outcome | None]] = [(ask, None) for ask in self.resolved.counted_by_day()]
-        for ask, outcome in self.resolved.decided_by_overrides():
-            if outcome.allowed and outcome.cost and counts_day(ask.rule, ask.subject):
-                found.append((ask, outcome))
-        return found
+        exempt = [
+            ask
+            for ask, outcome in self.resolved.decided_by_overrides()
+            if outcome.allowed and outcome.cost and counts_day(ask.rule, ask.subject)
+        ]
+        return [*self.resolved.counted_by_day(), *exempt]
 
     def receipt(self, *, is_counted: bool = True) -> Receipt:
         """Return what a check took. `is_counted`: whether the days of what no limit counts have been counted, too."""
         taken: dict[Place, Taken] = {}
         if is_counted and (self.resolved.by_override or self.resolved.has_unlimited):
-            taken = {ask.place: Taken(self.resolved.now, {}) for ask, _ in self.counted_by_day()}
+            taken = {ask.place: Taken(self.resolved.now, {}) for ask in self.counted_by_day()}
         for index, moment in self._consumed():
             hit = self.resolved.hits[index]
             taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})

@@ -124,7 +124,7 @@ class Decide(Operation):
             number_of_arguments += more_arguments
             all_keys += keys
             all_arguments += arguments
-        mode = self.mode if isinstance(self.mode, str) else self.mode.encode()
+        mode = encode_mode(self.mode)
         first = _packed_mode(mode, self.log.length) if now is None else packed((now, mode, self.log.length))
         head = b"*%d\r\n%s" % (3 + number_of_keys + number_of_arguments, script)
         return b"".join((head, _packed_number(number_of_keys), all_keys, self.log.packed_keys, first, all_arguments))

@@ -134,7 +134,8 @@ class Hit(_HitFields):
         if self.day is not None:
             number_of_keys, keys = number_of_keys + 1, keys + packed((self.day.key,))
         if not of_rule.is_timeless:
-            return number_of_keys, keys, len(self.arguments), packed(self.arguments)
+            arguments = self.arguments
+            return number_of_keys, keys, len(arguments), packed(arguments)
         number, shared = of_rule.packed_arguments(self.cost, is_estimate=self.is_estimate)
         if not self.group and not self.value and self.day is None:  # as most hits
             return number_of_keys, keys, number + 1, shared + _END

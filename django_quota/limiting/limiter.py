@@ -101,8 +101,7 @@ class Limiter:
         Raises `StoreUnavailable` if the store does not answer.
         """
         places = frozenset(ask.place for ask in asks)
-        scope, frozen = scope_of(current()), frozen_now()
-        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        scope, (frozen, now, skew) = scope_of(current()), self._times()
         resolved = resolve(asks, scope, table, now, mode="peek", taken=places, skew=skew)
         if not resolved.hits:
             return []
@@ -176,8 +175,7 @@ class Limiter:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        scope, refusals, frozen = scope_of(current()), self.refusals, frozen_now()
-        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        scope, refusals, (frozen, now, skew) = scope_of(current()), self.refusals, self._times()
         resolved = resolve(asks, scope, overrides.table, now, mode=mode, skew=skew, counters_only=counters_only)
         if not resolved.hits or (resolved.by_override and resolved.is_blocked and mode in ("check", "peek")):
             return Answer(resolved, resolved.decision_by_overrides())
@@ -198,12 +196,16 @@ class Limiter:
             refusals.see_taken(resolved.hits)
         return answer
 
+    def _times(self) -> tuple[int | None, int, int]:
+        """Return the time that a test has set, the time, and how far the store is ahead of it (microseconds)."""
+        frozen = frozen_now()
+        return (None, machine_now(), self._skew) if frozen is None else (frozen, frozen, 0)
+
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        scope, frozen = scope_of(current()), frozen_now()
-        now, skew = (machine_now(), self._skew) if frozen is None else (frozen, 0)
+        scope, (frozen, now, skew) = scope_of(current()), self._times()
         resolved = settlement.resolve(scope, overrides.table, now, skew=skew, counters_only=counters_only)
         if not resolved.hits:
             return Answer(resolved, resolved.decision_by_overrides())

@@ -131,7 +131,7 @@ class UnaskedHits:
         announcements: list[Announcement] = []
         resolved, decision = answer.resolved, answer.decision
         now = resolved.now
-        for ask, _ in () if decision.enforced else answer.counted_by_day():
+        for ask in answer.counted_by_day():
             self.add(_place_of(ask.rule, ask.subject, now), {"a": 1, "u": ask.cost - 1})
         for ask, outcome in resolved.decided_by_overrides():
             if outcome.allowed or not outcome.cost:
