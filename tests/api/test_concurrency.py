@@ -1,7 +1,6 @@
 """`@concurrency` on views, and `at_once` in `RULES`: never more requests than the limit, and each slot is released."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,15 @@ from tests.support.commands import wait_until
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.processes import forks, in_child
-from tests.support.slots import calls, forget, goes_away_after_an_answer, is_asked_for_by, is_count, nobody_renews
+from tests.support.slots import (
+    calls,
+    counting_held_up,
+    forget,
+    goes_away_after_an_answer,
+    is_asked_for_by,
+    is_count,
+    nobody_renews,
+)
 from tests.support.steps import START
 
 SITE_SLOT = {"at_once": 1, "match": "/export/"}
@@ -376,13 +383,7 @@ class TestLetInDuringAnOutage:
     def test_who_leaves_while_it_is_being_counted_holds_nothing_afterwards(
         self, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def stop(operation: Any) -> None:
-            if is_count(operation):
-                under_way.set()
-                goes_on.wait(60)
-
-        under_way, goes_on = threading.Event(), threading.Event()
-        with calls(before=stop):
+        with counting_held_up() as (under_way, goes_on):
             with no_answer():
                 inside = let_in("allow")
             assert under_way.wait(60)

@@ -28,9 +28,9 @@ from tests.support.processes import forks, in_child
 from tests.support.slots import (
     asked_elsewhere,
     calls,
+    counting_held_up,
     forget,
     is_asked_for_by,
-    is_count,
     nobody_renews,
     released_elsewhere,
     waiting,
@@ -250,13 +250,7 @@ class TestRenewingInTheBackground:
     @pytest.mark.usefixtures("renewed_often")
     @both_ways
     def test_a_renewal_under_way_takes_no_slot_that_was_given_back(self, is_async: bool) -> None:
-        def stop(operation: Any) -> None:
-            if is_count(operation):
-                under_way.set()
-                goes_on.wait(60)
-
-        under_way, goes_on = threading.Event(), threading.Event()
-        with calls(before=stop):
+        with counting_held_up() as (under_way, goes_on):
             lease = lock("export", renew=True).acquire()
             forget("export")
             assert under_way.wait(60)

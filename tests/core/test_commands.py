@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from django_quota import Rule, counter
 from django_quota.engine import compiled as compiling
 from django_quota.engine.asks import Ask
-from django_quota.engine.compiled import compiled
+from django_quota.engine.compiled import CompiledRule, compiled
 from django_quota.engine.words import command, packed
 from tests.support.inputs import inputs
 from tests.support.questions import START, Question
@@ -38,19 +38,20 @@ def test_a_command_from_bytes_has_the_words_that_the_script_reads(
     assert operation.in_full(now) == command(["EVAL", operation.script.text, *operation.words(now)])
 
 
-def test_the_costs_and_rules_that_are_kept_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_costs_for_which_a_rule_keeps_its_arguments_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MAX_COSTS", 3)
+    of_rule = CompiledRule((Rule.make("r", "5/m"),))
+    found = [of_rule.packed_arguments(units, is_estimate=False) for units in range(9)]
+    assert found == [(8, packed(of_rule.arguments(of_rule.limits, units, is_estimate=False))) for units in range(9)]
+    assert len(of_rule._packed_arguments) <= 3
+
+
+def test_the_rules_that_are_kept_compiled_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MAX_RULES", 3)
     compiling._compiled.clear()
     rules = [Rule.make(f"r{number}", "5/m") for number in range(9)]
-    for cost in range(9):
-        of_rule = compiled(rules[cost])
-        assert of_rule.rule is rules[cost]
-        for units in range(9):
-            number, words = of_rule.packed_arguments(units, is_estimate=False)
-            assert (number, words) == (8, packed(of_rule.arguments(of_rule.limits, units, is_estimate=False)))
-        assert len(of_rule._packed_arguments) <= 3
-        assert len(compiling._compiled) <= 3
+    kept = [(compiled(rule).rule, len(compiling._compiled) <= 3) for rule in rules]
+    assert kept == [(rule, True) for rule in rules]
 
 
 def test_a_counter_is_compiled_once() -> None:

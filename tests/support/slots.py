@@ -97,6 +97,20 @@ def calls(before: Callable[[Any], object] = bool, after: Callable[[Any], object]
 
 
 @contextmanager
+def counting_held_up() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold up the renewal that takes a slot; yield when it is under way, and when it may go on."""
+
+    def stop(operation: Any) -> None:
+        if is_count(operation):
+            under_way.set()
+            goes_on.wait(60)
+
+    under_way, goes_on = threading.Event(), threading.Event()
+    with calls(before=stop):
+        yield under_way, goes_on
+
+
+@contextmanager
 def goes_away_after_an_answer() -> Iterator[None]:
     """Have the store answer one call, and no other."""
     with calls(after=lambda _: outage.enter_context(no_answer())), ExitStack() as outage:
