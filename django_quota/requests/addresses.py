@@ -278,8 +278,8 @@ def _is_in(peer: str, networks: Sequence[Network | str]) -> bool:
 @lru_cache(maxsize=4096)
 def _full(text: str) -> IPv4Address | IPv6Address | None:
     """Return the whole address in a string; None if the string is not an address."""
-    spelt = canonical(text, FULL)
-    return None if spelt is None else ip_address(spelt)
+    whole = canonical(text, FULL)
+    return None if whole is None else ip_address(whole)
 
 
 def canonical_part(part: str, prefixes: Prefixes) -> str:

@@ -27,16 +27,16 @@ from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker, refusal
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import (
-    _ASK,
-    _ASKING,
-    _NOT_ALONE,
-    _TIMED_OUT,
+    ASK,
+    ASKING,
     GIVING_BACK,
+    NOT_ALONE,
+    TIMED_OUT,
     Command,
     Option,
-    _bounds,
-    _connecting,
-    _too_late,
+    bounds,
+    connecting,
+    is_too_late,
     pack,
 )
 from django_quota.stores.redis.errors import (
@@ -228,7 +228,7 @@ class AsyncWire:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def execute(self, command: Command | bytes, *, gives_back: bool = False, is_asking: bool = False) -> Any:
+    async def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply. One that gives back waits its turn for longer.
 
         `is_asking`: whether another server of a Cluster sent us here, since it moves the slot.
@@ -295,7 +295,7 @@ class AsyncWire:
                 continue
             if is_asking:
                 under_way.append(None)
-                command = _ASKING + command
+                command = ASKING + command
             under_way.append(future)
             commands.append(command)
             room -= 1
@@ -318,7 +318,7 @@ class AsyncWire:
         if not line.is_known and self._loop.time() - line.used >= connections.IDLE:
             line.is_asked = True
             line.under_way.append(None)
-            line.send([_ASK], self._late(source.options["socket_timeout"]))
+            line.send([ASK], self._late(source.options["socket_timeout"]))
             return False
         return True
 
@@ -430,8 +430,8 @@ class AsyncWire:
             began = time.monotonic()
             try:
                 return await self._connect_once()
-            except _TIMED_OUT as error:
-                if not self._source.sentinels or not _too_late(began, self._source, time.monotonic()):
+            except TIMED_OUT as error:
+                if not self._source.sentinels or not is_too_late(began, self._source, time.monotonic()):
                     raise
                 if is_last:
                     raise StoreBusy(f"this process was too busy to connect: {error}") from None
@@ -440,7 +440,7 @@ class AsyncWire:
     async def _connect_once(self) -> Any:
         options, sentinels = self._source.options, len(self._source.sentinel_clients)
         first = max(options[name] for name in TIMEOUTS) if sentinels else options["socket_connect_timeout"]
-        with _connecting():
+        with connecting():
             connection = self._source.make()
             if hasattr(connection, "path"):  # a Unix socket connects at once, and redis-py greets within that
                 first = options["socket_timeout"]
@@ -464,7 +464,7 @@ class AsyncWire:
                         self._connecting = None
                 connection.socket_connect_timeout, connection.redis_connect_func = of_redis_py, own  # as it was
                 if await getattr(connection, _CAN_READ)() or self._source.leads_elsewhere(connection):
-                    raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
+                    raise ConnectFailedError(NOT_ALONE)  # noqa: TRY301
             except BaseException as error:
                 await connection.disconnect(nowait=True)
                 if isinstance(error, TimeoutError):
@@ -493,7 +493,7 @@ class AsyncWire:
 def async_wire(pool: Any, option: Option, breaker: Breaker, **more: Any) -> AsyncWire:
     """Return a new wire of the running event loop for a pool of redis-py, with `more` options."""
     source = async_source(pool)
-    _, patience = _bounds(pool, option)
+    _, patience = bounds(pool, option)
     return AsyncWire(source._replace(options={**source.options, **more}), patience, breaker)
 
 

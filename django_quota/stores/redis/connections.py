@@ -57,7 +57,7 @@ def pack(command: Command) -> bytes:
 
 
 @contextmanager
-def _connecting() -> Iterator[None]:
+def connecting() -> Iterator[None]:
     """Raise `ConnectFailedError` if a new connection is cut: a server may cut an old one and still serve others.
 
     Raise `StoreBusy` if this process may open no more connections.
@@ -72,16 +72,16 @@ def _connecting() -> Iterator[None]:
         raise
 
 
-_NOT_ALONE = "it sent more than answers when it was connected"
+NOT_ALONE = "it sent more than answers when it was connected"
 
-_TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError, AsyncMasterNotFoundError)
+TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError, AsyncMasterNotFoundError)
 """What connecting raises after a time-out. No sentinel names a primary if none has answered in time."""
 
-_ASK = pack(("TIME",))
+ASK = pack(("TIME",))
 """Asks a connection whether it still leads to a server. The user of the limits is permitted to, as the scripts do."""
 
 
-_ASKING = pack(("ASKING",))
+ASKING = pack(("ASKING",))
 """Comes before a command for a slot that a server of a Cluster takes over."""
 
 
@@ -89,7 +89,7 @@ def _busy(what: str, patience: float) -> StoreBusy:
     return StoreBusy(f"all connections of this {what} were in use for {patience:g} s")
 
 
-def _too_late(began: float, source: Source, now: float) -> bool:
+def is_too_late(began: float, source: Source, now: float) -> bool:
     """Say whether connecting timed out later than it can: this process was busy, and did not see what arrived."""
     longest = max(source.options[name] for name in TIMEOUTS)
     return bool(now - began > longest * (1 + len(source.sentinel_clients)) + LATE)
@@ -99,14 +99,14 @@ Option = Callable[[str], Any]
 """Returns an option of a pool by its name; None if it is not set."""
 
 
-def _bounds(pool: Any, option: Option) -> tuple[int, float]:
+def bounds(pool: Any, option: Option) -> tuple[int, float]:
     """Return how many connections there are at most, and how many seconds a call waits for one."""
     return min(pool.max_connections, option("max_connections") or CONNECTIONS), option("timeout") or CONNECTION_TIMEOUT
 
 
 def sync_pool(pool: Any, option: Option, breaker: Breaker) -> SyncPool:
     """Return our connections for a pool of redis-py."""
-    return SyncPool(sync_source(pool), *_bounds(pool, option), breaker)
+    return SyncPool(sync_source(pool), *bounds(pool, option), breaker)
 
 
 class SyncPool:
@@ -160,7 +160,7 @@ class SyncPool:
         """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
         try:
             if is_asking:
-                wire.send(_ASKING + command)
+                wire.send(ASKING + command)
                 with suppress(ResponseError):  # the reply to the command tells
                     wire.read()
             else:
@@ -198,7 +198,7 @@ class SyncPool:
     def _answers(self, wire: Wire) -> bool:
         """Say whether a wire still leads to a server."""
         try:
-            wire.send(_ASK)
+            wire.send(ASK)
             wire.read()
         except BaseException as error:
             if not leaves_a_reply(error):
@@ -216,21 +216,21 @@ class SyncPool:
             began = time.monotonic()
             try:
                 return self._connect_once()
-            except _TIMED_OUT as error:
-                if not _too_late(began, self._source, time.monotonic()):
+            except TIMED_OUT as error:
+                if not is_too_late(began, self._source, time.monotonic()):
                     raise
                 if is_last:
                     raise StoreBusy(f"this process was too busy to connect: {error}") from None
         raise AssertionError
 
     def _connect_once(self) -> Wire:
-        with _connecting():
+        with connecting():
             connection = self._source.make()
             try:
                 connection.connect()
                 wire = Wire(connection, self._generation)
                 if not wire.is_ready() or self._source.leads_elsewhere(connection):
-                    raise ConnectFailedError(_NOT_ALONE)  # noqa: TRY301
+                    raise ConnectFailedError(NOT_ALONE)  # noqa: TRY301
             except BaseException:
                 connection.disconnect()
                 raise
