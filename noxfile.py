@@ -67,7 +67,8 @@ def newest(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
     """Run the tests on the oldest version of everything that pyproject.toml allows."""
-    constraints = Path(session.create_tmp()) / "lowest.txt"
+    # Beside its packages: a folder of create_tmp() becomes TMPDIR, and paths of sockets below it may get too long.
+    constraints = Path(session.virtualenv.location) / "lowest.txt"
     constraints.write_text("\n".join(lowest_versions()))
     session.install("-e", ".[dev]", "--constraint", str(constraints))
     session.run(*PYTEST, *session.posargs)
@@ -89,7 +90,7 @@ def servers(session: nox.Session, server: str) -> None:
     if program is None:
         session.skip(f"No {server} on PATH.")
     session.install("-e", ".[dev]")
-    folder = Path(session.create_tmp()) / server
+    folder = Path(session.virtualenv.location) / server
     folder.mkdir(exist_ok=True)
     link = folder / "redis-server"  # the name that the tests look for
     link.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -19,7 +18,7 @@ from django_quota.stores.database.errors import AnswerTimeoutError
 from django_quota.stores.database.sql import STATES
 from django_quota.stores.database.sqlite import file_of
 from django_quota.stores.database.store import CONNECTIONS, DatabaseStore
-from tests.support.databases import Address, end_sessions, postgres_programs, running_replica
+from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica
 from tests.support.steps import Clock
 from tests.support.stores import store_on
 
@@ -139,8 +138,9 @@ def replica(postgres: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def address(postgres: dict[str, Any], tmp_path: Path) -> Address:
-    return Address(tmp_path, postgres)
+def address(postgres: dict[str, Any]) -> Iterator[Address]:
+    with address_of(postgres) as address:
+        yield address
 
 
 @pytest.fixture

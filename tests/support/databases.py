@@ -65,14 +65,22 @@ def running_replica(programs: Path, primary: dict[str, Any]) -> Iterator[dict[st
 class Address:
     """A folder with the socket of a server, which may be another one later: what a failover does to an address."""
 
-    def __init__(self, folder: Path, server: dict[str, Any]) -> None:
-        self._socket = folder / SOCKET
-        self.database = {**server, "HOST": str(folder)}
+    def __init__(self, folder: str, server: dict[str, Any]) -> None:
+        self._socket = Path(folder) / SOCKET
+        self.database = {**server, "HOST": folder}
         self.lead_to(server)
 
     def lead_to(self, server: dict[str, Any]) -> None:
         self._socket.unlink(missing_ok=True)
         self._socket.symlink_to(Path(server["HOST"]) / SOCKET)
+
+
+@contextmanager
+def address_of(server: dict[str, Any]) -> Iterator[Address]:
+    """Make an address that leads to a server."""
+    # Not below a test's own folder: a path of a socket has at most 107 bytes.
+    with _private_folder("quota-pga-") as folder:
+        yield Address(folder, server)
 
 
 def end_sessions(server: dict[str, Any]) -> None:
