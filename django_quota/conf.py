@@ -29,7 +29,7 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.keys import escape
-from django_quota.core.rule_options import Ban, Network, OnUnavailable, read_network, read_refusal_span
+from django_quota.core.rule_options import BanOption, Network, OnUnavailable, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 
 T = TypeVar("T")
@@ -439,7 +439,7 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
         return _with_options(settings.rule(rule_or_rate), options)
     if options and isinstance(options.get("ban"), Mapping):  # a dict cannot be a key of the cache
-        options = {**options, "ban": Ban.read(options["ban"])}
+        options = {**options, "ban": BanOption.read(options["ban"])}
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
     except RateError as error:

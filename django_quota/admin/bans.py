@@ -39,7 +39,7 @@ PER_PAGE = 50
 MAX_LIFTED = 1_000
 """Bans that one action lifts."""
 
-MAX_NAMED = 20
+BANS_NAMED = 20
 """Bans that the confirmation names."""
 
 FATES = {
@@ -100,11 +100,11 @@ class BanAdmin(ReadOnlyAdmin):
             context = {
                 "subtitle": LiftBan.label,
                 "number": len(chosen),
-                "chosen": chosen[:MAX_NAMED],
-                "more": max(0, len(chosen) - MAX_NAMED),
+                "chosen": chosen[:BANS_NAMED],
+                "more": max(0, len(chosen) - BANS_NAMED),
                 "bans": json.dumps(chosen),
                 "wanted": wanted,
-                "names": names_among(request, (subject for subject, _rule in chosen[:MAX_NAMED])),
+                "names": names_among(request, (subject for subject, _rule in chosen[:BANS_NAMED])),
                 "back": self._list(wanted).url,
             }
             return self.show(request, "ban/confirm", _("Are you sure?"), **context)

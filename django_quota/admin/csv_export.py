@@ -15,7 +15,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
-BATCH_SIZE = 2_000
+ROWS_PER_CHUNK = 2_000
 """Rows in one part of a download."""
 
 _FORMULA = re.compile(r"""(?:^|(?<=[;,|\t\r\n"]))(?=[=+\-@\t\r\uff0b\uff0d\uff1d\uff20])""")
@@ -42,7 +42,7 @@ def csv_response(
     )
 
 
-def csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]], batch_size: int = BATCH_SIZE) -> Iterator[str]:
+def csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]], batch_size: int = ROWS_PER_CHUNK) -> Iterator[str]:
     """Yield the lines of a CSV file in batches. Every field is quoted, so a semicolon in a field separates nothing."""
     remaining = iter(rows)
     batch: list[Sequence[Any]] = [header]

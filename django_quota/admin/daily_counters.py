@@ -32,7 +32,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_quota.admin.base import ReadOnlyAdmin, StrictChangeList, labelled, may_see_users, names_among
-from django_quota.admin.csv_export import BATCH_SIZE, csv_response
+from django_quota.admin.csv_export import ROWS_PER_CHUNK, csv_response
 from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import RuleError
 from django_quota.limiting.known_rules import known_rules
@@ -52,7 +52,7 @@ BY_SUBJECT = ("subject", "day", "rule")
 COLUMNS = ("subject", "rule", "day", "allowed", "refused", "units")
 """The columns of the CSV file."""
 
-KINDS = {
+SUBJECT_KINDS = {
     "user:": _("users"),
     "ip:": _("addresses"),
     "global": _("everybody together"),
@@ -100,11 +100,11 @@ class KindFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Return all kinds, even those without rows."""
-        return list(KINDS.items())
+        return list(SUBJECT_KINDS.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        return queryset.filter(of_kind(chosen, queryset.db)) if chosen in KINDS else queryset
+        return queryset.filter(of_kind(chosen, queryset.db)) if chosen in SUBJECT_KINDS else queryset
 
 
 def of_kind(kind: str, using: str) -> Q:
@@ -116,7 +116,7 @@ def of_kind(kind: str, using: str) -> Q:
 
 
 def rows_in_order(
-    queryset: QuerySet[DailyCounter], order: Sequence[str], batch_size: int = BATCH_SIZE
+    queryset: QuerySet[DailyCounter], order: Sequence[str], batch_size: int = ROWS_PER_CHUNK
 ) -> Iterator[Sequence[Any]]:
     """Yield `COLUMNS` of all rows in `NEWEST` or `BY_SUBJECT` order, one batch at a time.
 
@@ -241,7 +241,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Return newest first, or by subject if only the index by subject holds the rows of a kind together."""
         is_bounded = request.GET.get("rule") or any(name.startswith("day__") for name in request.GET)
-        return BY_SUBJECT if request.GET.get("kind") in KINDS and not is_bounded else NEWEST
+        return BY_SUBJECT if request.GET.get("kind") in SUBJECT_KINDS and not is_bounded else NEWEST
 
     def get_sortable_by(self, request: HttpRequest) -> Any:
         """Return the columns by which the rows of one day can be sorted. Sorting more rows would read all of them."""

@@ -29,7 +29,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, log_actions, may_see_users
 from django_quota.admin.override_form import OverrideForm, preview_of
 from django_quota.admin.rule_page import rule_view
-from django_quota.admin.wording import STATES, moment_in_words, state_of
+from django_quota.admin.wording import STATES, moment_in_words, override_state
 from django_quota.core.errors import RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.known_rules import known_rules
@@ -45,7 +45,7 @@ MAX_REASON_SHOWN = 60
 MAX_BULK_CHANGES = 5_000
 """Overrides that one action changes."""
 
-MAX_NAMED = 20
+ROWS_NAMED = 20
 """Overrides that the confirmation of an action names."""
 
 
@@ -132,7 +132,7 @@ class QuotaOverrideAdmin(PageAdmin):
     @admin.display(description=gettext_lazy("state"), ordering="expires")
     def state(self, row: QuotaOverride) -> SafeString:
         """Return the state with a link to the subject's page, and from when until when the override is in force."""
-        state = STATES[state_of(row)]
+        state = STATES[override_state(row)]
         # Groups have no page.
         url = (
             ""
@@ -281,7 +281,7 @@ class QuotaOverrideAdmin(PageAdmin):
         return None
 
     def _ask(self, request: HttpRequest, rows: list[QuotaOverride], action: str) -> TemplateResponse:
-        states = list(map(state_of, rows))
+        states = list(map(override_state, rows))
         is_all = request.POST.get("select_across") == "1"
         return self.show(
             request,
@@ -289,8 +289,8 @@ class QuotaOverrideAdmin(PageAdmin):
             _("Are you sure?"),
             warning=WARNINGS[action],
             action=action,
-            rows=rows[:MAX_NAMED],
-            more=max(0, len(rows) - MAX_NAMED),
+            rows=rows[:ROWS_NAMED],
+            more=max(0, len(rows) - ROWS_NAMED),
             number=len(rows),
             **{state: states.count(state) for state in STATES},
             is_all=is_all,

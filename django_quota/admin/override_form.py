@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 from django import forms
 from django.utils.translation import gettext as _
 
-from django_quota.admin.wording import state_of
+from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.limiting.override_rows import override_of
@@ -104,7 +104,7 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
         return {"row": row}
     preview = {
         "row": row,
-        "is_ended": state_of(row) == "ended",
+        "is_ended": override_state(row) == "ended",
         # Hints on users cost queries, so a row that is only opened has none.
         "hints": form.problems if form.is_bound else override_problems(row.subject, row.rule, with_users=False),
         "is_group": is_group(row.subject),

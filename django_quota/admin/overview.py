@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 
 from django_quota.admin.base import ReadOnlyAdmin, names_among
 from django_quota.admin.charts import sparkline
-from django_quota.admin.wording import KIND_NAMES, moment_of
+from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
 from django_quota.features.event_stream import SEARCHED, Event, Search, event_log
@@ -36,7 +36,7 @@ from django_quota.stores.base import Store
 REFRESH_INTERVAL = 5
 """Seconds between two requests for the content of an open page."""
 
-EVENTS = 50
+EVENTS_SHOWN = 50
 """Events that the page shows."""
 
 
@@ -89,7 +89,7 @@ def _content(request: HttpRequest) -> dict[str, Any]:
         wanted["kind"] = ""
     log = event_log(store, current().prefix)
     try:
-        search = Search([], is_whole=True) if log is None else log.search(EVENTS, partial(_fits, wanted))
+        search = Search([], is_whole=True) if log is None else log.search(EVENTS_SHOWN, partial(_fits, wanted))
         events, shown["searched"] = search.events, None if search.is_whole else SEARCHED
     except QuotaError as error:  # the figures say why
         events, shown["silent"] = [], "denied" if isinstance(error, StorePermissionDenied) else "silent"
@@ -110,7 +110,7 @@ def _figures(store: Store) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "activity": found,
         "rules": [(rule, sparkline(rule.minutes)) for rule in by_refused],
-        "hour": [moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now)],
+        "hour": [local_moment(found.now, -60 * (MINUTES - 1)), local_moment(found.now)],
     }
     latency = 0.0
     if store.database is not None:

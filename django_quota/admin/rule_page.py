@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from django_quota.admin.base import PageAdmin, names_among
 from django_quota.admin.charts import sparkline
-from django_quota.admin.wording import algorithm_in_words, moment_of, value_in_words
+from django_quota.admin.wording import algorithm_in_words, local_moment, value_in_words
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
@@ -30,7 +30,7 @@ from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
 from django_quota.requests.wording import error_in_words
 
-MAX_ROWS = 50
+GROUPS_SHOWN = 50
 """Overrides, and subjects refused last, that the page lists."""
 
 _SHOWN = ("name", "rates", "key", "algorithm", "match", "exclude")
@@ -62,8 +62,8 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
         source=_source(rule, known),
         problem=known if isinstance(known, str) else "",
         for_everybody=next(iter(of_everybody), None),
-        groups=[*of_everybody, *of_groups[:MAX_ROWS]],
-        more=max(0, of_groups.count() - MAX_ROWS),
+        groups=[*of_everybody, *of_groups[:GROUPS_SHOWN]],
+        more=max(0, of_groups.count() - GROUPS_SHOWN),
         subjects=of_subjects.values("subject").distinct().count(),
         own=database.filter(subject=EVERYBODY, rule=rule).first(),
         with_activity=with_activity,
@@ -85,9 +85,9 @@ def _lately(name: str) -> dict[str, Any]:
     return {
         "today": today,
         "drawn": sparkline(today.minutes) if today else {},
-        "hour": [moment_of(found.now, -60 * (MINUTES - 1)), moment_of(found.now)],
+        "hour": [local_moment(found.now, -60 * (MINUTES - 1)), local_moment(found.now)],
         "searched": None if search.is_whole else SEARCHED,
-        "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:MAX_ROWS],
+        "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:GROUPS_SHOWN],
     }
 
 

@@ -31,7 +31,7 @@ from django_quota.operating.reset import reset_subject
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
 
-MAX_NAMED = 3
+MAX_REASONS_NAMED = 3
 """Rules of which a choice shows the new rates."""
 
 
@@ -66,7 +66,7 @@ class RaiseForm(OverrideActionForm):
     field_order = ("factor", "span", "reason")
 
 
-class Action:
+class SubjectAction:
     """Something that a user of the admin can do to a subject."""
 
     label: Promise
@@ -102,7 +102,7 @@ class Action:
         raise NotImplementedError
 
 
-class ResetUsage(Action):
+class ResetUsage(SubjectAction):
     """Forget what was counted, and lift bans."""
 
     label = gettext_lazy("Reset")
@@ -122,7 +122,7 @@ class ResetUsage(Action):
         return _("What was counted under %s was forgotten.") % self.about
 
 
-class LiftBan(Action):
+class LiftBan(SubjectAction):
     """End bans; what was counted stays."""
 
     label = gettext_lazy("Lift ban")
@@ -142,7 +142,7 @@ def lifted_in_words(lifted: int) -> str:
     return ngettext("%d ban was lifted.", "%d bans were lifted.", lifted) % lifted
 
 
-class OverrideAction(Action):
+class OverrideAction(SubjectAction):
     """Create an override, or replace the one of this subject and rule."""
 
     mode: QuotaOverride.Mode
@@ -212,7 +212,7 @@ class Raise(OverrideAction):
         """Return the new rates of the first rules, each with its name unless it is the only one."""
         able = [each for each in self.found if not each.problem]
         words = [each.raised(factor) if len(self.found) == 1 else each.named(factor) for each in able]
-        return ", ".join(words[:MAX_NAMED] + ["…"] * (len(words) > MAX_NAMED)) or _("not possible")
+        return ", ".join(words[:MAX_REASONS_NAMED] + ["…"] * (len(words) > MAX_REASONS_NAMED)) or _("not possible")
 
     @property
     def _not_raised(self) -> str:
@@ -247,7 +247,7 @@ class Block(OverrideAction):
         return form
 
 
-class Clear(Action):
+class Clear(SubjectAction):
     """Delete an override, so that the rule's own limits hold again."""
 
     label = gettext_lazy("Clear override")
@@ -265,7 +265,7 @@ class Clear(Action):
         return _("Cleared: %s") % row
 
 
-ACTIONS: dict[str, type[Action]] = {
+ACTIONS: dict[str, type[SubjectAction]] = {
     "raise": Raise,
     "exempt": Exempt,
     "reset": ResetUsage,

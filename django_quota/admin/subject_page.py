@@ -18,8 +18,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import ReadOnlyAdmin, log_actions, may_see_users, names_among
-from django_quota.admin.subject_actions import ACTIONS, Action
-from django_quota.admin.wording import STATES, WHYS, refused_until, state_of, subject_in_words
+from django_quota.admin.subject_actions import ACTIONS, SubjectAction
+from django_quota.admin.wording import STATES, WHYS, override_state, refused_until, subject_in_words
 from django_quota.conf import limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
@@ -41,13 +41,13 @@ from django_quota.operating.lookup import (
 from django_quota.requests.subjects import named_subject
 from django_quota.requests.wording import error_in_words
 
-MAX_ROWS = 100
+OVERRIDES_SHOWN = 100
 """Overrides on the page."""
 
-MAX_ENTRIES = 10
+LOG_ENTRIES_SHOWN = 10
 """Log entries on the page."""
 
-Answer = tuple[str, str | None]
+AnswerLine = tuple[str, str | None]
 """What refuses the subject, until when, and the rule of the ban that can be lifted."""
 
 
@@ -133,7 +133,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         context = {"subtitle": Truncator(whose).chars(80), "warning": action.warning(whose), "back": page}
         return self.show(request, "subject/confirm", action.label, action=action, form=form, name=name, **context)
 
-    def _do(self, request: HttpRequest, action: Action, form: Any) -> bool:
+    def _do(self, request: HttpRequest, action: SubjectAction, form: Any) -> bool:
         """Run an action and log it. If it fails, add the error to the form and return False."""
         try:
             done = action.do(form.cleaned_data, request.user)
@@ -163,7 +163,7 @@ def build_page(subject: str, other_names: Collection[str] = ()) -> dict[str, Any
         refused, longer, trouble = [], (), error_in_words(error)
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
     database = QuotaOverride.objects.using(write_database())
-    rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:MAX_ROWS])
+    rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:OVERRIDES_SHOWN])
     rows.sort(key=lambda row: order.get(row.pk, len(order)))  # those that have ended last
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}
     rules = []
@@ -207,7 +207,7 @@ def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> Iter
     named = {row.rule for row in rows} | {limit.rule for limit in snapshot.limits} | snapshot.unread.keys()
     deciding = {name: override.pk for name in sorted(named) if (override := snapshot.override_of(name))}
     for row in rows:
-        names, state = [name for name, pk in deciding.items() if pk == row.pk], state_of(row)
+        names, state = [name for name, pk in deciding.items() if pk == row.pk], override_state(row)
         if ALL_RULES in names:
             others = ", ".join(sorted(named.difference(names)))
             holds_for = _("all rules but %s") % others if others else _("all rules")
@@ -218,7 +218,7 @@ def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> Iter
         yield row, STATES[state], holds_for
 
 
-def _answers(snapshot: SubjectSnapshot, rules: Mapping[str, list[LimitStatus]]) -> Iterator[Answer]:
+def _answers(snapshot: SubjectSnapshot, rules: Mapping[str, list[LimitStatus]]) -> Iterator[AnswerLine]:
     """Yield what refuses the next hit for sure: bans, then limits in every tier that the subject may be in."""
     bans = {ban.rule: ban for ban in snapshot.bans}
     refused_by: dict[tuple[float | None, str], list[str]] = {}
@@ -241,4 +241,5 @@ def _log_entries(subject: str, rows: Iterable[QuotaOverride]) -> list[LogEntry]:
     types, keys = ContentType.objects, [str(row.pk) for row in rows if row.subject == subject]
     about = Q(content_type=types.get_for_model(Subject, for_concrete_model=False), object_id=subject)
     about |= Q(content_type=types.get_for_model(QuotaOverride), object_id__in=keys)
-    return list(LogEntry.objects.filter(about).select_related("user").order_by("-action_time", "-pk")[:MAX_ENTRIES])
+    newest = LogEntry.objects.filter(about).select_related("user").order_by("-action_time", "-pk")
+    return list(newest[:LOG_ENTRIES_SHOWN])

@@ -38,14 +38,14 @@ PERIODS = ("30", "90", "year")
 RECENT_DAYS = 90
 """Days before today that the page always reads."""
 
-MAX_RULES = 100
-MAX_YEARS = 12
+RULES_LISTED = 100
+YEARS_LISTED = 12
 """Rules and years to choose from."""
 
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
+class UsageQuery(NamedTuple):
     """What the page's URL asks for; names are as rows have them."""
 
     subject: str
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
     period: str
 
     @classmethod
-    def of(cls, given: QueryDict) -> Asked:
+    def of(cls, given: QueryDict) -> UsageQuery:
         """Read a URL, and ignore a year or period that does not exist. Raises `RuleError` if there is no subject."""
         subject, rule, year, period = (given.get(name, "") for name in ("subject", "rule", "year", "days"))
         return cls(
@@ -74,7 +74,7 @@ def usage_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
     trouble = ""
     if request.GET.get("subject"):
         try:
-            return page.show(request, "dailycounter/usage", _("Usage"), **_context(request, Asked.of(request.GET)))
+            return page.show(request, "dailycounter/usage", _("Usage"), **_context(request, UsageQuery.of(request.GET)))
         except RuleError as error:
             trouble = error_in_words(error)
     return page.show(request, "subject/find", _("Usage"), trouble=trouble, find_url=page.url("usage"))
@@ -84,7 +84,7 @@ def usage_csv(page: PageAdmin, request: HttpRequest) -> HttpResponseBase:
     """Return the days of a subject's year as CSV."""
     page.check_view(request)
     try:
-        asked = Asked.of(request.GET)
+        asked = UsageQuery.of(request.GET)
     except RuleError:
         return HttpResponseRedirect(page.url("usage"))
     _move(asked.subject)
@@ -102,11 +102,11 @@ def _move(subject: str) -> str:
     return ""
 
 
-def _rows(asked: Asked) -> Any:
+def _rows(asked: UsageQuery) -> Any:
     return DailyCounter.objects.using(router.db_for_write(DailyCounter)).filter(subject=asked.subject)  # replicas lag
 
 
-def _read(asked: Asked) -> list[tuple[date, str, Count]]:
+def _read(asked: UsageQuery) -> list[tuple[date, str, Count]]:
     """Return what the subject used of each rule on each day of the year, of this year, and of the last days."""
     now = today()
     recent = min(date(now.year, 1, 1), now - timedelta(days=RECENT_DAYS))
@@ -121,11 +121,11 @@ def _summed(counts: Iterable[tuple[T, Count]]) -> dict[T, Count]:
     return found
 
 
-def _by_day(counts: Iterable[tuple[date, str, Count]], asked: Asked) -> dict[date, Count]:
+def _by_day(counts: Iterable[tuple[date, str, Count]], asked: UsageQuery) -> dict[date, Count]:
     return _summed((day, count) for day, rule, count in counts if asked.rule in ("", rule))
 
 
-def _context(request: HttpRequest, asked: Asked) -> dict[str, Any]:
+def _context(request: HttpRequest, asked: UsageQuery) -> dict[str, Any]:
     problem, now = _move(asked.subject), today()
     counts = _read(asked)
     days = _by_day(counts, asked)
@@ -152,19 +152,19 @@ def _context(request: HttpRequest, asked: Asked) -> dict[str, Any]:
         "first_day": first_day,
         "hint": "" if first_day else subject_hint(asked.subject, with_users=may_see_users(request)),
         "totals": [*of_another, *((title, since(first)) for title, first in totals)],
-        "years": range(max(first_year, last_year - MAX_YEARS + 1), last_year + 1),
+        "years": range(max(first_year, last_year - YEARS_LISTED + 1), last_year + 1),
         # The clock of the store may be ahead of this one, so the last day of the map may be tomorrow.
         "heat_map": heat_map(asked.year, of_year, max([now, *of_year])),
         "is_late_in_year": asked.year == now.year and now.month > 6,  # noqa: PLR2004
         "periods": zip(PERIODS, (_("Last 30 days"), _("Last 90 days"), str(asked.year)), strict=True),
         "bar_chart": bar_chart(bars),
         "days": [(day, count) for day, count in reversed(bars) if count.checks],
-        "rules": busiest[:MAX_RULES],
-        "more_rules": max(0, len(busiest) - MAX_RULES),
+        "rules": busiest[:RULES_LISTED],
+        "more_rules": max(0, len(busiest) - RULES_LISTED),
     }
 
 
-def _days_of_period(days: dict[date, Count], asked: Asked, now: date) -> list[tuple[date, Count]]:
+def _days_of_period(days: dict[date, Count], asked: UsageQuery, now: date) -> list[tuple[date, Count]]:
     """Return every day of the period of the bars, with its checks."""
     if asked.period == "year":
         first, last = date(asked.year, 1, 1), date(asked.year, 12, 31)

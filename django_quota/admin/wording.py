@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
-from django_quota.core.rule_options import Ban, Exemption, Shares
+from django_quota.core.rule_options import BanOption, Exemption, Shares
 from django_quota.core.rules import Tiers, option_in_words
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
@@ -65,12 +65,12 @@ def duration_in_words(microseconds: int) -> str:
     return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
 
 
-def left_in_words(until: int, now: int) -> str:
+def time_left_in_words(until: int, now: int) -> str:
     """Return the time from one moment to another, both in microseconds."""
     return span_in_words((until - now) / SECOND)
 
 
-def moment_of(now: int, seconds: float = 0.0) -> datetime:
+def local_moment(now: int, seconds: float = 0.0) -> datetime:
     """Return the local time `seconds` after `now`, the store's time in microseconds, rounded up to a second."""
     moment = datetime.fromtimestamp(-(-(now + round(seconds * SECOND)) // SECOND), UTC)
     if settings.USE_TZ:
@@ -122,8 +122,9 @@ def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> 
     """
     words = {"rule": rule, "until": ""}
     if seconds:
-        until = moment_of(now, seconds)
-        words["until"] = f"{until:{'' if until.date() == moment_of(now).date() else '%Y-%m-%d '}%H:%M:%S %Z}".rstrip()
+        until = local_moment(now, seconds)
+        day = "" if until.date() == local_moment(now).date() else "%Y-%m-%d "
+        words["until"] = f"{until:{day}%H:%M:%S %Z}".rstrip()
         text = _("refused by %(rule)s until %(until)s")
     else:
         text = _("refused by %(rule)s") if seconds == 0 else _("refused by %(rule)s for good")
@@ -137,7 +138,7 @@ STATES: dict[str, str | Promise] = {
 }
 
 
-def state_of(row: QuotaOverride) -> str:
+def override_state(row: QuotaOverride) -> str:
     """Return the state of an override now: a key of `STATES`."""
     now = timezone.now()
     if row.expires is not None and row.expires <= now:
@@ -147,7 +148,7 @@ def state_of(row: QuotaOverride) -> str:
 
 def value_in_words(value: object) -> str:
     """Return the value of a rule's option. A ban, tiers and who is exempt are sentences; other values are code."""
-    if isinstance(value, Ban):
+    if isinstance(value, BanOption):
         number = value.after.count
         words = {
             "n": number,

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.stock import StockLimit
 
-VERSION = "1"
+KEY_VERSION = "1"
 
 MAX_PART = 200
 """Characters: a digest replaces a longer part."""
@@ -24,7 +24,7 @@ _SAFE = ":/@+=,.-_"
 _is_safe = re.compile(r"[A-Za-z0-9:/@+=,.\-_]*").fullmatch
 _DIGESTED = "~"  # `escape` escapes it, so no other part begins with it
 
-KINDS = {
+KEY_KINDS = {
     "r": "the state of a limit: r:<rule>:<window>",
     "s": "the status of the subject: bans, and the last events; a hash",
     "b": "refusals that count towards a ban: b:<rule>; a sorted set",
@@ -93,7 +93,7 @@ def named(part: str) -> str | None:
 
 def subject_base(prefix: str, subject: str) -> str:
     """Return the beginning of all keys of a subject, up to the closing brace."""
-    return f"{prefix}:{VERSION}:{{{escape(subject)}"
+    return f"{prefix}:{KEY_VERSION}:{{{escape(subject)}"
 
 
 def group_base(prefix: str, group: str) -> str:
@@ -103,7 +103,7 @@ def group_base(prefix: str, group: str) -> str:
 
 def part_base(prefix: str, part: str) -> str:
     """Return the beginning of all keys of a subject whose name is escaped already."""
-    return f"{prefix}:{VERSION}:{{{part}"
+    return f"{prefix}:{KEY_VERSION}:{{{part}"
 
 
 def subject_part(key: str) -> str:
@@ -119,7 +119,10 @@ def state_part(limit: Limit | StockLimit) -> str:
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:
-    """Return another key of a subject, such as `...:day:2026-11-21`; `base`: its `subject_base`, `kind`: of `KINDS`."""
+    """Return another key of a subject, such as `...:day:2026-11-21`.
+
+    `base`: its `subject_base`; `kind`: one of `KEY_KINDS`.
+    """
     return f"{base}}}:{':'.join((kind, *map(field, parts)))}"
 
 
@@ -130,7 +133,7 @@ def status_key(prefix: str, subject: str) -> str:
 
 def system_key(prefix: str, what: str) -> str:
     """Return a key without a subject. All of them are in one slot, under a name that no subject can have."""
-    return f"{prefix}:{VERSION}:{{!}}:{what}"
+    return f"{prefix}:{KEY_VERSION}:{{!}}:{what}"
 
 
 def is_system(prefix: str, key: str) -> bool:
@@ -140,7 +143,7 @@ def is_system(prefix: str, key: str) -> bool:
 
 def read(prefix: str, key: str) -> Key | None:
     """Parse a key; None if it belongs to another program."""
-    match = re.fullmatch(rf"{re.escape(prefix)}:{VERSION}:\{{([^{{}}]*)\}}:(.+)", key)
+    match = re.fullmatch(rf"{re.escape(prefix)}:{KEY_VERSION}:\{{([^{{}}]*)\}}:(.+)", key)
     if match is None:
         return None
     return Key(named(match[1]), match[2])
@@ -148,7 +151,7 @@ def read(prefix: str, key: str) -> Key | None:
 
 def pattern(prefix: str) -> str:
     """Return the SCAN pattern of all keys with this prefix."""
-    return f"{glob(prefix)}:{VERSION}:{{*"
+    return f"{glob(prefix)}:{KEY_VERSION}:{{*"
 
 
 def glob(text: str) -> str:

@@ -13,7 +13,7 @@ from django_quota.core.errors import RuleError
 
 Kind = Literal["path", "view", "host"]
 
-KINDS: tuple[Kind, ...] = ("path", "view", "host")
+PATTERN_KINDS: tuple[Kind, ...] = ("path", "view", "host")
 
 _EXAMPLE = "Use '/' (all paths), '/api/', 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com'."
 _VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
@@ -56,7 +56,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Place:
+class MatchPlace:
     """Patterns by kind. A target must match one of each kind."""
 
     patterns: tuple[tuple[Pattern, ...], ...]
@@ -81,7 +81,7 @@ class Place:
 class Match:
     """Places, one of which a target must match."""
 
-    places: tuple[Place, ...]
+    places: tuple[MatchPlace, ...]
 
     @classmethod
     def read(cls, option: str, value: object) -> Match:
@@ -129,7 +129,7 @@ class Match:
 _NARROWEST: tuple[Kind, ...] = ("view", "path", "host")
 
 
-def _narrowest(place: Place) -> list[tuple[Kind, str]] | None:
+def _narrowest(place: MatchPlace) -> list[tuple[Kind, str]] | None:
     """Return the index keys of a kind whose patterns all have one: the kind that narrows most."""
     for alternatives in sorted(place.patterns, key=lambda patterns: _NARROWEST.index(patterns[0].kind)):
         index_keys = [(pattern.kind, pattern.index_key) for pattern in alternatives if pattern.index_key is not None]
@@ -145,13 +145,13 @@ def _entries(place: str, value: object) -> Collection[object]:
     return entries
 
 
-def _place(option: str, entry: object) -> Place:
+def _place(option: str, entry: object) -> MatchPlace:
     if not isinstance(entry, Mapping):
-        return Place(((_pattern(option, entry),),))
-    if not entry or not set(entry) <= set(KINDS):
+        return MatchPlace(((_pattern(option, entry),),))
+    if not entry or not set(entry) <= set(PATTERN_KINDS):
         raise RuleError(f"{option}={dict(entry)!r} is not a dict of 'path', 'view' and 'host'.", _EXAMPLE)
-    kinds = [(f"{option}[{kind!r}]", kind) for kind in KINDS if kind in entry]
-    return Place(
+    kinds = [(f"{option}[{kind!r}]", kind) for kind in PATTERN_KINDS if kind in entry]
+    return MatchPlace(
         tuple(tuple(_pattern(place, text, kind) for text in _entries(place, entry[kind])) for place, kind in kinds)
     )
 

@@ -18,7 +18,7 @@ ALL_RULES = "*"
 EVERYBODY = "*"
 """The subject that stands for all subjects."""
 
-Mode = Literal["rate", "exempt", "blocked", "shadow"]
+OverrideMode = Literal["rate", "exempt", "blocked", "shadow"]
 
 
 class Override(NamedTuple):
@@ -30,7 +30,7 @@ class Override(NamedTuple):
     """A subject, a network (`ip:198.51.100.0/24`), a kind of subjects (`user:*`), or `EVERYBODY`."""
     rule: str
     """The name of a rule, or `ALL_RULES`."""
-    mode: Mode
+    mode: OverrideMode
     rates: str = ""
     begins: int = 0
     """Its start in microseconds since 1970; 0: it has always applied."""

@@ -119,7 +119,7 @@ def _read_one_share(value: object, place: str) -> float:
     return float(cast("float", value))
 
 
-class Ban(NamedTuple):
+class BanOption(NamedTuple):
     """When a rule bans a subject, and for how long.
 
     `after` refusals in its window ban the subject for the first of `durations` (microseconds). The next ban takes the
@@ -131,9 +131,9 @@ class Ban(NamedTuple):
     durations: tuple[int, ...]
 
     @classmethod
-    def read(cls, value: object) -> Ban:
+    def read(cls, value: object) -> BanOption:
         """Read a dict of `after`, a rate of refusals, and `for`, one or several durations. Raises `RuleError`."""
-        if isinstance(value, Ban):
+        if isinstance(value, BanOption):
             return value
         if not isinstance(value, Mapping) or set(value) != {"after", "for"}:
             raise RuleError(f"ban={value!r} is not a dict of 'after' and 'for'.", _BAN_EXAMPLE)

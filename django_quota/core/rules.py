@@ -20,7 +20,7 @@ from django_quota.core.rates import Rate, RateChange, parse_override_rates, pars
 from django_quota.core.rule_options import (
     MIN_SHARE,
     OPTION,
-    Ban,
+    BanOption,
     Exemption,
     OnUnavailable,
     Option,
@@ -207,7 +207,7 @@ class Rule:
 
     With `"local"` each process counts by itself, with its share of the limit.
     """
-    ban: Any = declare(None, read=Ban.read, is_shared=True)
+    ban: Any = declare(None, read=BanOption.read, is_shared=True)
     """`{"after": "20/m", "for": ["10m", "1h"]}`: 20 refusals in a minute ban for 10 minutes, then for an hour."""
     warn_at: float | Sequence[float] | None = declare(
         0.8,
@@ -300,7 +300,7 @@ class Rule:
     @cached_property
     def reads_body(self) -> Literal["", "post", "json"]:
         """The kind of the key in `key` or `distinct` that reads the body of the request; empty if none does."""
-        kinds = [part.partition(":")[0] for _, part in key_parts(self) if isinstance(part, str) and ":" in part]
+        kinds = [part.partition(":")[0] for _, part in parts_of_key(self) if isinstance(part, str) and ":" in part]
         return next((kind for kind in _BODY_KINDS if kind in kinds), "")
 
     @cached_property
@@ -310,7 +310,7 @@ class Rule:
             return True
         if any(option not in AFTER_RESPONSE for option, _ in functions_of(self)):
             return True
-        return any(is_about_the_user(part) for _, part in key_parts(self))
+        return any(is_about_the_user(part) for _, part in parts_of_key(self))
 
     @cached_property
     def warn_shares(self) -> tuple[int, ...]:
@@ -535,14 +535,14 @@ def is_lambda(function: Any) -> bool:
 
 
 def functions_of(rule: Rule) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the functions of a rule, each with its option; `key_parts` yields the functions in keys."""
+    """Yield the functions of a rule, each with its option; `parts_of_key` yields the functions in keys."""
     options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
     options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
     options += [(option, getattr(rule, option)) for option, declared in OPTIONS.items() if declared.called_with]
     return ((option, value) for option, value in options if callable(value))
 
 
-def key_parts(rule: Rule) -> Iterator[tuple[str, Any]]:
+def parts_of_key(rule: Rule) -> Iterator[tuple[str, Any]]:
     """Yield each part of `key` and `distinct`, with its option. A tuple within a tuple has parts of its own."""
     parts = [("key", part) for part in _flat(rule.key)] + [("distinct", part) for part in _flat(rule.distinct)]
     return ((option, part) for option, part in parts if part is not None and part is not True)
@@ -590,7 +590,7 @@ def _check_options(rule: Rule) -> None:
     for option, other, why in _CONFLICTS:
         if {option, other} <= given:
             raise RuleError(f"{option}= does not go with {other}=: {why}.", f"Leave out {option}=.")
-    for option, function in (*functions_of(rule), *key_parts(rule)):
+    for option, function in (*functions_of(rule), *parts_of_key(rule)):
         # @quota without parentheses takes the view for a rate; a system check reports that.
         if callable(function) and option != "rate":
             _check_arguments(option, function)

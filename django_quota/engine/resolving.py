@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import VERSION, escape, group_base, system_key
+from django_quota.core.keys import KEY_VERSION, escape, group_base, system_key
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
@@ -198,7 +198,7 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
     for of_place in grouped:
         rule, subject, cost, value, is_estimate = of_place[0]
         of_rule = compiled(rule) if len(of_place) == 1 else _of_several(of_place)
-        base = f"{scope.prefix}:{VERSION}:{{{escape(subject)}}}:"
+        base = f"{scope.prefix}:{KEY_VERSION}:{{{escape(subject)}}}:"
         if rule.distinct is not None and cost > 1:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
         if isinstance(rule, Take) and rule.group is not None:

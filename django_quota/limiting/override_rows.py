@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_quota.core import clock
 from django_quota.core.clock import microseconds_of, moment_of
 from django_quota.core.forks import register_fork_aware
-from django_quota.core.overrides import Mode, Override
+from django_quota.core.overrides import Override, OverrideMode
 from django_quota.limiting.overrides import Change, NoConnectionError, overrides
 from django_quota.models import KEEP_CHANGES, OverrideChange, QuotaOverride, next_change, overrides_changed
 from django_quota.stores.database.store import is_testing
@@ -267,7 +267,8 @@ def _override_of(row: Sequence[Any]) -> Override:
     # 0 means that there is no such time. Many overrides share a rule and a rate.
     begins = 0 if starts is None else max(0, microseconds_of_row(starts))
     ends = 0 if expires is None else max(1, microseconds_of_row(expires))
-    return Override(pk, subject, sys.intern(rule), cast("Mode", sys.intern(mode)), sys.intern(rate), begins, ends)
+    known = cast("OverrideMode", sys.intern(mode))
+    return Override(pk, subject, sys.intern(rule), known, sys.intern(rate), begins, ends)
 
 
 def microseconds_of_row(moment: datetime) -> int:

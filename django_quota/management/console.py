@@ -234,7 +234,7 @@ def duration_of(option: str, given: object) -> float | None:
     return parse_duration(option, given) / SECOND
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def quantity(number: int, one: str, many: str = "") -> str:
     """Return a number and what it counts: `1 key`, `1,000 keys`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 

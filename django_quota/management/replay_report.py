@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_quota.core.clock import moment_of
-from django_quota.management.console import counted
-from django_quota.operating.replay import Refusals, RuleSet, Traffic
+from django_quota.management.console import quantity
+from django_quota.operating.replay import ReplayedRefusals, RuleSet, Traffic
 from django_quota.operating.tightest import Demand
 from django_quota.requests.addresses import is_trusted_proxy
 from django_quota.requests.subjects import digest
@@ -17,7 +17,7 @@ from django_quota.requests.subjects import digest
 WIDTH, LABEL = 79, 20
 """Columns of the text, and of its labels."""
 
-MAX_NAMED = 20
+MAX_NAMES_LISTED = 20
 """Rules that the text names in one place; `--json` names all."""
 
 DIGEST = 12
@@ -34,7 +34,7 @@ MEANING = (
     "No refusals from: the smallest count over the same window with which this rule alone would have refused none of "
     "these requests; one less refuses some."
 )
-Report = dict[str, Any]
+ReplayReport = dict[str, Any]
 """What `--json` prints, or a part of it. The text says the same."""
 
 
@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
     title: str
     rules: RuleSet
-    refusals: Refusals
+    refusals: ReplayedRefusals
     demands: Mapping[str, Demand]
     tightest: Mapping[str, list[int | None]]
     """For each rule, the tightest count of each of its limits."""
@@ -57,7 +57,7 @@ def make_report(
     elsewhere: Mapping[str, str],
     *,
     shows_subjects: bool,
-) -> Report:
+) -> ReplayReport:
     """Return the figures. `elsewhere`: rules that the middleware does not decide, and why they are left out."""
     return {
         "log": {
@@ -78,7 +78,7 @@ def make_report(
     }
 
 
-def _figures(name: str, result: Result, shows_subjects: bool) -> Report:
+def _figures(name: str, result: Result, shows_subjects: bool) -> ReplayReport:
     """Return the figures of the rules of one name."""
     demand, first = result.demands[name], next(rule for rule in result.rules.rules if rule.name == name)
     refused = {subject: count for (rule, subject), count in result.refusals.by_rule.items() if rule == name}
@@ -128,19 +128,19 @@ def _proxy_note(demands: Collection[Demand]) -> Iterator[str]:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(report: Report) -> Iterator[str]:
+def lines_of(report: ReplayReport) -> Iterator[str]:
     """Return the lines that the command prints."""
     log, rules = report["log"], report["rules"]
     files = log["files"][0] if len(log["files"]) == 1 else f"{len(log['files'])} files"
     begins, ends = (log[edge][:19].replace("T", " ") for edge in ("begins", "ends"))
-    yield f"{files}: {counted(log['requests'], 'request')} in the format {log['format']}"
+    yield f"{files}: {quantity(log['requests'], 'request')} in the format {log['format']}"
     yield f"  from {begins} to {ends} UTC"
     if log["unreadable"]:
-        yield f"  {counted(log['unreadable'], 'line')} could not be used, for example:"
+        yield f"  {quantity(log['unreadable'], 'line')} could not be used, for example:"
         yield from (f"    {unreadable(**each)}" for each in log["first_unreadable"])
     yield ""
     if rules:
-        refused = f"{counted(report['refused'], 'request')} ({_percent(report['refused'], log['requests'])})"
+        refused = f"{quantity(report['refused'], 'request')} ({_percent(report['refused'], log['requests'])})"
         yield f"{report['title']} would have refused {refused}."
     else:
         yield f"{report['title']}: no rule could be replayed."
@@ -163,8 +163,8 @@ def lines_of(report: Report) -> Iterator[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    more = f" and {len(names) - MAX_NAMES_LISTED:,} more" if len(names) > MAX_NAMES_LISTED else ""
+    return ", ".join(names[:MAX_NAMES_LISTED]) + more
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -176,7 +176,7 @@ def unreadable(number: int, reason: str, text: str) -> str:
     return textwrap.shorten(f"line {number:,}, {reason}: {text}", WIDTH - 4, placeholder="…")
 
 
-def _rule_lines(name: str, figures: Report) -> Iterator[str]:
+def _rule_lines(name: str, figures: ReplayReport) -> Iterator[str]:
     requests, subjects, refused = figures["requests"], figures["subjects"], figures["subjects_refused"]
     rows = {
         "rate": f"{figures['rate']}{' (shadow)' * figures['shadow']}",
@@ -195,7 +195,7 @@ def _rule_lines(name: str, figures: Report) -> Iterator[str]:
     for worst in figures["worst"]:
         share = _percent(worst["refused"], worst["requests"])
         yield f"    {worst['subject']}"
-        yield f"      {worst['refused']:,} of {counted(worst['requests'], 'request')} ({share})"
+        yield f"      {worst['refused']:,} of {quantity(worst['requests'], 'request')} ({share})"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -22,7 +22,7 @@ MAX_TIME = 10**17
 """The latest time that a line may have, in the year 5138. Later ones have no next day or month to count in."""
 
 
-class Entry(NamedTuple):
+class LogLine(NamedTuple):
     """A request in a log."""
 
     time: int
@@ -39,7 +39,7 @@ class UnreadableLineError(ValueError):
     """A line that is not a request in this format; the text says why."""
 
 
-Row = dict[str, str]
+LogFields = dict[str, str]
 """The values of a line, by field: "time", "request" or "method" and "path", "query", "ip", "host", "header:..."."""
 
 
@@ -49,10 +49,10 @@ class LogFormat(NamedTuple):
     name: str
     fields: frozenset[str]
     """The fields of its lines. A report names the rules that need any other field."""
-    row: Callable[[str], Row]
+    row: Callable[[str], LogFields]
     """Returns the values of a line. Raises `UnreadableLineError`."""
 
-    def read(self, line: str, latest: int = 0) -> Entry:
+    def read(self, line: str, latest: int = 0) -> LogLine:
         """Read a line. Raises `UnreadableLineError`. `latest`: the time of the line before, see `read_time`."""
         row = self.row(line)
         method, target = row.get("method", ""), row.get("path", "")
@@ -63,7 +63,7 @@ class LogFormat(NamedTuple):
             raise UnreadableLineError("it has no request")
         meta = {name: value for field in self.fields if (name := _meta_name(field)) and (value := row.get(field))}
         query = (query or row.get("query", "")).removeprefix("?").removeprefix("-")
-        return Entry(read_time(row.get("time", ""), latest), method, _decoded(path), query, meta)
+        return LogLine(read_time(row.get("time", ""), latest), method, _decoded(path), query, meta)
 
 
 _METHOD = re.compile(r"[A-Z][A-Z_-]{1,31}")
@@ -162,7 +162,7 @@ def _combined_format(sample: Sequence[str]) -> LogFormat:
     return LogFormat("common" if is_common else "combined", frozenset(fields), _combined_row)
 
 
-def _combined_row(line: str) -> Row:
+def _combined_row(line: str) -> LogFields:
     match = _COMBINED.fullmatch(line)
     if match is None:
         raise UnreadableLineError("it is not in this format")
@@ -216,7 +216,7 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
             hint = f"Name it {_JSON_NAMES[field].split()[0]!r} in the log."
             raise ConfigurationError(f"The JSON of the log has no {field}.", hint)
 
-    def row(line: str) -> Row:
+    def row(line: str) -> LogFields:
         values = _flat(line)
         return {field: str(value) for field, name in found.items() if (value := values.get(name)) is not None}
 

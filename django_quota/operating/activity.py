@@ -33,7 +33,7 @@ MINUTES = 60
 RULES = 50
 """Rules that are listed one by one, those with most checks today. The others are summed up."""
 
-SUBJECTS = 20
+SUBJECTS_SHOWN = 20
 """Subjects that are listed, those that were refused most."""
 
 BANS = 50
@@ -42,7 +42,7 @@ BANS = 50
 MAX_SLOTS_READ = 200
 """Slots that are read, those that were asked for last."""
 
-SLOTS = 20
+SLOTS_SHOWN = 20
 """Slots that the overview lists, the fullest first."""
 
 
@@ -178,7 +178,7 @@ class Activity:
     @property
     def fullest_slots(self) -> list[SlotUse]:
         """The slots that the overview lists."""
-        return self.slots[:SLOTS]
+        return self.slots[:SLOTS_SHOWN]
 
 
 class RunningTotals(NamedTuple):
@@ -211,7 +211,7 @@ def activity() -> Activity:
         rules,
         DayTotal.of(rules),
         DayTotal.of(_rules(before)),
-        [RefusedSubject(named(subject), count) for subject, count in highest(store, f"refused:{day}", SUBJECTS)],
+        [RefusedSubject(named(subject), count) for subject, count in highest(store, f"refused:{day}", SUBJECTS_SHOWN)],
         bans,
         banned,
         _slots(store, now),

@@ -38,19 +38,19 @@ from django_quota.operating.health import is_full, refused_change
 from django_quota.requests.wording import error_in_words
 from django_quota.stores.base import all_well
 
-BATCH_SIZE = 100
+RULES_PER_CALL = 100
 """Rules that one script call peeks at."""
 
-MAX_NAMED = 500
+MAX_RULES_NAMED = 500
 """Rules outside the settings and the views that are read."""
 
-MAX_SLOTS = 500
+MAX_SLOTS_READ = 500
 """How many recently used slots, of all subjects, are searched for the slots of one subject."""
 
 MAX_REFUSALS = 20
 """Refusals that `recent_refusals` returns."""
 
-SCAN_COUNT = 1_000
+KEYS_PER_SCAN = 1_000
 
 _RULE_FIELDS = frozenset("bew")
 """The kinds of fields of a subject's hash that hold the name of a rule."""
@@ -210,7 +210,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     days = recent_usage(subject)
     rules: dict[str, NamedRule] = dict(known_rules())
     more = contents.rules.union(counted, *days.values()) - rules.keys()
-    rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
+    rules |= {name: rules_named(name) for name in sorted(more)[:MAX_RULES_NAMED]}
     if names is not None:
         rules = _chosen(names, rules)
     snapshot = _snapshot_of(subject, contents, rules)
@@ -252,7 +252,7 @@ def scan_keys(subject: str) -> dict[str, keys.Key] | None:
     else:  # only the server of the subject, which may answer while others of a Cluster do not
         with store.redis.commands(store.redis.server_of(start)) as lent:
             client: Any = lent
-            found = list(map(text, client.scan_iter(match=matching, count=SCAN_COUNT)))
+            found = list(map(text, client.scan_iter(match=matching, count=KEYS_PER_SCAN)))
     return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}
 
 
@@ -285,7 +285,7 @@ def rules_named(name: str) -> NamedRule:
 def _possible_slots(subject: str) -> list[str]:
     """Return the slots that a subject may hold: those of views, and those that calls used recently."""
     names = set(known_slots())
-    for member, _until in highest(get_limiter().store, "slots", MAX_SLOTS):
+    for member, _until in highest(get_limiter().store, "slots", MAX_SLOTS_READ):
         holder, part, _limit = member.split(" ")
         name = keys.named(part)
         if holder == keys.escape(subject) and name is not None:
@@ -409,8 +409,8 @@ def _is_readable(snapshot: SubjectSnapshot, rule: Rule, tier: str = "") -> bool:
 
 def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator[Sequence[T]]:
     """Split rules into batches for one operation each. Two tiers of a rule share its name, so no batch has both."""
-    for first in range(0, len(plain), BATCH_SIZE):
-        yield plain[first : first + BATCH_SIZE]
+    for first in range(0, len(plain), RULES_PER_CALL):
+        yield plain[first : first + RULES_PER_CALL]
     for tiers in zip_longest(*by_tier):
         yield [tier for tier in tiers if tier is not None]
 

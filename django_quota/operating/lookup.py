@@ -25,7 +25,7 @@ from django_quota.conf import current, rule_of
 from django_quota.core.errors import RuleError, nearest
 from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import Rule, dotted_path, is_valid_name, key_parts
+from django_quota.core.rules import Rule, dotted_path, is_valid_name, parts_of_key
 from django_quota.limiting.known_rules import known_rules, rules_of_requests
 from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.requests.subjects import (
@@ -151,7 +151,7 @@ def known_keys() -> dict[str, list[object]]:
     of_requests = {rule.name for rule in rules_of_requests()}
     of_requests |= {name for name, given in current().rules.items() if isinstance(given, Mapping) and "key" in given}
     return {
-        name: [key for option, key in key_parts(rule) if option == "key"]
+        name: [key for option, key in parts_of_key(rule) if option == "key"]
         for name, rule in known_rules().items()
         if isinstance(rule, Rule) and (name in of_requests or rule.match)
     }

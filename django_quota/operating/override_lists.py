@@ -16,7 +16,7 @@ from django_quota.models import QuotaOverride, next_change
 from django_quota.requests.addresses import is_address
 from django_quota.requests.subjects import override_subject
 
-BATCH_SIZE = 1_000
+ROWS_PER_QUERY = 1_000
 """Rows that one statement changes."""
 
 MAX_PROBLEMS = 10
@@ -137,4 +137,4 @@ def _write(change: ListChange, label: str, rule: str, values: Mapping[str, Any])
 
 
 def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (rows[first : first + BATCH_SIZE] for first in range(0, len(rows), BATCH_SIZE))
+    return (rows[first : first + ROWS_PER_QUERY] for first in range(0, len(rows), ROWS_PER_QUERY))

@@ -5,7 +5,7 @@ their subjects, and the specification of the decision (`engine/decide`) decides 
 of a request in one operation, all or nothing. Nothing is read from or written to the store or the database.
 
 Replay has three steps. `read_traffic` turns lines into `Traffic`: a time and the number of a plan for each request.
-`decide` decides them. `operating/tightest` then searches for rates.
+`find_refusals` decides them. `operating/tightest` then searches for rates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from django_quota.conf import current, import_option, time_zone
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_sync
-from django_quota.core.rules import Rule, functions_of, key_parts
+from django_quota.core.rules import Rule, functions_of, parts_of_key
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import REFUSED, Flag, Reply, allows_all
 from django_quota.engine.decide import Decide
@@ -33,7 +33,7 @@ from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
 from django_quota.engine.resolving import Scope, hits_of
 from django_quota.limiting.known_rules import url_patterns
-from django_quota.operating.access_log import Entry, LogFormat, UnreadableLineError
+from django_quota.operating.access_log import LogFormat, LogLine, UnreadableLineError
 from django_quota.requests.request_hits import asked_flow
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.site_rules import RuleIndex
@@ -99,7 +99,7 @@ def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
         yield "exempt= needs the client's address"
     if rule.distinct is True:
         yield "distinct=True: only your code knows the value"
-    for option, part in key_parts(rule):
+    for option, part in parts_of_key(rule):
         kind, colon, name = part.partition(":") if isinstance(part, str) else (".", "", "")
         name = name.strip()
         needed = {
@@ -178,7 +178,7 @@ class RuleSet:
             return rule
         return own if rule is current().rule(rule.name) else rule
 
-    def plan_of(self, entry: Entry) -> PlanKey:
+    def plan_of(self, entry: LogLine) -> PlanKey:
         """Return the plan of a request; empty if no rule applies to it. Raises `ConfigurationError`."""
         rules, match = self._find(entry.method, entry.path, entry.meta.get("HTTP_HOST", ""))
         if not rules:
@@ -233,7 +233,7 @@ class Traffic:
         """The first and the last time, even of requests without rules."""
         self.shown: list[Unreadable] = []
 
-    def add_request(self, entry: Entry, key: PlanKey) -> None:
+    def add_request(self, entry: LogLine, key: PlanKey) -> None:
         """Add a request with its plan."""
         self.requests += 1
         self.begins = min(self.begins or entry.time, entry.time)
@@ -279,7 +279,7 @@ def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *,
 
 
 @dataclass
-class Refusals:
+class ReplayedRefusals:
     """Which requests were refused, and by which rules."""
 
     positions: array[int] = field(default_factory=lambda: array("I"))
@@ -303,11 +303,13 @@ class Refusals:
                 self.bans[place] += 1
 
 
-def decide(rules: RuleSet, traffic: Traffic, advance: Callable[[int], object] = lambda _: None) -> Refusals:
+def find_refusals(
+    rules: RuleSet, traffic: Traffic, advance: Callable[[int], object] = lambda _: None
+) -> ReplayedRefusals:
     """Decide the requests by the specification, from empty counts on. `advance` gets the number of requests done."""
     keys = list(traffic.plans)
     hits_for = lru_cache(maxsize=MAX_KNOWN)(lambda number: rules.hits(keys[number]))
-    states, refusals = DictStates(), Refusals()
+    states, refusals = DictStates(), ReplayedRefusals()
     for position, (number, now) in enumerate(zip(traffic.numbers, traffic.times, strict=True)):
         if position % SWEEP_INTERVAL == SWEEP_INTERVAL - 1:
             states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}

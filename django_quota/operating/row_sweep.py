@@ -15,7 +15,7 @@ from typing import Any
 from django_quota.stores.database.log import Expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
 
-BATCH = 1_000
+ROWS_PER_CALL = 1_000
 """Rows of each table that one round deletes."""
 
 
@@ -44,10 +44,10 @@ def sweep_rows(
     report, began = RowReport(Expired()), time.monotonic()
     while not stop.is_set():
         batch_began = time.monotonic()
-        done = delete_expired(store, now, keep, BATCH)
+        done = delete_expired(store, now, keep, ROWS_PER_CALL)
         report.rows = Expired(*map(sum, zip(report.rows, done, strict=True)))
         advance(sum(done))
-        report.is_complete = max(done) < BATCH
+        report.is_complete = max(done) < ROWS_PER_CALL
         if report.is_complete:
             break
         stop.wait((time.monotonic() - batch_began) * (1_000 - budget_ms) / budget_ms)

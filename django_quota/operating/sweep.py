@@ -35,13 +35,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.clock import frozen_now
 from django_quota.core.errors import StoreBusy, StoreUnavailable
-from django_quota.core.keys import KINDS, is_system, pattern, read, system_key
+from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
 from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Walk
 
-SCAN_COUNT = 500
+SWEEP_SCAN_COUNT = 500
 """Keys of the database that one SCAN passes."""
 
 KEYS_PER_CALL = 100
@@ -64,17 +64,17 @@ _SILENCE = (RedisConnectionError, StoreUnavailable, StoreBusy)
 
 T = TypeVar("T")
 
-HOUR = 3_600_000
-DAY = 24 * HOUR
-LONG = 400 * DAY
+HOUR_IN_MS = 3_600_000
+DAY_IN_MS = 24 * HOUR_IN_MS
+LONG = 400 * DAY_IN_MS
 
-LIFETIMES = {"l": HOUR, "lately": HOUR, "sent": HOUR, "day": 8 * DAY, "bans": HOUR}
+LIFETIMES = {"l": HOUR_IN_MS, "lately": HOUR_IN_MS, "sent": HOUR_IN_MS, "day": 8 * DAY_IN_MS, "bans": HOUR_IN_MS}
 """The TTL in milliseconds that a key without one gets, by kind; `LONG` for all other kinds."""
 
 SWEPT = frozenset({"r", "b", "l", "bans"})
 """The kinds whose expired entries are dropped."""
 
-Target = tuple[str, str]
+SweptKey = tuple[str, str]
 """One of our keys, and its kind."""
 
 
@@ -86,11 +86,11 @@ def kind_of(prefix: str, key: str) -> str | None:
     if is_system(prefix, key):
         return "bans" if parts.what == "bans" else "system"
     kind = parts.what.partition(":")[0]
-    return kind if kind in KINDS else None
+    return kind if kind in KEY_KINDS else None
 
 
 @dataclass
-class Report:
+class SweepReport:
     """What a sweep has done, or what it would do in a dry run."""
 
     keys: int = 0
@@ -127,14 +127,14 @@ class Sweeper:
         self._budget_ms = budget_ms
         self._dry_run = dry_run
 
-    def sweep(self, stop: threading.Event, advance: Callable[[int], object]) -> Report:
+    def sweep(self, stop: threading.Event, advance: Callable[[int], object]) -> SweepReport:
         """Sweep once, from where the last sweep was stopped, until the end or until `stop` is set.
 
         `advance` gets the number of keys of the database that were passed, ours or not. Raises `StoreUnavailable`. In a
         Cluster it sweeps the servers that answer, and the report says that others did not.
         """
         self._stop = stop
-        self._report = report = Report()
+        self._report = report = SweepReport()
         began = time.monotonic()
         self._walk = walk = Walk(self._store)
         for server in walk.servers:
@@ -159,11 +159,11 @@ class Sweeper:
         self._report.resumed = self._report.resumed or cursor != 0
         saved = time.monotonic()
         while not self._stop.is_set():
-            after, keys = self._asked(partial(client.scan, cursor, match=pattern(self._prefix), count=SCAN_COUNT))
+            after, keys = self._asked(partial(client.scan, cursor, match=pattern(self._prefix), count=SWEEP_SCAN_COUNT))
             self._sweep_keys(list(map(text, keys)))
             if self._stop.is_set():
                 break
-            advance(SCAN_COUNT)
+            advance(SWEEP_SCAN_COUNT)
             cursor = int(after)
             self._report.complete = cursor == 0
             if self._report.complete:
@@ -193,7 +193,7 @@ class Sweeper:
             with self._walk.part():  # some keys may have moved to a server that does not answer
                 self._sweep_batch(targets[first : first + KEYS_PER_CALL])
 
-    def _sweep_batch(self, batch: Sequence[Target]) -> None:
+    def _sweep_batch(self, batch: Sequence[SweptKey]) -> None:
         report, queue = self._report, batch
         while queue and not self._stop.is_set():
             keys, kinds = zip(*queue, strict=True)

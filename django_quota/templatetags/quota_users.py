@@ -22,6 +22,6 @@ def quota_user_links(context: Any, user: Any) -> list[tuple[str, str]]:
 if apps.is_installed("django.contrib.admin"):  # Django imports the tags of every installed app
     from django_quota.admin import wording
 
-    for name in ("algorithm", "kind", "left", "next", "span", "subject", "why"):
+    for name in ("algorithm", "kind", "next", "span", "subject", "time_left", "why"):
         register.filter(f"quota_{name}_in_words", getattr(wording, f"{name}_in_words"))
-    register.filter("quota_moment_of", wording.moment_of)
+    register.filter("quota_local_moment", wording.local_moment)

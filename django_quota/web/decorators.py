@@ -24,8 +24,8 @@ from django_quota.core.rules import (
     check_option_names,
     dotted_path,
     functions_of,
-    key_parts,
     name_conflict,
+    parts_of_key,
 )
 from django_quota.requests.request_keys import check_keys
 from django_quota.web.headers import write_headers
@@ -153,7 +153,7 @@ class _Decorator:
         rule = self._rule
         if isinstance(rule, str):
             return
-        for option, value in (*functions_of(rule), *key_parts(rule)):
+        for option, value in (*functions_of(rule), *parts_of_key(rule)):
             if is_async_callable(value):
                 raise RuleError(f"{option}={dotted_path(value)} is async, but the view is not. Use a sync function.")
 

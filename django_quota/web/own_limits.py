@@ -25,7 +25,7 @@ from django_quota.core.clock import DAY, moment_of, now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync
-from django_quota.core.rules import Rule, key_parts
+from django_quota.core.rules import Rule, parts_of_key
 from django_quota.engine.asks import Ask
 from django_quota.limiting.api import django_request
 from django_quota.requests.request_hits import asked_flow
@@ -76,7 +76,7 @@ def _rules_about_callers() -> Iterator[Rule]:
     for name in settings.rules:
         with suppress(RuleError):  # a system check reports it
             rule = settings.rule(name)
-            kinds = {str(key).partition(":")[0] for option, key in key_parts(rule) if option == "key"}
+            kinds = {str(key).partition(":")[0] for option, key in parts_of_key(rule) if option == "key"}
             if not rule.shadow and kinds.isdisjoint(_OF_THE_PAGE):
                 yield rule.but(methods=None)
 

@@ -29,7 +29,7 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.matching import Match, Pattern
-from django_quota.core.rules import Rule, dotted_path, key_parts
+from django_quota.core.rules import Rule, dotted_path, parts_of_key
 from django_quota.limiting.known_rules import url_patterns
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.site_rules import applies_to
@@ -481,7 +481,7 @@ def _check_open(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _chosen_key(rule: Rule) -> str | None:
-    keys = [part for option, part in key_parts(rule) if option == "key" and isinstance(part, str) and rule.rates]
+    keys = [part for option, part in parts_of_key(rule) if option == "key" and isinstance(part, str) and rule.rates]
     return next((key for key in keys if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), None)
 
 
@@ -511,7 +511,7 @@ def _needs_user(rule: Rule | SiteSlot) -> bool:
     if isinstance(rule, SiteSlot):
         return _is_by_user(rule.slot.key)
     by_tier = bool(rule.tiers) and rule.tier is None
-    by_user = any(part in ("user", "user_or_ip") for _, part in key_parts(rule))
+    by_user = any(part in ("user", "user_or_ip") for _, part in parts_of_key(rule))
     return by_tier or by_user or getattr(rule.exempt, "staff", False)
 
 
@@ -521,7 +521,7 @@ def _is_by_user(key: object) -> bool:
 
 def _texts_of_key(rule: Rule) -> list[str]:
     """Return the parts of a rule's key, and of the values that it counts, that are texts."""
-    return [part for _, part in key_parts(rule) if isinstance(part, str)]
+    return [part for _, part in parts_of_key(rule) if isinstance(part, str)]
 
 
 _CHECKS = (

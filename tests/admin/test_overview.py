@@ -13,7 +13,7 @@ from redis.connection import AbstractConnection
 
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
-from django_quota.admin.wording import moment_in_words, moment_of
+from django_quota.admin.wording import local_moment, moment_in_words
 from django_quota.features.event_stream import PAGE as PAGE_OF_EVENTS
 from django_quota.features.event_stream import SEARCHED
 from django_quota.limiting.registry import get_limiter
@@ -132,13 +132,13 @@ class TestOnRedis:
         self, client: Client, raw: redis.Redis
     ) -> None:
         raw.xadd("quota:1:{!}:events", {"foreign": "entry"})
-        for number in range(overview.EVENTS + 5):
+        for number in range(overview.EVENTS_SHOWN + 5):
             check("0/m", f"user:{number}", name="a")
         content = shown(client, CONTENT)
         assert 'id="quota-rules-title"' in content
         assert "<html" not in content
         found = re.findall(r">user:(\d+)<", content.partition('id="quota-events"')[2])
-        assert found == [str(number) for number in range(overview.EVENTS + 4, 4, -1)]
+        assert found == [str(number) for number in range(overview.EVENTS_SHOWN + 4, 4, -1)]
 
     @pytest.mark.parametrize(("number", "is_said"), [(SEARCHED, False), (SEARCHED + 1, True)])
     @pytest.mark.parametrize("page", [f"{CONTENT}?subject=nobody", "/admin/django_quota/quotaoverride/rule/?name=calm"])
@@ -170,7 +170,7 @@ class TestOnRedis:
         assert ">12:00:00</time>" in page
         assert "until 12:01:30" in page
         with timezone.override("Europe/Berlin"):  # as a middleware does for a request
-            words = moment_in_words(moment_of(noon * SECOND), "H:i")
+            words = moment_in_words(local_moment(noon * SECOND), "H:i")
         assert words == ("04:00 CET" if use_tz else "12:00 JST"), "without USE_TZ all rows are in TIME_ZONE"
 
     def test_round_trips_queries_and_rules_are_bounded(

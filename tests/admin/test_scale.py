@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_quota.admin.csv_export import BATCH_SIZE
+from django_quota.admin.csv_export import ROWS_PER_CHUNK
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, behind
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
@@ -147,8 +147,8 @@ def test_a_late_batch_reads_no_more_than_the_first(million: None, order: tuple[s
     last = {"subject": "user:300", "day": date(2024, 12, 24), "rule": "rule-2"}
     rows = DailyCounter.objects.order_by(*order).filter(behind(order, last))
     with working() as work:
-        page = list(rows.values_list(*COLUMNS)[:BATCH_SIZE])
-    assert len(page) == BATCH_SIZE
+        page = list(rows.values_list(*COLUMNS)[:ROWS_PER_CHUNK])
+    assert len(page) == ROWS_PER_CHUNK
     assert work.steps < 100_000
 
 
@@ -158,4 +158,4 @@ def test_a_download_holds_every_row_once_in_constant_memory(client: Client) -> N
         longest = max(longest, len(part))
         seen += [hash(line) for line in part.decode().splitlines()]
     assert len(seen) == len(set(seen)) == ROWS // RULES + 1
-    assert longest < BATCH_SIZE * 60, "no more than a page is ever held"
+    assert longest < ROWS_PER_CHUNK * 60, "no more than a page is ever held"

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_quota import ban, check, peek
 from django_quota.adapters import digest
-from django_quota.admin.wording import moment_of
+from django_quota.admin.wording import local_moment
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
@@ -142,7 +142,7 @@ class TestPage:
         assert "1,234 of 5,000 used, 3,766 left" in shown
         midnight = 1_796_083_200_000_000
         for now in range(midnight - 2_500_000_000_001, midnight, 123_456_789_123):
-            assert f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" == "Dec 01 00:00:00"
+            assert f"{local_moment(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" == "Dec 01 00:00:00"
 
     def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
         rules = {**settings.QUOTA["RULES"], "quiet": {"rate": "1/h", "shadow": True}, "closed": "0/h"}

@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_quota import check
-from django_quota.admin.usage_page import Asked
+from django_quota.admin.usage_page import UsageQuery
 from django_quota.admin.users import UsageLinks
 from django_quota.core.keys import field
 from django_quota.features.usage import row_name, row_part
@@ -253,4 +253,4 @@ def test_a_mixin_adds_the_links_to_a_custom_user_model(settings: Any) -> None:
 def test_the_year_that_is_shown_first_is_that_of_the_sites_time_zone(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Asia/Tokyo"}
     with freeze(datetime(2026, 12, 31, 16, tzinfo=UTC)):
-        assert Asked.of(QueryDict("subject=user:42")).year == 2027
+        assert UsageQuery.of(QueryDict("subject=user:42")).year == 2027

@@ -19,11 +19,11 @@ from django.core.management.base import OutputWrapper
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota.core.keys import KINDS, key_of, subject_base, system_key
+from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating import sweep as sweep_module
-from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SCAN_COUNT, SWEPT, Report, Sweeper
+from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, SWEPT, Sweeper, SweepReport
 from django_quota.testing import freeze
 from tests.support.commands import ROOT, Manage, managing, said, wait_until
 from tests.support.inputs import inputs
@@ -47,7 +47,9 @@ def a_key(kind: str, name: str = "x", *more: str, subject: str = "ip:203.0.113.9
     return key_of(subject_base("quota", subject), kind, name, *more)
 
 
-def swept(now: int = START, *, stop: Any = None, advance: Callable[[int], object] = bool, **options: Any) -> Report:
+def swept(
+    now: int = START, *, stop: Any = None, advance: Callable[[int], object] = bool, **options: Any
+) -> SweepReport:
     """Sweep at a moment, without pauses; `advance` is told how many keys each page had."""
     with freeze(now):
         return Sweeper(redis_store(), "quota", budget_ms=1_000, **options).sweep(stop or threading.Event(), advance)
@@ -75,7 +77,7 @@ FOREIGN = ["other:1:{a}:r:x:1", "quota:2:{a}:r:x:1", "quota:1:{a}:z:x", "quota:1
 
 
 @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from([*KINDS, "bans", *FOREIGN]), sets, max_size=8), around)
+@given(st.dictionaries(st.sampled_from([*KEY_KINDS, "bans", *FOREIGN]), sets, max_size=8), around)
 def test_expired_entries_are_removed_and_all_else_stays(
     raw: redis.Redis, lying: dict[str, dict[str, int]], now: int
 ) -> None:
@@ -227,7 +229,7 @@ def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
     scripts = [words for words in calls if words[0] == b"EVALSHA"]
     assert max(int(words[2]) for words in scripts) <= KEYS_PER_CALL
     assert len(scripts) >= removed / ENTRIES_PER_CALL
-    assert client.info("commandstats")["cmdstat_scan"]["calls"] >= 300 / SCAN_COUNT
+    assert client.info("commandstats")["cmdstat_scan"]["calls"] >= 300 / SWEEP_SCAN_COUNT
 
 
 @pytest.mark.parametrize(("budget_ms", "pause"), [(1_000, 0.0), (500, 1.0), (1, 999.0)])

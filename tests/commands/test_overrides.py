@@ -212,7 +212,7 @@ def test_a_long_list_takes_few_statements(imported: Import) -> None:
 
 def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     imported("192.0.2.2")
-    monkeypatch.setattr(override_lists, "BATCH_SIZE", 1)
+    monkeypatch.setattr(override_lists, "ROWS_PER_QUERY", 1)
     written: list[str] = []
 
     def fail_at_the_second(execute: Any, sql: str, *given: Any) -> Any:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from django_quota import quota
 from django_quota.conf import current
-from django_quota.management.commands.quota_replay import rules_of_views
+from django_quota.management.commands.quota_replay import rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
-from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, decide, read_rules, read_traffic
+from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, find_refusals, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
@@ -118,7 +118,7 @@ def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> tuple[Rul
     """Read lines for the rules of the settings and of views; return the rules that are replayed, too."""
     log_format = find_format(lines)
     known = read_rules(current().rules, "RULES") if rules is None else read_rules(rules, "RULES")
-    replayed = RuleSet(known, log_format.fields, (rules_of_views(), rules_of_view))
+    replayed = RuleSet(known, log_format.fields, (rules_on_views(), rules_of_view))
     traffic = read_traffic(lines, log_format, replayed)
     assert not traffic.unreadable, traffic.shown
     return replayed, traffic
@@ -130,7 +130,7 @@ def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps
     sent = timed(steps)
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ROOT_URLCONF="tests.support.urls_of_rules"):
         replayed, traffic = read(as_lines(sent))
-        assert [traffic.times[position] for position in decide(replayed, traffic).positions] == live(sent)
+        assert [traffic.times[position] for position in find_refusals(replayed, traffic).positions] == live(sent)
 
 
 def test_requests_of_one_time_stay_in_their_order() -> None:
@@ -162,8 +162,8 @@ def test_the_tightest_count_refuses_nobody_and_one_less_does(options: dict[str, 
     demand = demands(*replayed(5))["api"]
     least = tightest(demand, demand.limits[0])
     assert least is not None
-    assert not decide(*replayed(least)).positions
-    assert least == 1 or decide(*replayed(least - 1)).positions
+    assert not find_refusals(*replayed(least)).positions
+    assert least == 1 or find_refusals(*replayed(least - 1)).positions
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def read_line(text: str, first: str) -> Traffic:
     log_format = find_format([first])
     replayed = RuleSet(read_rules(AS_KEYS if first.startswith("{") else {}, "rules"), log_format.fields)
     traffic = read_traffic([text], log_format, replayed)
-    decide(replayed, traffic)
+    find_refusals(replayed, traffic)
     return traffic
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
-from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.sliding_window import WindowEntry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
@@ -62,7 +62,7 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
             if expiry <= now:
                 continue
             kept[key] = value
-            if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+            if isinstance(value, tuple) and all(isinstance(entry, WindowEntry) for entry in value):
                 kept[key] = tuple(entry for entry in value if entry.expiry > now)
             elif isinstance(value, Bucket):
                 kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, rule
 
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
-from django_quota.core.algorithms.sliding_window import WRAP, Entry
+from django_quota.core.algorithms.sliding_window import WRAP, WindowEntry
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
@@ -538,7 +538,7 @@ def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
     (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
     key, expiry = hit.limits[0].key, START + MINUTE
-    near_its_end = (Entry(2 * WRAP - 3, 1, expiry),)  # of its numbers
+    near_its_end = (WindowEntry(2 * WRAP - 3, 1, expiry),)  # of its numbers
     places.put(key, near_its_end, expiry, "ZADD", key, expiry, f"{2 * WRAP - 3}:1")
 
     modes: list[Mode] = ["check", "check", "peek"]

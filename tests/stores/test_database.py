@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, check, check_all, counter, lock, once, peek
 from django_quota.core.algorithms.fixed_window import WindowCount
-from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.sliding_window import WindowEntry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.errors import (
     StoreBusy,
@@ -371,7 +371,7 @@ VALUES = st.one_of(
     WHOLE,
     st.builds(WindowCount, WHOLE, WHOLE),
     st.builds(Bucket, WHOLE, WHOLE),
-    st.lists(st.builds(Entry, WHOLE, WHOLE, WHOLE)).map(tuple),
+    st.lists(st.builds(WindowEntry, WHOLE, WHOLE, WHOLE)).map(tuple),
     st.dictionaries(st.text(), WHOLE),
     st.dictionaries(st.text(), st.text()),
     st.frozensets(st.text()),

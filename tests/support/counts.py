@@ -4,11 +4,11 @@ from collections.abc import Collection
 from datetime import date
 from typing import Any
 
-from django_quota.core.overrides import Mode, Override
+from django_quota.core.overrides import Override, OverrideMode
 from django_quota.features.usage import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.overrides import overrides
-from django_quota.management.commands.quota_status import as_json
+from django_quota.management.commands.quota_status import snapshot_as_json
 from django_quota.operating.activity import RuleActivity, activity
 from django_quota.operating.inspection import RuleChange, load_snapshot, preview_override
 
@@ -59,7 +59,7 @@ def checks_of(subject: Any) -> dict[str, tuple[int, int]]:
 
 
 def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, Any]:
-    return as_json(load_snapshot(subject, rules))
+    return snapshot_as_json(load_snapshot(subject, rules))
 
 
 def bans_of(subject: str) -> list[tuple[str, float, int]]:
@@ -67,7 +67,7 @@ def bans_of(subject: str) -> list[tuple[str, float, int]]:
     return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]
 
 
-def previews(subject: str, rule: str, mode: Mode, rates: str = "", ends: int = 0) -> dict[str, RuleChange]:
+def previews(subject: str, rule: str, mode: OverrideMode, rates: str = "", ends: int = 0) -> dict[str, RuleChange]:
     """Return what an override would change, by rule; nothing if no rule has this name.
 
     It takes the place of the one of this subject and rule.

@@ -2,10 +2,10 @@
 
 from itertools import count
 
-from django_quota.core.overrides import Mode, Override
+from django_quota.core.overrides import Override, OverrideMode
 from django_quota.limiting.overrides import overrides
 
-MODES: dict[str, Mode] = {"r": "rate", "x": "exempt", "b": "blocked", "s": "shadow"}
+MODES: dict[str, OverrideMode] = {"r": "rate", "x": "exempt", "b": "blocked", "s": "shadow"}
 
 _numbers = count(1_000_000)
 

@@ -32,7 +32,7 @@ WRAP = 2**51
 subject never pauses. A total that has wrapped is above any cost."""
 
 
-class Entry(NamedTuple):
+class WindowEntry(NamedTuple):
     """Hits that expire together: `total` is the running total after them, `cost` their own."""
 
     total: int
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     expiry: int
 
 
-class SlidingWindow(Algorithm[tuple[Entry, ...]]):
+class SlidingWindow(Algorithm[tuple[WindowEntry, ...]]):
     """Parameters: a = the window, b = the width of a slice (0: every hit is an entry), both in microseconds."""
 
     name = "sliding_window"
@@ -60,7 +60,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         slice_width = 0 if rate.count <= precision else -(-rate.period // precision)
         return Parameters(rate.count, rate.period, slice_width)
 
-    def peek(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> Verdict:
+    def peek(self, state: tuple[WindowEntry, ...] | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit if used + cost stays within the limit; else wait for the entry whose end makes room."""
         live = _live(state, now)
         used = _used(live)
@@ -71,8 +71,8 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         return Verdict(allowed, p.capacity - used, wait, reset, _until_more(live, p, now))
 
     def consume(
-        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
-    ) -> tuple[tuple[Entry, ...], Verdict]:
+        self, state: tuple[WindowEntry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[tuple[WindowEntry, ...], Verdict]:
         """Add the cost to the entry that expires with this hit, or as a new one."""
         live = _live(state, now)
         expiry, used = self.ends(p, now), _used(live)
@@ -85,19 +85,21 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
             # hit is an entry, hits over the limit add no more entries than the limit has hits.
             expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
             live = live[:-1]
-        after = (*live, Entry(_wrapped(total + cost), merged + cost, expiry))
+        after = (*live, WindowEntry(_wrapped(total + cost), merged + cost, expiry))
         if not over:  # A refused hit that counts replaces the oldest hits: a full window refuses everything.
             after = _without_oldest(after, min(cost, used + cost - p.capacity))
         remaining, more = p.capacity - _used(after), _until_more(after, p, now)
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=expiry - now, more=more)
 
-    def refund(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> tuple[Entry, ...] | None:
+    def refund(
+        self, state: tuple[WindowEntry, ...] | None, p: Parameters, cost: int, now: int
+    ) -> tuple[WindowEntry, ...] | None:
         """Take from the oldest entries: what stays expires no earlier than the hits that still count."""
         return _without_oldest(_live(state, now), cost) or None
 
     def give_back(
-        self, state: tuple[Entry, ...] | None, p: Parameters, units: int, cost: int, moment: int, now: int
-    ) -> tuple[Entry, ...] | None:
+        self, state: tuple[WindowEntry, ...] | None, p: Parameters, units: int, cost: int, moment: int, now: int
+    ) -> tuple[WindowEntry, ...] | None:
         """Take the units out of the slice that holds the moment, and never more than it holds."""
         live = _live(state, now)
         at = bisect_left(live, moment + p.a, key=lambda entry: entry.expiry)
@@ -113,18 +115,18 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         """Return when the entry that counts a hit at this moment expires."""
         return moment + p.a if p.b == 0 else (moment // p.b + 1) * p.b - 1 + p.a
 
-    def expiry(self, state: tuple[Entry, ...]) -> int:
+    def expiry(self, state: tuple[WindowEntry, ...]) -> int:
         """Return when the last entry expires."""
         return state[-1].expiry
 
 
-def _live(state: tuple[Entry, ...] | None, now: int) -> tuple[Entry, ...]:
+def _live(state: tuple[WindowEntry, ...] | None, now: int) -> tuple[WindowEntry, ...]:
     if not state or state[0].expiry > now:
         return state or ()
     return state[bisect_left(state, now + 1, key=lambda entry: entry.expiry) :]
 
 
-def _without_oldest(entries: tuple[Entry, ...], units: int) -> tuple[Entry, ...]:
+def _without_oldest(entries: tuple[WindowEntry, ...], units: int) -> tuple[WindowEntry, ...]:
     """Take units out of the oldest entries."""
     while entries and units >= entries[0].cost:
         units -= entries[0].cost
@@ -134,13 +136,13 @@ def _without_oldest(entries: tuple[Entry, ...], units: int) -> tuple[Entry, ...]
     return entries
 
 
-def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:
+def _until_back(live: tuple[WindowEntry, ...], needed: int, now: int) -> int:
     """Return how long until `needed` units are free again."""
     base = live[0].total - live[0].cost
     return live[bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)].expiry - now
 
 
-def _until_more(live: tuple[Entry, ...], p: Parameters, now: int) -> int:
+def _until_more(live: tuple[WindowEntry, ...], p: Parameters, now: int) -> int:
     """Return how long until more is left; `NEVER` if waiting does not help."""
     return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
 
@@ -149,5 +151,5 @@ def _wrapped(total: int) -> int:
     return total - WRAP if total >= 2 * WRAP else total
 
 
-def _used(live: tuple[Entry, ...]) -> int:
+def _used(live: tuple[WindowEntry, ...]) -> int:
     return (live[-1].total - (live[0].total - live[0].cost)) % WRAP if live else 0

@@ -31,7 +31,7 @@ from django_quota.features.event_stream import (
 from django_quota.management.console import QuotaCommand, printable, second_of, shared_store, stopping
 from django_quota.operating.lookup import parse_rule_input, rule_hint
 
-PAUSE = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two looks for new events."""
 
 FIRST_WAIT, MAX_WAIT = 0.5, 5.0
@@ -150,7 +150,7 @@ class Command(QuotaCommand):
                     self.note("The quota store answers again.")
                     wait, last_reason = FIRST_WAIT, ""
                 if not has_more:
-                    stop.wait(PAUSE)
+                    stop.wait(POLL_SECONDS)
 
 
 def _check(options: dict[str, Any]) -> None:

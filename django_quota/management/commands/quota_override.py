@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import set_override, write_database
-from django_quota.management.console import QuotaCommand, counted, duration_of
+from django_quota.management.console import QuotaCommand, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
 from django_quota.operating.override_lists import read_list, save_list
@@ -29,7 +29,7 @@ _RULE_HELP = {
     "clear": "only of this rule (default: all overrides of the subject)",
 }
 
-SUBJECT_HELP = (
+OVERRIDE_SUBJECT_HELP = (
     "for example user:42, 203.0.113.9, 198.51.100.0/24 for a network, 'user:*' for all users, or '*' for everybody"
 )
 
@@ -68,7 +68,7 @@ class Command(QuotaCommand):
         listing, setting, importing, clearing = (verbs.choices[name] for name in meanings)
         listing.add_argument("--subject", help="only of this subject, for example user:42")
         listing.add_argument("--active", action="store_true", help="only those that hold now")
-        setting.add_argument("subject", help=SUBJECT_HELP)
+        setting.add_argument("subject", help=OVERRIDE_SUBJECT_HELP)
         setting.add_argument(
             "what",
             metavar="RATE|exempt|blocked|shadow",
@@ -80,7 +80,7 @@ class Command(QuotaCommand):
         importing.add_argument(
             "--as", dest="what", default="blocked", metavar="WHAT", help="RATE, exempt, blocked (default) or shadow"
         )
-        clearing.add_argument("subject", nargs="?", help=f"{SUBJECT_HELP}; not needed with --label")
+        clearing.add_argument("subject", nargs="?", help=f"{OVERRIDE_SUBJECT_HELP}; not needed with --label")
 
     def handle(self, *_: Any, **options: Any) -> None:
         if options["rule"] is not None:
@@ -153,7 +153,7 @@ class Command(QuotaCommand):
         shown = MAX_CLEARED if options["verb"] == "clear" else len(rows)
         lines = [prefix + _line(row) for row in rows[:shown]] or [empty]
         if len(rows) > shown:
-            lines.append(f"{prefix}{counted(len(rows) - shown, 'more override')}")
+            lines.append(f"{prefix}{quantity(len(rows) - shown, 'more override')}")
         found = [_as_json(row) for row in rows] if options["json"] else None
         self.print_result(options, found, lines, is_asked=options["verb"] == "list")
 

@@ -28,7 +28,7 @@ from django_quota.limiting.known_rules import known_rules, known_slots, url_patt
 from django_quota.management.console import QuotaCommand, printable, progress
 from django_quota.management.replay_report import Result, lines_of, make_report, unreadable
 from django_quota.operating.access_log import find_format
-from django_quota.operating.replay import RuleSet, decide, read_rules, read_traffic
+from django_quota.operating.replay import RuleSet, find_refusals, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
 from django_quota.web.request_rules import rules_of_view
 from django_quota.web.view_lookup import endpoints
@@ -76,7 +76,7 @@ class Command(QuotaCommand):
             raise CommandError("--key and --match are only for --rate. Add, for example, --rate 10/m.")
         title, rules = _chosen_rules(options)
         show = partial(progress, self.stderr)
-        of_views = [] if options["rate"] else rules_of_views()
+        of_views = [] if options["rate"] else rules_on_views()
         elsewhere, only = {} if options["rate"] else _elsewhere(of_views), options["rule"]
         known = {*elsewhere, *(rule.name for rule in of_views), *rules}
         for name in set(only or ()) - known:
@@ -91,7 +91,7 @@ class Command(QuotaCommand):
             first = f" The first: {printable(unreadable(*traffic.shown[0]))}" if traffic.shown else ""
             raise CommandError(f"No line of the log could be used as a request ({log_format.name}).{first}")
         with show("Deciding requests", len(traffic.times)) as advance:
-            refusals = decide(chosen, traffic, advance)
+            refusals = find_refusals(chosen, traffic, advance)
         found = demands(chosen, traffic)
         with show("Searching rates", len(found)) as advance:
             rates = {}
@@ -149,7 +149,7 @@ def _chosen_rules(options: dict[str, Any]) -> tuple[str, dict[str, Rule]]:
     return "the settings", {str(rule): settings.rule(str(rule)) for rule in settings.rules}
 
 
-def rules_of_views() -> list[Rule]:
+def rules_on_views() -> list[Rule]:
     """Return the rules that the middleware decides for views: those of their outermost `@quota`."""
     found: dict[int, Rule] = {}
     for endpoint in endpoints(url_patterns()):

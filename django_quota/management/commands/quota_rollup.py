@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features.rollup import BATCH_SIZE, RollupResult, roll_up
-from django_quota.management.console import QuotaCommand, counted, duration_of, progress, shared_store
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 
 MAX_BATCH = 5_000
 """The largest batch, whose rows stay locked until it is committed."""
@@ -53,9 +53,9 @@ class Command(QuotaCommand):
             except StoreUnavailable as error:
                 problem = error
         words = (
-            f"{'Stopped before the end. ' if stop.is_set() else ''}Moved {counted(done.days, 'day')} of subjects: "
-            f"{done.allowed:,} allowed and {done.refused:,} refused checks, {counted(done.units, 'unit')}, "
-            f"to {counted(done.rows, 'row')}."
+            f"{'Stopped before the end. ' if stop.is_set() else ''}Moved {quantity(done.days, 'day')} of subjects: "
+            f"{done.allowed:,} allowed and {done.refused:,} refused checks, {quantity(done.units, 'unit')}, "
+            f"to {quantity(done.rows, 'row')}."
         )
         self.print_result(options, asdict(done) | {"stopped": stop.is_set()}, [words])
         if problem is not None:

@@ -14,7 +14,7 @@ from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.features.event_stream import Event, iso
 from django_quota.features.usage import Count
 from django_quota.limiting.overrides import overrides
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, bar, counted, second_of, shared_store
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, bar, quantity, second_of, shared_store
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
     WITHOUT_STORE,
@@ -56,11 +56,11 @@ class Command(QuotaCommand):
         lines = list(_lines(snapshot, refused, with_unused=bool(options["all"] or names)))
         for whole, rule in longer.items():
             lines.append(f"  together  {whole} {f'is refused by {rule}' if rule else 'is not refused now'}")
-        value = {**as_json(snapshot), "refused": [event.as_json() for event in refused], "longer": longer}
+        value = {**snapshot_as_json(snapshot), "refused": [event.as_json() for event in refused], "longer": longer}
         self.print_result(options, value, lines, is_asked=True)
 
 
-def as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
+def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
     """Return what `--json` prints of a snapshot."""
     return {
         "subject": snapshot.subject,
@@ -101,7 +101,7 @@ def _lines(snapshot: SubjectSnapshot, refused: Sequence[Event], *, with_unused: 
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
     for held in snapshot.leases:
         first = f"the first is free in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
-        yield f"  in use    {held.name}: {counted(held.number, 'slot')}; {first}"
+        yield f"  in use    {held.name}: {quantity(held.number, 'slot')}; {first}"
     for event in refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
@@ -156,5 +156,5 @@ def _override(override: Override, subject: str) -> str:
 
 
 def _count(count: Count) -> str:
-    units = f" ({counted(count.units, 'unit')})" if count.units != count.allowed else ""
+    units = f" ({quantity(count.units, 'unit')})" if count.units != count.allowed else ""
     return f"{count.allowed} allowed{units} {count.refused} refused"

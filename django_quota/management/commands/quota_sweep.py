@@ -17,9 +17,9 @@ from django.core.management.base import CommandError, CommandParser
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, counted, duration_of, progress, shared_store
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 from django_quota.operating.row_sweep import RowReport, sweep_rows
-from django_quota.operating.sweep import Report, Sweeper
+from django_quota.operating.sweep import Sweeper, SweepReport
 from django_quota.stores.database.log import count_expired
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Command(QuotaCommand):
             report = sweeper.sweep(stop, advance)
         self.print_result(options, report.as_json(), _in_words(report, is_dry=is_dry))
         if report.missed:
-            missed = counted(report.missed, "part")
+            missed = quantity(report.missed, "part")
             raise StoreUnavailable(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys")
 
     def _sweep_rows(self, store: DatabaseStore, stop: threading.Event, options: dict[str, Any]) -> None:
@@ -76,19 +76,19 @@ class Command(QuotaCommand):
             with progress(self.stderr, "Deleting", sum(expired)) as advance:
                 report = sweep_rows(store, now, keep, stop, advance, options["budget_ms"])
         states, bans, events = report.rows
-        what = f"{counted(states, 'expired state')}, {counted(bans, 'ban')} and {counted(events, 'event')}"
+        what = f"{quantity(states, 'expired state')}, {quantity(bans, 'ban')} and {quantity(events, 'event')}"
         lines = [f"{'Would delete' if options['dry_run'] else 'Deleted'} {what}."]
         lines += [] if report.is_complete else ["Stopped before the end."]
         self.print_result(options, report.as_json(), lines)
 
 
-def _in_words(report: Report, *, is_dry: bool) -> Iterator[str]:
+def _in_words(report: SweepReport, *, is_dry: bool) -> Iterator[str]:
     if report.resumed:
         yield "Continued where the last sweep stopped."
-    yield f"Examined {counted(report.keys, 'key')}, {report.sets:,} of them sorted sets, in {report.seconds:.1f} s."
-    entries = counted(report.removed, "expired entry", "expired entries")
+    yield f"Examined {quantity(report.keys, 'key')}, {report.sets:,} of them sorted sets, in {report.seconds:.1f} s."
+    entries = quantity(report.removed, "expired entry", "expired entries")
     yield f"{'Would remove' if is_dry else 'Removed'} {entries}."
     if report.repaired:
-        yield f"{'Would give' if is_dry else 'Gave'} a TTL to {counted(report.repaired, 'key')} that had none."
+        yield f"{'Would give' if is_dry else 'Gave'} a TTL to {quantity(report.repaired, 'key')} that had none."
     if not report.complete and not report.missed:
         yield "Stopped before the end" + ("." if is_dry else ". The next sweep continues from there.")

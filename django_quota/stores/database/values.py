@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from django_quota.core.algorithms.fixed_window import WindowCount
-from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.sliding_window import WindowEntry
 from django_quota.core.algorithms.token_bucket import Bucket
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -44,7 +44,7 @@ def _numbers_of(entries: Any) -> list[int]:
     numbers = list[int]()
     last_total = last_expiry = 0
     for entry in entries:
-        if type(entry) is not Entry:
+        if type(entry) is not WindowEntry:
             raise TypeError("a tuple holds something else than entries")
         total, cost, expiry = entry
         numbers += (total - last_total, cost, expiry - last_expiry)
@@ -70,7 +70,7 @@ def loads(text: str) -> Any:
             if name in _PAIRS and len(parts) == 2:  # noqa: PLR2004
                 return _PAIRS[name](*parts)
             if name == "entries" and len(parts) % 3 == 0:
-                return tuple(map(Entry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
+                return tuple(map(WindowEntry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
     raise ValueError("it is no value of ours")
 
 
