@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
+from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import subjects_seen
@@ -17,13 +18,12 @@ from django_quota.operating.inspection import OverridePreview, preview_override
 from django_quota.operating.lookup import (
     find_users,
     is_bare,
-    is_given_by,
     is_group,
-    known_keys,
     override_problems,
     parse_override_input,
     parse_rule_input,
 )
+from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import user_subject
 from django_quota.requests.wording import error_in_words
 

@@ -24,6 +24,7 @@ from django_quota.conf import limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
+from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
@@ -32,12 +33,11 @@ from django_quota.operating.inspection import LimitStatus, SubjectSnapshot, load
 from django_quota.operating.longer_subjects import longer_subjects
 from django_quota.operating.lookup import (
     is_bare,
-    is_given_by,
-    known_keys,
     login_names,
     subject_hint,
     user_of,
 )
+from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import named_subject
 from django_quota.requests.wording import error_in_words
 

@@ -5,7 +5,7 @@ Rules of `check("10/m", ...)` are not known beforehand. You find them only in wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from django.urls import get_resolver
 
 from django_quota.conf import current, limits_logins
 from django_quota.core.errors import ConfigurationError, RuleError
-from django_quota.core.rules import Rule
+from django_quota.core.rules import Rule, parts_of_key
 
 Finder = Callable[[Iterable[Any]], Iterable[Any]]
 """Finds rules, or the names of slots, on the views of URL patterns."""
@@ -63,6 +63,20 @@ def known_login_rules() -> tuple[Rule, ...]:
     with suppress(ConfigurationError):  # a system check reports it
         return current().login if limits_logins() else ()
     return ()
+
+
+def known_keys() -> dict[str, list[object]]:
+    """Return the parts of the keys of the known rules, by name. Rules whose key may be unused are left out.
+
+    A configured rule with neither a key nor a match may be meant for calls in your code, which pass any subject.
+    """
+    of_requests = {rule.name for rule in rules_of_requests()}
+    of_requests |= {name for name, given in current().rules.items() if isinstance(given, Mapping) and "key" in given}
+    return {
+        name: [key for option, key in parts_of_key(rule) if option == "key"]
+        for name, rule in known_rules().items()
+        if isinstance(rule, Rule) and (name in of_requests or rule.match)
+    }
 
 
 def known_slots() -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,13 +21,14 @@ from django.db.models import CharField, Q, TextField
 from django.utils.encoding import repercent_broken_unicode
 from django.utils.translation import gettext as _
 
-from django_quota.conf import current, rule_of
+from django_quota.conf import rule_of
 from django_quota.core.errors import RuleError, nearest
 from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import Rule, dotted_path, is_valid_name, parts_of_key
-from django_quota.limiting.known_rules import known_rules, rules_of_requests
+from django_quota.core.rules import dotted_path, is_valid_name
+from django_quota.limiting.known_rules import known_keys, known_rules
 from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
+from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import (
     GLOBAL,
     LOGIN,
@@ -138,55 +139,6 @@ def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
         return [SubjectMatch(parse_subject_input(text))]
     found = [SubjectMatch(user_subject(user), user) for user in find_users(text, prefix=True)] if with_users else []
     return found or [SubjectMatch(named_subject(text), is_guess=True)]
-
-
-# --- what a key gives -------------------------------------------------------------------------------------------------
-
-
-def known_keys() -> dict[str, list[object]]:
-    """Return the parts of the keys of the known rules, by name. Rules whose key may be unused are left out.
-
-    A configured rule with neither a key nor a match may be meant for calls in your code, which pass any subject.
-    """
-    of_requests = {rule.name for rule in rules_of_requests()}
-    of_requests |= {name for name, given in current().rules.items() if isinstance(given, Mapping) and "key" in given}
-    return {
-        name: [key for option, key in parts_of_key(rule) if option == "key"]
-        for name, rule in known_rules().items()
-        if isinstance(rule, Rule) and (name in of_requests or rule.match)
-    }
-
-
-def is_given_by(keys: Collection[object], subject: str) -> bool:
-    """Return whether a key with these parts can give a subject, or one of a group; True if no parts are known."""
-    parts = parts_of(subject)
-    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_gives, keys, parts)))
-
-
-def _gives(key: object, part: str) -> bool:
-    """Return whether a key can give a part of a subject. A request that lacks the part counts by its address."""
-    if _is_function(key) and "." not in part.partition(":")[0]:  # it may return a Subject of any kind
-        return True
-    return _is_own(key, part) or (key not in ("path", GLOBAL) and part.startswith(_FALLBACKS))
-
-
-def _is_function(key: object) -> bool:
-    return not isinstance(key, str) or (":" not in key and "." in key)
-
-
-_FALLBACKS = ("ip:", "network:", "throttle:", "ratelimit:")
-"""The kinds of subjects that any key may give: an address, and those that throttles make from keys of their own."""
-
-
-def _is_own(key: object, part: str) -> bool:
-    """Return whether a part of a subject is of the kind of a key."""
-    kind = part.partition(":")[0]
-    if not isinstance(key, str) or _is_function(key):
-        return kind == "user" or kind.startswith("key.")
-    if key in ("user", "user_or_ip"):
-        return kind in ("user", "ip")
-    of_key, _colon, name = key.partition(":")
-    return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------

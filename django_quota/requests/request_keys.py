@@ -5,7 +5,7 @@ A resolver that has to wait returns a flow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from django_quota.conf import import_function
 from django_quota.core.caching import cached
 from django_quota.core.errors import RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
+from django_quota.core.overrides import EVERYBODY
 from django_quota.core.rules import Rule, dotted_path, is_lambda
 from django_quota.requests.addresses import ip_subject
 from django_quota.requests.request_bodies import body_notes, form_of, has_unread_body, json_object_of
@@ -31,6 +32,7 @@ from django_quota.requests.subjects import (
     escape_value,
     is_user,
     normalized,
+    parts_of,
     session_subject,
     user_subject,
 )
@@ -271,3 +273,38 @@ def _secret(kind: str, name: str, value: str | None) -> str | None:
 def _head(kind: str, name: str) -> str:
     """Return what all subjects of one field, header or cookie begin with. The name is the site's own."""
     return f"{kind}.{escape_value(name)}:"
+
+
+# --- what a key gives -------------------------------------------------------------------------------------------------
+
+
+def is_given_by(keys: Collection[object], subject: str) -> bool:
+    """Return whether a key with these parts can give a subject, or one of a group; True if no parts are known."""
+    parts = parts_of(subject)
+    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_gives, keys, parts)))
+
+
+def _gives(key: object, part: str) -> bool:
+    """Return whether a key can give a part of a subject. A request that lacks the part counts by its address."""
+    if _is_function(key) and "." not in part.partition(":")[0]:  # it may return a Subject of any kind
+        return True
+    return _is_own(key, part) or (key not in ("path", GLOBAL) and part.startswith(_FALLBACKS))
+
+
+def _is_function(key: object) -> bool:
+    return not isinstance(key, str) or (":" not in key and "." in key)
+
+
+_FALLBACKS = ("ip:", "network:", "throttle:", "ratelimit:")
+"""The kinds of subjects that any key may give: an address, and those that throttles make from keys of their own."""
+
+
+def _is_own(key: object, part: str) -> bool:
+    """Return whether a part of a subject is of the kind of a key."""
+    kind = part.partition(":")[0]
+    if not isinstance(key, str) or _is_function(key):
+        return kind == "user" or kind.startswith("key.")
+    if key in ("user", "user_or_ip"):
+        return kind in ("user", "ip")
+    of_key, _colon, name = key.partition(":")
+    return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)

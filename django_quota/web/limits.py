@@ -15,9 +15,9 @@ from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.asks import Ask
 from django_quota.features.usage import last_tiers
 from django_quota.limiting.api import MAX_ENTRIES, AnySubject, answer_flow, django_request, run_call
-from django_quota.limiting.known_rules import known_rules, rule_finders
-from django_quota.operating.lookup import is_given_by, known_keys
+from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
 from django_quota.requests.request_hits import asked_flow
+from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.site_rules import site_rules
 from django_quota.requests.subjects import subject_of
 
