@@ -210,7 +210,7 @@ class QuotaSettings:
 
     prefix = _text(
         "quota",
-        "Use a text without braces, for example 'quota'.",
+        "Use a string without braces, for example 'quota'.",
         re.compile("[^{}]+").fullmatch,
         read=_read_prefix,
     )
@@ -470,7 +470,7 @@ def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule
     rule = Rule.make("unnamed" if name is None else cast("str", name), rate, **given)
     if name is not None:
         return rule
-    # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
+    # The same rate, however it is written, is the same rule: "10/m" and "10 per minute" share their state.
     if any(map(is_lambda, rule.rates)):  # the name of a lambda is its line, which changes
         raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]

@@ -144,7 +144,7 @@ class QuotaOverride(models.Model):
     subject = SubjectField(
         _("subject"),
         max_length=500,
-        help_text=_("Whom it is about, such as user:42 or ip:203.0.113.9."),
+        help_text=_("Who this applies to, such as user:42 or ip:203.0.113.9."),
     )
     rule = models.CharField(
         _("rule"),
@@ -229,7 +229,7 @@ class QuotaOverride(models.Model):
 
     @property
     def subject_in_words(self) -> str:
-        """Whom the override is about; `*` is everybody."""
+        """Who the override applies to; `*` is everybody."""
         return gettext("everybody") if self.subject == EVERYBODY else self.subject
 
     @property
@@ -405,7 +405,7 @@ class DailyCounter(models.Model):
     subject = models.CharField(
         _("subject"),
         max_length=255,
-        help_text=_("Whom it is about, such as user:42; ~ and a digest where the name is too long."),
+        help_text=_("Who this applies to, such as user:42; ~ and a digest where the name is too long."),
     )
     rule = models.CharField(_("rule"), max_length=255)
     day = models.DateField(_("day"))

@@ -10,7 +10,7 @@ carries
 `decision`  the `Decision`
 `share`     which share of `warn_at` was reached, such as 0.8; `near_limit` only
 
-`store_lost` carries `reason`, a text without secrets. `store_back` carries `seconds`, for which rules were decided by
+`store_lost` carries `reason`, a string without secrets. `store_back` carries `seconds`, for which rules were decided by
 their `on_unavailable`. Each is sent once for an outage, not for each request.
 """
 
@@ -36,7 +36,7 @@ near_limit: Signal = Signal()
 """The used share of a limit has reached `share`, one of `warn_at`: `rule`, `subject`, `decision`. Once each time."""
 
 store_lost: Signal = Signal()
-"""The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a text without secrets."""
+"""The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a string without secrets."""
 
 store_back: Signal = Signal()
 """The store answers again: `seconds`, for which rules followed `on_unavailable`."""

@@ -1,4 +1,4 @@
-"""The admin page of bans: those in force, found by subject and rule, lifting many at once, and what began lately.
+"""The admin page of bans: those in force, found by subject and rule, lifting many at once, and what began recently.
 
 You search by POST, as on the page of a subject, so a plain value never becomes part of a URL.
 """
@@ -34,7 +34,7 @@ from django_quota.requests.subjects import named_subject
 from django_quota.requests.wording import error_in_words
 
 PER_PAGE = 50
-"""Bans on a page, and bans that began lately."""
+"""Bans on a page, and bans that began recently."""
 
 MAX_LIFTED = 1_000
 """Bans that one action lifts."""
@@ -164,7 +164,7 @@ def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
 
 
 def _searched(request: HttpRequest) -> BanFilter:
-    """Return the filter of the search form. Raises `RuleError` for a text that cannot be a subject."""
+    """Return the filter of the search form. Raises `RuleError` for a string that cannot be a subject."""
     text = request.POST.get("find", "").strip()
     found = find_subjects(text, with_users=may_see_users(request)) if text else []
     return BanFilter([match.subject for match in found], request.POST.get("rule", ""))

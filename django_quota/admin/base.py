@@ -117,7 +117,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
                 request, "subject/find", _("Find a subject"), trouble=error_in_words(error), find_url=self.url(page)
             )
         if len(found) > 1:
-            return self.show(request, "subject/choice", _("Whom do you mean?"), found=found, find_url=self.url(page))
+            return self.show(request, "subject/choice", _("Who do you mean?"), found=found, find_url=self.url(page))
         return HttpResponseRedirect(self.url(page, subject=found[0].subject))
 
 

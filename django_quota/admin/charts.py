@@ -21,7 +21,7 @@ from django_quota.operating.activity import Minute
 
 
 class Label(NamedTuple):
-    """A text in a chart."""
+    """Words in a chart."""
 
     x: float
     y: float

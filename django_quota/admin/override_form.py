@@ -52,7 +52,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         """Why the override can have no effect, once the form is checked."""
         if "subject" in self.fields:
             self.fields["subject"].help_text = _(
-                "Whom it is about: a user's name or e-mail address, a subject such as user:42 or ip:203.0.113.9, a "
+                "Who this applies to: a user's name or e-mail address, a subject such as user:42 or ip:203.0.113.9, a "
                 "network such as ip:198.51.100.0/24, a kind such as user:*, or * for everybody."
             )
             self.fields["rule"].widget.attrs["list"] = "quota-known-rules"  # in the page's template

@@ -184,11 +184,11 @@ _CLIENT = re.compile(r"<redis\..*", re.DOTALL)
 
 
 _SIGNS = ("@", "=", "with args", "<redis.")
-"""A text without any of these has no secrets."""
+"""A string without any of these has no secrets."""
 
 
 def without_secrets(text: str) -> str:
-    """Return a text, such as a URL or an error of a server, without passwords and on one line."""
+    """Return a string, such as a URL or an error of a server, without passwords and on one line."""
     if text.isprintable() and not any(sign in text for sign in _SIGNS):
         return text  # the usual case, and a hot path while the store is down
     text = _CLIENT.sub("<redis...", text)

@@ -61,7 +61,7 @@ class Key(NamedTuple):
 
 def escape(part: str) -> str:
     """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
-    if len(part) > MAX_PART:  # a client may send a text that takes long to encode
+    if len(part) > MAX_PART:  # a client may send a string that takes long to encode
         return digested(part)
     return part if _is_safe(part) else _escape(part)
 
@@ -78,7 +78,7 @@ def digested(part: str) -> str:
 
 
 is_digest = re.compile(f"{_DIGESTED}[0-9a-f]{{64}}").fullmatch
-"""Says whether a text is what `digested` returns."""
+"""Says whether a string is what `digested` returns."""
 
 
 def field(name: str) -> str:

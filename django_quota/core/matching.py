@@ -85,9 +85,9 @@ class Match:
 
     @classmethod
     def read(cls, option: str, value: object) -> Match:
-        """Read the option of a rule: a text, a dict of texts by kind, or a list of these. Raises `RuleError`.
+        """Read the option of a rule: a string, a dict of strings by kind, or a list of these. Raises `RuleError`.
 
-        A text is a path (`/api/`, `/files/*.zip`, `re:^/v[12]/`), the name of a view (`api:search`), a namespace with
+        A string is a path (`/api/`, `/files/*.zip`, `re:^/v[12]/`), the name of a view (`api:search`), a namespace with
         all below it (`api:*`) or a host (`host:*.example.com`). A list matches if one entry does. A dict
         (`{"path": ..., "host": ...}`) matches if all of its kinds do. The time of a glob grows with the path, and
         no faster. A regular expression is your risk: one that backtracks may take minutes for a path.
@@ -158,7 +158,7 @@ def _place(option: str, entry: object) -> MatchPlace:
 
 def _pattern(place: str, text: object, kind: Kind | None = None) -> Pattern:
     if not isinstance(text, str):
-        raise RuleError(f"{place}={text!r} is {type(text).__name__}, not a text.", _EXAMPLE)
+        raise RuleError(f"{place}={text!r} is {type(text).__name__}, not a string.", _EXAMPLE)
     if kind is None:
         kind = "path" if text.startswith(("/", "re:")) else "host" if text.startswith("host:") else "view"
     try:

@@ -148,7 +148,7 @@ def parse_rate(value: object) -> Rate:
     if isinstance(value, Rate):
         return value
     if not isinstance(value, str):
-        raise RateError(value, None, f"it is {type(value).__name__}, not a text", _HINT)
+        raise RateError(value, None, f"it is {type(value).__name__}, not a string", _HINT)
     return _parse(value)
 
 
@@ -209,7 +209,7 @@ def parse_override_rates(text: str) -> RateChange | tuple[Rate, ...]:
 
 
 Duration: TypeAlias = float | str | timedelta
-"""A duration as people write it: a number of seconds, a timedelta, or a text such as `"10m"` or `"2 hours"`."""
+"""A duration as people write it: a number of seconds, a timedelta, or a string such as `"10m"` or `"2 hours"`."""
 
 
 def parse_duration(

@@ -180,7 +180,7 @@ class Exemption:
             return value
         entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
         if not entries:
-            raise RuleError(f"exempt={value!r} names nobody.", _EXEMPT_EXAMPLE)
+            raise RuleError(f"exempt={value!r} is empty.", _EXEMPT_EXAMPLE)
         functions = tuple(entry for entry in entries if callable(entry))
         texts = [entry for entry in entries if not callable(entry)]
         try:
@@ -191,9 +191,9 @@ class Exemption:
 
 
 def read_network(value: object) -> Network:
-    """Return the network of a text, or of a network or an address. Raises `ValueError`."""
+    """Return the network of a string, or of a network or an address. Raises `ValueError`."""
     if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
-        raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY004
+        raise ValueError(f"it is {type(value).__name__}, not a string")  # noqa: TRY004
     return network_of(value)
 
 

@@ -110,7 +110,7 @@ class Tiers:
         if isinstance(value, Tiers):
             return value
         if not names_tiers(value):
-            raise RateError(value, None, "it names no tier", _TIERS_EXAMPLE)
+            raise RateError(value, None, "the dict has no tiers", _TIERS_EXAMPLE)
         return cls(tuple((tier, cls._read_rates(tier, given)) for tier, given in value.items()))
 
     @staticmethod
@@ -176,7 +176,7 @@ class Rule:
     """How many hits a bucket takes at once; for `token_bucket` and `leaky_bucket`."""
     precision: int | None = declare_number()
     """How many entries a sliding window keeps at most, 1 to 1000 (100 unless set)."""
-    tz: str | None = declare(None, fits=lambda zone: isinstance(zone, str), problem="is not a text.")
+    tz: str | None = declare(None, fits=lambda zone: isinstance(zone, str), problem="is not a string.")
     """The time zone of `calendar`, such as `"Europe/Berlin"`; UTC unless set."""
     count_refused: bool = declare_flag(default=False)
     """Whether refused hits count too."""
@@ -191,7 +191,7 @@ class Rule:
     )
     """A function of the request; where it returns true, the rule does not apply."""
     exempt: Any = declare(None, read=Exemption.read, only_in="requests")
-    """Whom the rule does not limit: networks, `"staff"`, a function of the request, or a list of those."""
+    """Who is exempt from the rule: networks, `"staff"`, a function of the request, or a list of those."""
     tier: Callable[[Any], Any] | None = declare_function(
         "request", problem="is neither a function of the request nor the dotted path of one."
     )
@@ -369,7 +369,7 @@ class Rule:
             rate = options.pop("rate", value)
             rates = rate if isinstance(rate, (list, tuple)) else (rate,)
             if not rates:
-                raise RuleError("it lists no rate.", "Use, for example, '10/m', or None for unlimited.")  # noqa: TRY301
+                raise RuleError("the list of rates is empty.", "Use, for example, '10/m', or None for unlimited.")  # noqa: TRY301
             return cls(name, tuple(rates), **options)
         except RuleError as error:
             raise RuleError(f"{place}[{name!r}]: {error}") from error
@@ -403,7 +403,7 @@ class Rule:
         longest = max(own, key=lambda rate: rate.period)
         counts = [rate.count * change.factor + (change.units if rate is longest else 0) for rate in own]
         changed = [replace(rate, count=count) for rate, count in zip(own, counts, strict=True)]
-        return self.with_rates(*map(str, changed))  # as texts: they are checked again
+        return self.with_rates(*map(str, changed))  # as strings: they are checked again
 
     @cached(maxsize=1024)
     def but(self, **options: Any) -> Rule:
@@ -484,7 +484,7 @@ def name_conflict(rule: Rule, other: Rule) -> RuleError:
 
 
 def is_valid_name(value: object) -> bool:
-    """Say whether a value can name a rule or a slot: a text of at least one character that UTF-8 can encode.
+    """Say whether a value can name a rule or a slot: a string of at least one character that UTF-8 can encode.
 
     JSON may contain lone surrogates, which no page, database or terminal can show.
     """
@@ -577,7 +577,7 @@ def _read_options(rule: Rule) -> None:
 
 def _check_options(rule: Rule) -> None:
     if not is_valid_name(rule.name):
-        raise RuleError(f"{rule.name!r} is not a rule's name. Use a text of at least one character.")
+        raise RuleError(f"{rule.name!r} is not a rule's name. Use a string of at least one character.")
     _check_algorithm(rule)
     for option, declared in OPTIONS.items():
         declared.check(option, getattr(rule, option))
@@ -589,7 +589,7 @@ def _check_options(rule: Rule) -> None:
     given = {each.name for each in fields(rule) if OPTION in each.metadata and getattr(rule, each.name) != each.default}
     for option, other, why in _CONFLICTS:
         if {option, other} <= given:
-            raise RuleError(f"{option}= does not go with {other}=: {why}.", f"Leave out {option}=.")
+            raise RuleError(f"{option}= cannot be combined with {other}=: {why}.", f"Leave out {option}=.")
     for option, function in (*functions_of(rule), *parts_of_key(rule)):
         # @quota without parentheses takes the view for a rate; a system check reports that.
         if callable(function) and option != "rate":

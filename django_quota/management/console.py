@@ -204,7 +204,7 @@ def explain(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with control characters escaped: clients may choose the names that commands print."""
+    """Return a string with control characters escaped: clients may choose the names that commands print."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 

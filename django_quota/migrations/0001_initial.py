@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
                 (
                     "subject",
                     models.CharField(
-                        help_text="Whom it is about, such as user:42; ~ and a digest where the name is too long.",
+                        help_text="Who this applies to, such as user:42; ~ and a digest where the name is too long.",
                         max_length=255,
                         verbose_name="subject",
                     ),
@@ -97,7 +97,7 @@ class Migration(migrations.Migration):
                 (
                     "subject",
                     models.CharField(
-                        help_text="Whom it is about, such as user:42 or ip:203.0.113.9.",
+                        help_text="Who this applies to, such as user:42 or ip:203.0.113.9.",
                         max_length=500,
                         verbose_name="subject",
                     ),

@@ -86,7 +86,7 @@ def _decoded(path: str) -> str:
     try:
         raw = path.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # half a character, as JSON can write it
-        raise UnreadableLineError("its path is no text") from None
+        raise UnreadableLineError("its path is not a string") from None
     return repercent_broken_unicode(unquote_to_bytes(raw)).decode()
 
 
@@ -111,7 +111,7 @@ def read_time(text: str, latest: int = 0) -> int:
         moment = _common_time(text) if "/" in text else datetime.fromisoformat(text)
         time = microseconds_of(moment) if moment.tzinfo else _local_time(moment, latest)
     except (ValueError, OverflowError):
-        raise UnreadableLineError(f"{text!r} is no time, such as 21/Nov/2026:04:40:00 +0000") from None
+        raise UnreadableLineError(f"{text!r} is not a time, such as 21/Nov/2026:04:40:00 +0000") from None
     if not 0 < time < MAX_TIME:
         raise UnreadableLineError(f"its time is before 1970 or too late: {text!r}")
     return time

@@ -1,4 +1,4 @@
-"""The bans of all subjects, for the admin: those in force, found by subject and rule, and those that began lately."""
+"""The bans of all subjects, for the admin: those in force, found by subject and rule, and those that began recently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BanFilter(NamedTuple):
     """Whose bans, and from which rule."""
 
     subjects: Sequence[str] = ()
-    """The subjects, alone or combined. A word that is no subject matches each subject that contains it. Empty: all."""
+    """The subjects, alone or combined. A word that is not a subject matches each one that contains it. Empty: all."""
     rule: str = ""
     """The rule's name. Empty: all."""
 

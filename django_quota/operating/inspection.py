@@ -70,7 +70,7 @@ WITHOUT_STORE = {
 T = TypeVar("T")
 
 NamedRule = Rule | str | list[Rule]
-"""What a name stands for: a rule, a text that says why none can be read, or the rules that a rate may mean."""
+"""What a name stands for: a rule, a string that says why none can be read, or the rules that a rate may mean."""
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it walks
     through all keys of the store: use that in a command, not in a request. The memory store is always read by name.
 
-    Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
+    Raises `RuleError` for a name in `names` that is not a rule, `StoreUnavailable` if the store does not answer.
     """
     scanned = scan_keys(subject) if scan else None
     counted, leases = _contents_of(scanned or {})
@@ -223,7 +223,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
 
 
 def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
-    """Return the rules of these names. A rate has the same name however it is spelt: `10 per minute` is `10/m`."""
+    """Return the rules of these names. A rate has the same name however it is written: `10 per minute` is `10/m`."""
     chosen = {name: known.get(name) or rule_of(name, {}) for name in names}
     return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
 
@@ -273,7 +273,7 @@ def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, s
 def rules_named(name: str) -> NamedRule:
     """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
 
-    If there is no such rule, return a text that says so.
+    If there is no such rule, return a string that says so.
     """
     rules = []
     for algorithm in ALGORITHMS:
@@ -477,7 +477,7 @@ class OverridePreview:
 def preview_override(subject: str, override: Override) -> OverridePreview:
     """Return what an override would do to a subject from now on, if it replaced the saved one with its primary key.
 
-    This changes nothing. Raises `RuleError` for a text that cannot be a subject, `StoreUnavailable`.
+    This changes nothing. Raises `RuleError` for a string that cannot be a subject, `StoreUnavailable`.
     """
     rules = rules_for(override.rule)
     snapshot = _snapshot_of(subject, read_contents(subject), rules)

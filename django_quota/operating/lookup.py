@@ -1,7 +1,7 @@
 """Find users, subjects and rules by what a person types, and say what is probably meant.
 
 Nothing is refused here: a call may use any subject and any rule name. Where a typed text holds a plain value, as in
-`post:phone=+1555`, only the digest of the value is used. Never log or show such a text.
+`post:phone=+1555`, only the digest of the value is used. Never log or show such a string.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_subject_input(text: str) -> str:
     the digest of that value, `login:username=ann` for the failed logins of a user name, and any path. A plus sign joins
     the parts of a subject: `ip:203.0.113.9+post:username=ann`.
 
-    Raises `RuleError` for a text that cannot be a subject, and for a network, which only an override may be about.
+    Raises `RuleError` for a string that cannot be a subject, and for a network, which only an override may be about.
     """
     if hint := network_hint(text):
         raise RuleError(hint)
@@ -127,10 +127,10 @@ class SubjectMatch(NamedTuple):
 
 
 def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
-    """Return the subject that a text means, or several users to choose from.
+    """Return the subject that a string means, or several users to choose from.
 
     `with_users`: whether to look for users by their key, their name or e-mail address, or how these begin. Pass False
-    for people who may not see users. Raises `RuleError` for a text that cannot be a subject.
+    for people who may not see users. Raises `RuleError` for a string that cannot be a subject.
     """
     text = text.strip()
     if not text:
@@ -177,7 +177,7 @@ def is_bare(subject: str) -> bool:
 
 
 def network_hint(text: str) -> str:
-    """Say why a network is not a subject; empty for other texts, and for networks that IPv6 addresses count by."""
+    """Say why a network is not a subject; empty for other strings, and for networks that IPv6 addresses count by."""
     bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
     if not is_network(bare) or "+" in text:
         return ""
@@ -197,8 +197,8 @@ def rule_hint(rule: str) -> str:
         return ""
     words = {"rule": rule, "near": nearest(rule, known)}
     if words["near"]:
-        return _('"%(rule)s" is no rule of the settings or the views. Did you mean "%(near)s"?') % words
-    return _('"%(rule)s" is no rule of the settings or the views.') % words
+        return _('"%(rule)s" is not a rule of the settings or the views. Did you mean "%(near)s"?') % words
+    return _('"%(rule)s" is not a rule of the settings or the views.') % words
 
 
 def override_problems(subject: str, rule: str, *, with_users: bool = True) -> list[str]:
@@ -239,7 +239,7 @@ def is_group(subject: str) -> bool:
 
 
 def find_users(text: str, *, prefix: bool = False) -> list[Any]:
-    """Return at most `MAX_USERS` users who have a text as key, name or e-mail address, in one query.
+    """Return at most `MAX_USERS` users who have a string as key, name or e-mail address, in one query.
 
     `prefix`: also those whose name or e-mail address begins with the text, if no user matches it in full.
     """
@@ -301,13 +301,13 @@ def _newest_login_names(_minute: int) -> dict[str, str]:
 
 
 def parse_user_key(text: str) -> Any:
-    """Return a text as a primary key of the user model; None if it cannot be one."""
+    """Return a string as a primary key of the user model; None if it cannot be one."""
     model: Any = get_user_model()
     return next(iter(_values_of(model._meta.pk.name, text)), None)
 
 
 def _values_of(field: str, text: str) -> list[Any]:
-    """Return a text as a value of a field of the user model, in a list; an empty list if it cannot be one."""
+    """Return a string as a value of a field of the user model, in a list; an empty list if it cannot be one."""
     if "\0" in text or not is_valid_name(text):
         return []
     found: Any = get_user_model()._meta.get_field(field)

@@ -44,10 +44,10 @@ def reset_subject(
 ) -> ResetReport:
     """Delete what these rules, or all rules that can be found, have counted for a subject, and lift their bans.
 
-    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules, those of
-    the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys of the store,
-    as `load_snapshot` does. Use that in a command, not in a request. Without it, a name that no known rule has is read
-    as a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.
+    `subject`: a string such as `"user:42"`, or a user. `names`: the names of rules; None: the configured rules, those
+    of the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys of the
+    store, as `load_snapshot` does. Use that in a command, not in a request. Without it, a name that no known rule has
+    is read as a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.
 
     Raises `RuleError` if `subject` is not a subject, and `StoreUnavailable`.
 

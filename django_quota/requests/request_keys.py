@@ -166,7 +166,7 @@ def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, (bool, list, dict)):
-        raise BadRequest(f"The field {path!r} of the body is not a text or a number.")
+        raise BadRequest(f"The field {path!r} of the body is not a string or a number.")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 42, 42.0, 4.2e1 and "42" are one value for most views
     return _from_field(kind, path, None if value is None else str(value), exact=exact)

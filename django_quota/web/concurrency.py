@@ -164,7 +164,7 @@ class RequestSlot:
         """Make a slot from `at_once` and the options of `@concurrency`. Raises `RuleError` for a wrong one."""
         for option in given.keys() & (OPTIONS.keys() - {*SLOT_OPTIONS} | {"rate"}):
             raise RuleError(
-                f"{option!r} does not go with 'at_once', which limits how many run at once.",
+                f"{option!r} cannot be combined with 'at_once', which limits how many run at once.",
                 "Write two rules: one with 'rate', one with 'at_once'.",
             )
         _check_names(given)

@@ -232,7 +232,7 @@ def test_what_is_missing_falls_back_to_the_ip(body: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, ["1"], {}])
 def test_what_is_neither_text_nor_number_is_a_bad_request(value: object) -> None:
-    with pytest.raises(BadRequest, match="The field 'phone' of the body is not a text or a number"):
+    with pytest.raises(BadRequest, match="The field 'phone' of the body is not a string or a number"):
         of_phone(value)
 
 

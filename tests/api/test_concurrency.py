@@ -416,7 +416,7 @@ class TestLetInDuringAnOutage:
 @pytest.mark.parametrize(
     ("given", "words", "hint"),
     [
-        ({"rate": "9/m"}, "'rate' does not go with 'at_once'", "Write two rules"),
+        ({"rate": "9/m"}, "'rate' cannot be combined with 'at_once'", "Write two rules"),
         ({"leese": 5}, "'leese' is not an option of a slot", "Did you mean 'lease'?"),
         ({"name": "x"}, "'name' is not an option of a slot", ""),
         ({"at_once": "3"}, "at_once='3' is not a whole number from 1 to 1,000,000", "Use, for example, 3."),

@@ -145,7 +145,9 @@ def test_the_last_are_printed_as_lines(raw: redis.Redis, settings: Any) -> None:
     ]
     assert [line.split()[4] for line in shown("--last", "2")] == ["ip:3", "ip:4"]
     assert [line.split()[4] for line in shown("--kind", "banned", "--kind", "near")] == ["ip:2", "ip:3"]
-    with pytest.raises(CommandError, match=r'--rule: "other" is no rule of the settings or the views. No event has it'):
+    with pytest.raises(
+        CommandError, match=r'--rule: "other" is not a rule of the settings or the views. No event has it'
+    ):
         shown("--rule", "other")
     settings.QUOTA = {**settings.QUOTA, "RULES": {"other": "5/m"}}
     assert shown("--rule", "other") == []

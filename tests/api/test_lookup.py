@@ -156,7 +156,7 @@ def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: 
 def test_unknown_rules_and_users_are_problems_of_an_override() -> None:
     unknown, misspelt = override_problems("user:3", "ap")
     assert unknown == 'There is no user with the key "3".'
-    assert misspelt == '"ap" is no rule of the settings or the views. Did you mean "api"?'
+    assert misspelt == '"ap" is not a rule of the settings or the views. Did you mean "api"?'
     for typed, subject in (("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24")):
         assert parse_override_input(typed) == subject
         assert override_problems(subject, "*") == []

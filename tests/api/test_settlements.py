@@ -239,7 +239,7 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
     [
         ({"settle": 5}, "settle=5 is not a function. Use, for example, lambda request, response"),
         ({"count_when": "path.to"}, "count_when='path.to' is not a function. Use, for example, lambda resp"),
-        ({"count_when": bool, "distinct": True}, "count_when= does not go with distinct="),
+        ({"count_when": bool, "distinct": True}, "count_when= cannot be combined with distinct="),
         ({"settle": asize}, r"settle=.*asize is async, but the view is not"),
         ({"name": "same", "count_when": bool}, "same"),
     ],

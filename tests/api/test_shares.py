@@ -67,7 +67,7 @@ def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: Quota
         (("9/m",), {"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
         (("9/m",), {"tier": kind_of}, r"tier= needs rates by tier, or share= by tier"),
         (({"anonymous": "1/m", "authenticated": "2/m"},), {"share": KINDS, "tier": kind_of}, "the same for all tiers"),
-        (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= does not go with ban="),
+        (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= cannot be combined with ban="),
     ],
 )
 def test_wrong_shares_are_refused(rates: Any, options: Any, says: str) -> None:

@@ -78,7 +78,7 @@ def test_it_sets_changes_lists_and_clears() -> None:
         (("clear",), "--label NAME"),
         (("import", "/nowhere/list", "--label", "bots"), "/nowhere/list: No such file or directory. Use a file"),
         (("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate"),
-        (("import", "binary", "--label", "bots"), "is not a text in UTF-8"),
+        (("import", "binary", "--label", "bots"), "is not a string in UTF-8"),
         (("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"'),
     ],
 )

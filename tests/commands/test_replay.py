@@ -366,7 +366,7 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
 
 @pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
 def test_a_number_that_is_no_time_since_1970_is_unreadable(time: str) -> None:
-    with pytest.raises(UnreadableLineError, match=f"'{time}' is no time, such as"):
+    with pytest.raises(UnreadableLineError, match=f"'{time}' is not a time, such as"):
         read_time(time)
 
 

@@ -139,7 +139,7 @@ def test_what_fits_is_found_by_one_of_the_index_keys(text: str, path: str, view:
     ("match", "says"),
     [
         ("", "is not a path, a view or a host"), ("*", "Use '/' (all paths)"),
-        ("api*", "'api:*' (a namespace)"), (5, "match=5 is int, not a text"), ([], "match=[] is empty"),
+        ("api*", "'api:*' (a namespace)"), (5, "match=5 is int, not a string"), ([], "match=[] is empty"),
         ({"paths": "/a"}, "is not a dict of 'path', 'view' and 'host'"), ({"path": []}, "match['path']=[] is empty"),
         ({"path": "api:x"}, "is not a path"), ({"view": "/x"}, "is not a path, a view"),
         ("host:example.com:8000", "without a port"), ("host:a*.com", "is not a host"),

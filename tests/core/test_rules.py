@@ -50,10 +50,10 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
         ({"ban": {"after": "0/m", "for": "1h"}}, "after no refusals"),
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
-        ({"share": 0.5, "ban": BAN}, "share= does not go with ban="),
-        ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= does not go with distinct="),
+        ({"share": 0.5, "ban": BAN}, "share= cannot be combined with ban="),
+        ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= cannot be combined with distinct="),
         ({"distinct": True, "rate": "10001/d"}, "at most 10000"),
-        ({"rate": {}}, "{} is not a rate: it names no tier"),
+        ({"rate": {}}, "{} is not a rate: the dict has no tiers"),
         ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
         ({"rate": {**TIERS, "pro": "9/m"}}, "No tier= says who is in tier 'pro'"),
         ({"name": ""}, "is not a rule's name"),
@@ -116,10 +116,11 @@ def test_a_configured_rule_is_a_rate_several_rates_or_a_dict() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"), ([], "it lists no rate"),
+        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"),
+        ([], "the list of rates is empty"),
         ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
-        ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a text"),
-        (5, "it is int, not a text"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
+        ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a string"),
+        (5, "it is int, not a string"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
     ],
 )  # fmt: skip
 def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, says: str) -> None:
@@ -181,7 +182,7 @@ def test_a_rate_is_read_with_its_count_unit_and_multiple() -> None:
         ("10/m\n", 4, "unexpected"), ("10/s, 5/m", 4, "several: '10/s; 500/h'"), ("10/M", 3, "in lower case"),
         ("10/mo", 3, "'mo' is not a unit"), ("10/0s", 3, "a window is 1 to"), ("10/367d", 3, "is 1 to 366 days"),
         (f"{MAX_COUNT + 1}/m", 0, f"above {MAX_COUNT}"), ("10/s; 5/mx", 8, "'mx' is not a unit"),
-        ("10/s;;1/m", 5, "not a whole"), (5, None, "it is int, not a text"), ((10, 60), None, "it is tuple"),
+        ("10/s;;1/m", 5, "not a whole"), (5, None, "it is int, not a string"), ((10, 60), None, "it is tuple"),
     ],
 )  # fmt: skip
 def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(value: Any, position: int, problem: str) -> None:

@@ -183,7 +183,7 @@ class Limit:
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
     def __hash__(self) -> int:
-        # Cheap, since the headers of each response look limits up: two texts and a number tell all limits apart.
+        # Cheap, since the headers of each response look limits up: two strings and a number tell all limits apart.
         return hash((self.rule, self.state_id, self.rate.count))
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ def _request(options: dict[str, Any]) -> HttpRequest:
     """Return the request that the options describe. Raises `CommandError`."""
     path, address, method = options["path"], options["ip"], options["method"].upper()
     if not path.startswith("/"):
-        raise CommandError(f"{path!r} is no path. Begin it with a slash: /search/")
+        raise CommandError(f"{path!r} is not a path. Begin it with a slash: /search/")
     if not is_address(address):
         raise CommandError(f"--ip {address!r} is no IP address. Use, for example, 203.0.113.9.")
     host = {} if options["host"] is None else {"HTTP_HOST": options["host"]}
