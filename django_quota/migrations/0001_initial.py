@@ -1,6 +1,6 @@
 """The tables: overrides and their changes, daily counters, the database store; and admin pages without a table."""
 
-# ruff: noqa: D101, RUF012 — as makemigrations writes it
+# ruff: noqa: RUF012 — as makemigrations writes it
 
 from typing import Any
 

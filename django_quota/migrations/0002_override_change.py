@@ -1,6 +1,6 @@
 """A log of the changes of overrides takes the place of the number of the last one, which each change had to lock."""
 
-# ruff: noqa: D101, RUF012 — as makemigrations writes it
+# ruff: noqa: RUF012 — as makemigrations writes it
 
 from django.db import migrations, models
 

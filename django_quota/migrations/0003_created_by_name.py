@@ -1,6 +1,6 @@
 """The name of who saved an override takes the place of a foreign key: users may be in another database."""
 
-# ruff: noqa: D101, RUF012 — as makemigrations writes it
+# ruff: noqa: RUF012 — as makemigrations writes it
 
 from typing import Any
 

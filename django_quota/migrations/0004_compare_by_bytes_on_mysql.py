@@ -3,7 +3,7 @@
 Two subjects that differ in case were one row there, and stopped `quota_rollup`.
 """
 
-# ruff: noqa: D101, RUF012 — as makemigrations writes it
+# ruff: noqa: RUF012 — as makemigrations writes it
 
 from typing import Any
 
