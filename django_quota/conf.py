@@ -41,6 +41,10 @@ DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "us
 """The default of `LOGIN`. The limit by name alone is high, since anybody can use it up for another user."""
 
 
+DRAFT = "draft-11"
+"""The draft of draft-ietf-httpapi-ratelimit-headers that responses follow. A minor version keeps it."""
+
+
 class Setting(Generic[T]):
     """Declares a setting: its default, which values are right, and what to write instead of a wrong one.
 
@@ -272,8 +276,13 @@ class QuotaSettings:
     )
     """The IANA time zone in which a day of a counter begins; by default Django's."""
 
-    headers = _flag(True)
-    """Whether responses have RateLimit-Policy and RateLimit."""
+    headers: Setting[str] = Setting(
+        True,
+        f"Use True, False or {DRAFT!r}.",
+        lambda value: isinstance(value, bool) or value == DRAFT,
+        lambda _, value: DRAFT if value else "",
+    )
+    """The draft whose RateLimit-Policy and RateLimit responses have; empty if they have none."""
 
     legacy_headers = _flag(False)
     """Whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""

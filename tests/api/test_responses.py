@@ -150,15 +150,17 @@ def test_a_name_is_quoted_and_no_module_path_leaks(rule: str, name: str) -> None
     assert shown == name
 
 
-def test_the_settings_turn_headers_off_and_the_legacy_ones_on(settings: Any) -> None:
-    legacy = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
-    for headers, old in ((True, False), (False, True), (False, False), (True, True)):
-        settings.QUOTA = {"STORE": "memory", "HEADERS": headers, "LEGACY_HEADERS": old}
-        with freeze(NOW):
-            response = quota("9/h", "5/m")(view)(get())
-        assert ("RateLimit" in response.headers, "RateLimit-Policy" in response.headers) == (headers, headers)
-        found = [response.headers.get(name) for name in legacy]
-        assert found == (["5", "4", "60"] if old else [None] * 3)
+@pytest.mark.parametrize("legacy", [False, True], ids=["without legacy ones", "with legacy ones"])
+@pytest.mark.parametrize("chosen", [True, "draft-11", False], ids=["on", "by draft", "off"])
+def test_the_settings_choose_the_headers(settings: Any, chosen: object, legacy: bool) -> None:
+    settings.QUOTA = {"STORE": "memory", "HEADERS": chosen, "LEGACY_HEADERS": legacy}
+
+    with freeze(NOW):
+        headers = quota("9/h", "5/m")(view)(get()).headers
+
+    assert ("RateLimit" in headers, "RateLimit-Policy" in headers) == (bool(chosen), bool(chosen))
+    found = [headers.get(f"X-RateLimit-{name}") for name in ("Limit", "Remaining", "Reset")]
+    assert found == (["5", "4", "60"] if legacy else [None] * 3)
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
