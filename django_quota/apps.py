@@ -15,12 +15,16 @@ class QuotaConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, connect the overrides, and let `login()` not count our backend."""
+        """Connect all signals, register the checks, and let `login()` not count our backend."""
         # Apps must be loaded before these are imported.
         from django_quota.conf import limits_logins  # noqa: PLC0415
+        from django_quota.features.request_end import hearing  # noqa: PLC0415
         from django_quota.limiting import override_rows  # noqa: PLC0415
+        from django_quota.runtime import runtime  # noqa: PLC0415
         from django_quota.web import checks  # noqa: F401, PLC0415
 
+        runtime.note_site()
+        hearing.get()
         override_rows.connect()
         if apps.is_installed("django.contrib.auth") and limits_logins():
             from django.contrib.auth import get_user_model  # noqa: PLC0415

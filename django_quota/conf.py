@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_quota.core.algorithms.calendar import is_zone
@@ -31,6 +29,7 @@ from django_quota.core.errors import (
 from django_quota.core.keys import escape
 from django_quota.core.rule_options import BanOption, Network, OnUnavailable, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
+from django_quota.runtime import runtime
 
 T = TypeVar("T")
 
@@ -360,37 +359,32 @@ KNOWN_SETTINGS = tuple(sorted(name.upper() for name, each in vars(QuotaSettings)
 """The names in `settings.QUOTA`. Each is read by the attribute of `QuotaSettings` of the same name in lower case."""
 
 
-_forced_enabled: bool | None = None
+def _read() -> QuotaSettings:
+    made, enabled = QuotaSettings(getattr(settings, "QUOTA", None)), runtime.wanted.enabled
+    if enabled is not None:
+        made.__dict__["enabled"] = enabled
+    return made
 
 
-@cache
+_settings = runtime.part(_read, depends=lambda _, setting: setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE", "CACHES"))
+
+
 def current() -> QuotaSettings:
     """Return the settings: `current().prefix`."""
-    made = QuotaSettings(getattr(settings, "QUOTA", None))
-    if _forced_enabled is not None:
-        made.__dict__["enabled"] = _forced_enabled
-    return made
+    return _settings.made or _settings.get()
 
 
 def force_enabled(enabled: bool | None) -> bool | None:
     """Give `ENABLED` a value, however a test changes the settings; None: follow the settings. Return the one before."""
-    global _forced_enabled
-    before, _forced_enabled = _forced_enabled, enabled
-    current.cache_clear()
-    return before
+    before = runtime.wanted
+    runtime.wanted = before._replace(enabled=enabled)
+    _settings.forget()
+    return before.enabled
 
 
 def time_zone() -> str:
     """Return the setting `TIME_ZONE`. Raises `ConfigurationError` if there is no such zone."""
     return current().time_zone
-
-
-def _forget(*, setting: str, **_: object) -> None:
-    if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE", "CACHES"):
-        current.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_quota.conf")
 
 
 # --- dotted paths -----------------------------------------------------------------------------------------------------

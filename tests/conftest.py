@@ -26,6 +26,7 @@ from django_quota.features.lease_renewal import Renewer, renewer
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
+from django_quota.runtime import runtime
 from django_quota.testing import QuotaKit, RedisServer, running_redis
 from django_quota.types import Lease
 from tests.support import inputs, selection
@@ -136,8 +137,7 @@ def a_busy_machine_is_waited_for() -> Iterator[None]:
             patched.setattr(f"django_quota.stores.{bound}", PATIENCE)
         for bound in ("FIRST_WAIT", "MAX_WAIT"):
             patched.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
-        for place in ("stores.database.store", "limiting.override_rows"):
-            patched.setattr(f"django_quota.{place}.is_testing", lambda: False)
+        patched.setattr(runtime, "is_of_site", lambda _: True)
         patched.setattr(flusher, "wake", lambda: None)
         yield
 

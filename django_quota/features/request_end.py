@@ -17,6 +17,8 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import SyncToAsync
 from django.core.signals import request_finished, request_started
 
+from django_quota.runtime import runtime
+
 logger = logging.getLogger("django_quota")
 
 Action = Callable[[], object]
@@ -33,6 +35,9 @@ def at_request_end(action: Action) -> Callable[[], None]:
 
     Outside of a request it is never called.
     """
+    if hearing.made is None:  # the app is not in INSTALLED_APPS: nobody has heard this request begin
+        hearing.get()
+        _begin()
     actions = _actions()
     if actions is None:
         return lambda: None
@@ -65,5 +70,11 @@ def _end(**_: Any) -> None:
             logger.exception("A request is over, and a part of what it held was not given back.")
 
 
-request_started.connect(_begin, dispatch_uid="django_quota.request_begin")
-request_finished.connect(_end, dispatch_uid="django_quota.request_end")
+def _hear() -> bool:
+    request_started.connect(_begin)
+    request_finished.connect(_end)
+    return True
+
+
+hearing = runtime.part(_hear, depends=lambda *_: False)
+"""Whether this process hears requests begin and end. `AppConfig.ready` makes it so."""

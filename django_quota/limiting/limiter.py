@@ -56,7 +56,7 @@ class Limiter:
         """Counts what is decided without the store."""
         self.cleaning = None if store.database is None else Cleaning(store.database)
         """Deletes expired rows; None if the store forgets by itself."""
-        self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy)
+        self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy, count=self.metrics.count_outage)
         self.reporting_store = OutageReportingStore(store, self.outages)
         """The store for features that raise `StoreUnavailable`."""
         self.fallback = Fallback(Workers(store) if store.is_shared else None)

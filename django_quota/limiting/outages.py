@@ -54,14 +54,18 @@ class Outages:
     """The outages of one store, as this process sees them.
 
     `clock`: returns seconds and never goes back. `all_nodes_healthy`: says whether all servers of the store answer; one
-    may be gone while others answer.
+    may be gone while others answer. `count`: called when an outage begins.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, all_nodes_healthy: Callable[[], bool] = lambda: True
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        all_nodes_healthy: Callable[[], bool] = lambda: True,
+        count: Callable[[], object] = lambda: None,
     ) -> None:
         self._clock = clock
         self._all_nodes_healthy = all_nodes_healthy
+        self._count = count
         self._began = 0.0
         self._failed = 0.0
         """When the store failed last."""
@@ -108,6 +112,7 @@ class Outages:
                 return []
             self._began = self._failed
             self.is_on = True
+        self._count()
         is_full = isinstance(error, StoreOutOfMemory)
         logger.error(_LOST_OUT_OF_MEMORY if is_full else _LOST, str(error).rstrip("."))
         return [(store_lost, {"reason": error.reason})]

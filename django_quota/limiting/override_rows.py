@@ -24,7 +24,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideMode
 from django_quota.limiting.overrides import Change, NoConnectionError, overrides
 from django_quota.models import KEEP_CHANGES, OverrideChange, QuotaOverride, next_change, overrides_changed
-from django_quota.stores.database.store import is_testing
+from django_quota.runtime import runtime
 
 BATCH_SIZE = 5_000
 """Rows that one query reads."""
@@ -181,7 +181,7 @@ class DatabaseRows:
                 self._connection.use(alias)  # the server, or a firewall, had forgotten the old one
                 work()
         finally:
-            if is_testing():
+            if not runtime.is_of_site(alias):
                 self._connection.close()
 
     def read_here(self, work: Callable[[], None]) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from functools import cache
 from typing import TYPE_CHECKING
-
-from django.core.signals import setting_changed
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
 from django_quota.core.flow import IOCall
 from django_quota.engine.operations import Operation
 from django_quota.limiting.limiter import Limiter
-from django_quota.signals import store_lost
+from django_quota.runtime import runtime
 from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
@@ -22,21 +18,23 @@ if TYPE_CHECKING:
     from django_quota.stores.redis.settings import WhichRedis
     from django_quota.stores.redis.store import RedisStore
 
-_limiter: Limiter | None = None
-_forced: Store | None = None
-_replacing = threading.RLock()
+
+def _make_limiter() -> Limiter:
+    wanted = runtime.wanted.store
+    return Limiter(_make_store() if wanted is None else wanted)  # an empty memory store is false
 
 
-@cache
+def _depends(limiter: Limiter, setting: str) -> bool:
+    # What is counted in memory does not depend on CACHES and DATABASES.
+    return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.store.is_shared)
+
+
+_limiter = runtime.part(_make_limiter, depends=_depends, end=Limiter.close)
+
+
 def get_limiter() -> Limiter:
     """Return the configured limiter, made when first needed."""
-    global _limiter  # noqa: PLW0603
-    made = Limiter(_make_store() if _forced is None else _forced)
-    with _replacing:
-        _limiter = limiter = _limiter or made
-    if limiter is not made:  # another thread was faster; ours must not count as another worker
-        made.close()
-    return limiter
+    return _limiter.made or _limiter.get()
 
 
 def store_call(operation: Operation) -> IOCall:
@@ -48,7 +46,8 @@ def store_call(operation: Operation) -> IOCall:
 def _make_store() -> Store:
     settings = current()
     if settings.store == "database":
-        return DatabaseStore(settings.database)
+        alias = settings.database
+        return DatabaseStore(alias, lambda: runtime.is_of_site(alias))
     if settings.store == "memory":
         return MemoryStore(max_keys=settings.memory_keys)
     return store_of(which_redis())
@@ -59,48 +58,21 @@ def force_store(store: Store | None) -> Store | None:
 
     All threads use it, however a test changes the settings: so no test reaches your store by accident.
     """
-    global _forced
-    before, _forced = _forced, store
-    _forget_limiter()
-    return before
+    before = runtime.wanted
+    runtime.wanted = before._replace(store=store)
+    _limiter.forget()
+    return before.store
 
 
 def clear_memory() -> None:
     """Forget what this process counts in its own memory. A shared store keeps what it has."""
-    limiter = _limiter
+    limiter = _limiter.made
     if limiter is not None:
         limiter.fallback.local.clear_memory()
         limiter.refusals.forget()
         limiter.store.clear_memory()
         if not limiter.store.is_shared:
             limiter.metrics.clear()
-
-
-def _count_outage(**_: object) -> None:
-    if _limiter is not None:
-        _limiter.metrics.count_outage()
-
-
-store_lost.connect(_count_outage, dispatch_uid="django_quota.limiting.registry")
-
-
-def _forget_limiter() -> None:
-    global _limiter
-    with _replacing:
-        limiter, _limiter = _limiter, None
-        get_limiter.cache_clear()
-    if limiter is not None:
-        limiter.close()
-
-
-def _see_change(*, setting: str, **_: object) -> None:
-    # What is counted in memory does not depend on CACHES and DATABASES.
-    is_shared = _limiter is not None and _limiter.store.is_shared
-    if setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and is_shared):
-        _forget_limiter()
-
-
-setting_changed.connect(_see_change, dispatch_uid="django_quota.limiting.registry")
 
 
 def which_redis() -> WhichRedis:

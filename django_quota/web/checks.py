@@ -28,8 +28,9 @@ from django_quota.limiting.override_rows import count_overrides, has_database, w
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
 from django_quota.models import OverrideChange, QuotaOverride
+from django_quota.runtime import runtime
 from django_quota.stores.database.sql import BANS, EVENTS, STATES
-from django_quota.stores.database.store import is_testing, vendor_of
+from django_quota.stores.database.store import vendor_of
 from django_quota.web.rule_checks import check_rules, finding
 
 
@@ -170,7 +171,7 @@ def _check_redis() -> Iterator[CheckMessage]:
     problem = which.problem()
     if problem is not None:
         # Settings for development and tests often have another cache. Both must start; a limit then says what it needs.
-        is_tolerated = problem.is_another_cache and (settings.DEBUG or is_testing())
+        is_tolerated = problem.is_another_cache and (settings.DEBUG or runtime.is_tested())
         yield finding(problem.code, problem.message, problem.hint, is_warning=is_tolerated)
         return
     for place, seconds in long_timeouts(which):

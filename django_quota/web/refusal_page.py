@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.template import Context, Engine, Template, TemplateDoesNotExist
 from django.template.loader import get_template
@@ -20,6 +19,7 @@ from django.utils.html import escape
 from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
+from django_quota.runtime import runtime
 from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 MAX_BAR = 3_600
@@ -120,7 +120,7 @@ def render_page(name: str, request: HttpRequest, decision: Decision, shown: Show
     visit = _Visit.of(request, decision)
     if _is_watched():
         return _rendered(template, visit, shown)
-    page = _page(name, template.engine, visit._replace(nonce=visit.nonce and _NONCE), shown)
+    page = _pages.get()(name, template.engine, visit._replace(nonce=visit.nonce and _NONCE), shown)
     return page.replace(_NONCE, escape(visit.nonce)) if visit.nonce else page
 
 
@@ -129,9 +129,12 @@ def _rendered(template: Template, visit: _Visit, shown: Shown) -> str:
     return str(template.render(context))
 
 
-@lru_cache(maxsize=128)  # a flood gets the same page for a second
 def _page(name: str, engine: Engine, visit: _Visit, shown: Shown) -> str:
     return _rendered(engine.get_template(name), visit, shown)
+
+
+_pages = runtime.part(lambda: lru_cache(maxsize=128)(_page))
+"""A flood gets the same page for a second."""
 
 
 _NONCE = secrets.token_hex(16)
@@ -142,13 +145,6 @@ def _is_watched() -> bool:
     """Return whether somebody sees each rendering, such as Django's `assertTemplateUsed` or a debug toolbar."""
     render: Any = Template._render  # type: ignore[attr-defined]  # noqa: SLF001 — what these replace
     return bool(render.__module__ != Template.__module__)
-
-
-def _forget(**_: object) -> None:
-    _page.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_quota.web.refusal_page")
 
 
 def is_our_page(name: str) -> bool:

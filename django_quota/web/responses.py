@@ -13,7 +13,6 @@ from inspect import iscoroutine
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
-from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.utils.translation import get_language
@@ -21,6 +20,7 @@ from django.utils.translation import get_language
 from django_quota.conf import current
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import ConfigurationError
+from django_quota.runtime import runtime
 from django_quota.web.headers import (
     OWN_HEADERS,
     policies,
@@ -110,9 +110,9 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
         except TemplateDoesNotExist:  # a system check reports it
             accepted = TEXT
         else:
-            _, headers = _answer(accepted, shown)
+            _, headers = _answers.get()(accepted, shown)
             return HttpResponse(page, status=status, headers=headers)
-    body, headers = _answer(accepted, shown)
+    body, headers = _answers.get()(accepted, shown)
     return HttpResponse(body, status=status, headers=headers)
 
 
@@ -128,7 +128,6 @@ def _rounded(outcome: Outcome) -> Outcome:
     )
 
 
-@lru_cache(maxsize=512)  # a flood gets the same answer for a second
 def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a refusal. A page has the same headers and another body."""
     decision = shown.decision
@@ -144,6 +143,10 @@ def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
         violated = [name for name, outcome in zip(names, left, strict=True) if not outcome.allowed]
         body = _problem(shown.status, decision, detail, violated, wait)
     return body.encode(), dict(response.headers)
+
+
+_answers = runtime.part(lambda: lru_cache(maxsize=512)(_answer))
+"""A flood gets the same answer for a second."""
 
 
 def _problem(status: int, decision: Decision, detail: str, violated: list[str], wait: int | None) -> str:
@@ -189,10 +192,3 @@ def _preferred(accept: str) -> str:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
     return request.get_preferred_type(_OFFERED) or PROBLEM
-
-
-def _forget(**_: object) -> None:
-    _answer.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_quota.web.responses")

@@ -22,6 +22,7 @@ from django_quota.limiting.flusher import reader
 from django_quota.limiting.override_rows import DatabaseRows, ReaderConnection
 from django_quota.limiting.overrides import NoConnectionError, overrides
 from django_quota.models import OverrideChange, QuotaOverride
+from django_quota.runtime import runtime
 from tests.support.commands import PATIENCE, ROOT, wait_until
 from tests.support.databases import default_database
 from tests.support.processes import ended, forks, processes, started
@@ -360,7 +361,7 @@ def test_a_process_ends_though_its_database_hangs(tmp_path: Path) -> None:
 def test_in_a_test_run_the_connection_is_closed_at_once_so_that_the_test_database_can_be_dropped(
     age: Age, opened: list[BaseDatabaseWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_quota.limiting.override_rows.is_testing", lambda: True)
+    monkeypatch.delattr(runtime, "is_of_site")  # at setup, the alias led elsewhere
     for _ in range(2):
         age.refresh_is_due()
         admits()

@@ -18,7 +18,7 @@ import freezegun
 import pytest
 import redis
 import time_machine
-from django.core import mail
+from django.core.checks import WARNING
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.core.management.commands import runserver
@@ -27,11 +27,12 @@ from hypothesis import strategies as st
 
 from django_quota import check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.runtime import Site, runtime
 from django_quota.stores.redis.errors import translate_error
 from django_quota.testing import QuotaKit, RedisServer, clear, freeze, plugin, quota_kit
 from django_quota.testing.kit import isolated
 from tests.support.commands import ROOT
-from tests.support.findings import REDIS, TIMEOUTS
+from tests.support.findings import REDIS, TIMEOUTS, findings
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
 from tests.support.steps import ALGORITHMS
@@ -156,12 +157,13 @@ def test_a_site_stays_isolated_however_it_changes_the_settings_and_pytest_says_s
 
 # --- settings without Redis -------------------------------------------------------------------------------------------
 
+LOCAL_CACHE = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
 
 def test_runserver_starts_with_another_cache_while_you_develop(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    monkeypatch.delattr(mail, "outbox")  # as outside of tests
+    settings.CACHES = LOCAL_CACHE
     run = partial(call_command, "runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
     with patch.object(runserver, "run") as serve, patch.object(runserver.Command, "check_migrations"):
         settings.DEBUG = True
@@ -173,6 +175,26 @@ def test_runserver_starts_with_another_cache_while_you_develop(
         with pytest.raises(SystemCheckError, match=r"django_quota\.E004"):
             run()
         assert not serve.called
+
+
+@pytest.mark.parametrize(
+    "site",
+    [Site(debug=True, databases={}), Site(debug=False, databases={"default": "where the site's database is"})],
+    ids=["DEBUG was on at setup", "an alias led to another database at setup"],
+)
+def test_another_cache_is_a_warning_where_a_test_runner_has_changed_the_site(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(runtime, "is_of_site")
+    monkeypatch.setattr(runtime, "site", site)
+    (found,) = findings(caches=LOCAL_CACHE)
+    assert (found.id, found.level) == ("django_quota.E004", WARNING)
+
+
+def test_another_cache_is_a_warning_where_the_pytest_plugin_counts_in_memory() -> None:
+    with isolated():
+        (found,) = findings(caches=LOCAL_CACHE)
+    assert (found.id, found.level) == ("django_quota.E004", WARNING)
 
 
 def test_fakeredis_is_a_clear_error_that_names_the_plugin(settings: Any) -> None:

@@ -26,7 +26,8 @@ from django_quota.contrib.prometheus.collector import QuotaCollector
 from django_quota.contrib.prometheus.views import metrics
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
-from django_quota.signals import store_lost
+from django_quota.exceptions import StoreUnavailable
+from django_quota.limiting.registry import get_limiter
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import ROOT, managing
 from tests.support.pages import blocks, marked
@@ -72,7 +73,7 @@ class TestCollector:
                 if day == 2:
                     for number in range(3):
                         slot("export", 2, subject=f"secret:{number}").acquire()
-                    store_lost.send(None, reason="test")
+                    get_limiter().outages.failed(StoreUnavailable("test"), [])
                     found = samples()
         totals = {"search": (3, 3, 0), "trial": (3, 0, 3)}
         checks: dict[tuple[str, ...], int] = {

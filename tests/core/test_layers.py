@@ -22,7 +22,7 @@ from tests.support.steps import SECOND, hits_of
 
 ROOT = Path(django_quota.__file__).parent
 LAYERS = (
-    *("core", "engine", "stores", "conf", "signals", "requests", "models"),
+    *("core", "engine", "stores", "runtime", "conf", "signals", "requests", "models"),
     *("limiting", "features", "operating", "web", "middleware", "adapters"),
 )
 """Folders and modules, from the lowest to the highest. The admin, the commands and the rest may import all of them."""

@@ -34,11 +34,12 @@ from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, StoreUnavailable
 from django_quota.models import QuotaEvent
+from django_quota.runtime import runtime
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
-from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore, is_testing
+from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore
 from django_quota.stores.database.values import dumps, loads
 from tests.support.commands import wait_until
 from tests.support.databases import end_sessions, running_pgbouncer
@@ -292,7 +293,7 @@ def test_a_connection_leads_to_where_the_settings_lead(on_postgres: DatabaseStor
 def test_a_test_runner_can_drop_the_database_at_its_end(
     on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_quota.stores.database.store.is_testing", is_testing)
+    monkeypatch.delattr(runtime, "is_of_site")  # at setup, the alias led elsewhere
     connection.ensure_connection()
     assert hit()
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"

@@ -139,7 +139,7 @@ def due_breaker(clock: Clock | None = None, of: Breaker | None = None) -> Breake
 def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: True) -> Outages:
     """Let this process know of no outage; return what will, on this clock."""
     outages = get_limiter().outages
-    vars(outages).update(vars(Outages(clock, all_nodes_healthy)))
+    vars(outages).update(vars(Outages(clock, all_nodes_healthy, get_limiter().metrics.count_outage)))
     return outages
 
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from django.core import mail
 from django.db import connections
 
 from django_quota.core.errors import ConfigurationError, StoreBusy, StoreUnavailable, did_you_mean
@@ -60,14 +59,18 @@ def vendor_of(alias: str) -> str:
 
 
 class DatabaseStore:
-    """States in the tables of a database alias. Its clock is the database's."""
+    """States in the tables of a database alias. Its clock is the database's.
+
+    `keeps_connections`: says whether a connection to PostgreSQL waits for its next use.
+    """
 
     all_nodes_healthy = True
     is_shared = True
     redis = None
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, keeps_connections: Callable[[], bool] = lambda: True) -> None:
         self.alias = alias
+        self._keeps_connections = keeps_connections
         self.breaker = Breaker()
         self._reading = Breaker()
         """Its own, because a database that only reads, or that somebody has locked, answers who looks."""
@@ -233,7 +236,7 @@ class DatabaseStore:
     def _new_pool(self) -> Pool:
         with self._making:  # the first calls may come at once
             if self._pool is None:
-                self._pool = _pool_of(self.alias)
+                self._pool = _pool_of(self.alias, self._keeps_connections)
             return self._pool
 
     def close(self) -> None:
@@ -245,12 +248,7 @@ class DatabaseStore:
             self._pool.close()
 
 
-def is_testing() -> bool:
-    """Say whether a test runner is at work: PostgreSQL drops no test database while a connection to it is open."""
-    return hasattr(mail, "outbox")
-
-
-def _pool_of(alias: str) -> Pool:
+def _pool_of(alias: str, keeps: Callable[[], bool]) -> Pool:
     if vendor_of(alias) == "sqlite":
         from django_quota.stores.database.sqlite import SqliteConnection, file_of  # noqa: PLC0415
 
@@ -258,7 +256,7 @@ def _pool_of(alias: str) -> Pool:
         return Pool(1, lambda: file_of(alias), lambda: SqliteConnection(alias))
     from django_quota.stores.database.postgresql import PostgresConnection  # noqa: PLC0415
 
-    return Pool(CONNECTIONS, lambda: _server_of(alias), lambda: PostgresConnection(alias), lambda: not is_testing())
+    return Pool(CONNECTIONS, lambda: _server_of(alias), lambda: PostgresConnection(alias), keeps)
 
 
 def _server_of(alias: str) -> Hashable:

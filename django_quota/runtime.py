@@ -1,0 +1,156 @@
+"""What this process has made from the settings: one object, which alone hears of their changes.
+
+A layer declares a part of it: the typed settings, the limiter with its store, answers that are kept. A part is made
+when somebody needs it. So the app can be imported before Django has its settings, and used without
+`INSTALLED_APPS`. When a setting changes, each part that depends on it is ended, and made anew when it is needed again.
+
+A test may want something else than the settings say (`Wanted`). What a test runner changes after `django.setup()` is
+found by comparing: see `Runtime.is_tested`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.db import connections
+
+from django_quota.core.forks import register_fork_aware
+from django_quota.stores.base import Store
+
+T = TypeVar("T")
+
+
+class Wanted(NamedTuple):
+    """What a test wants, whatever the settings say. None: follow the settings."""
+
+    enabled: bool | None = None
+    store: Store | None = None
+
+
+class Site(NamedTuple):
+    """What the settings of the site said at setup."""
+
+    debug: bool
+    databases: Mapping[str, Hashable]
+    """Where each alias led."""
+
+
+class Part(Generic[T]):
+    """A part of the runtime; see `Runtime.part`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        make: Callable[[], T],
+        depends: Callable[[T, str], bool],
+        end: Callable[[T], object],
+    ) -> None:
+        self._runtime = runtime
+        self._make = make
+        self._depends = depends
+        self._end = end
+        self.made: T | None = None
+        """What was made; None if nobody has needed it yet."""
+
+    def get(self) -> T:
+        """Return it; make it first if need be."""
+        return self._new() if (made := self.made) is None else made
+
+    def _new(self) -> T:
+        made = self._make()
+        with self._runtime.changing:
+            self._runtime.listen()
+            kept = self.made
+            if kept is None:
+                self.made = made
+                return made
+        self._end(made)  # another thread was faster
+        return kept
+
+    def forget(self) -> None:
+        """End what was made. The next caller makes it anew."""
+        with self._runtime.changing:
+            made, self.made = self.made, None
+        if made is not None:
+            self._end(made)
+
+    def see_change(self, setting: str) -> None:
+        """Forget what was made from a setting that has changed."""
+        if (made := self.made) is not None and self._depends(made, setting):
+            self.forget()
+
+
+class Runtime:
+    """What a process has made from the settings."""
+
+    def __init__(self) -> None:
+        self.wanted = Wanted()
+        self.site: Site | None = None
+        """None before `django.setup()`, and in a site that uses us without `INSTALLED_APPS`."""
+        self._parts: list[Part[Any]] = []
+        self._listens = False
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock in a forked process: another thread may have held it at the fork."""
+        self.changing = threading.RLock()
+
+    def part(
+        self,
+        make: Callable[[], T],
+        *,
+        depends: Callable[[T, str], bool] = lambda *_: True,
+        end: Callable[[T], object] = lambda _: None,
+    ) -> Part[T]:
+        """Declare a part. `depends`: whether it depends on a setting, by its name; without it, on all of them.
+
+        `end`: what closes it.
+        """
+        part = Part(self, make, depends, end)
+        self._parts.append(part)
+        return part
+
+    def listen(self) -> None:
+        """Hear of changes of settings from now on. Nothing that was made before can be out of date."""
+        if not self._listens:
+            self._listens = True
+            setting_changed.connect(self._see_change)
+
+    def _see_change(self, *, setting: str, **_: object) -> None:
+        for part in self._parts:
+            part.see_change(setting)
+
+    # --- test runners -------------------------------------------------------------------------------------------------
+
+    def note_site(self) -> None:
+        """Note what the settings of the site say. `AppConfig.ready` calls it, before a test runner changes anything."""
+        self.site = Site(settings.DEBUG, {alias: _target(database) for alias, database in settings.DATABASES.items()})
+
+    def is_of_site(self, alias: str) -> bool:
+        """Say whether an alias leads where it led at setup. A test runner lets it lead to a test database.
+
+        The runner drops that database at its end, and PostgreSQL drops none while a connection to it is open.
+        """
+        if self.site is None or alias not in self.site.databases:
+            return True
+        return self.site.databases[alias] == _target(connections.settings[alias])
+
+    def is_tested(self) -> bool:
+        """Say whether tests run: a test wants a store, or a test runner has changed DEBUG or a database."""
+        if self.wanted.store is not None:
+            return True
+        site = self.site
+        return site is not None and (site.debug != settings.DEBUG or not all(map(self.is_of_site, site.databases)))
+
+
+def _target(database: Mapping[str, Any]) -> Hashable:
+    """Return where a database of `DATABASES` leads. For Oracle, a test runner changes the user."""
+    return tuple([str(database.get(name) or "") for name in ("NAME", "HOST", "PORT", "USER")])
+
+
+runtime = Runtime()

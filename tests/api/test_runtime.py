@@ -1,0 +1,135 @@
+"""What a process makes from the settings: it is made when it is needed, and follows them by one receiver."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from django.core.signals import request_finished, request_started
+from django.test import override_settings
+
+from django_quota import check
+from django_quota.conf import current
+from django_quota.features import request_end
+from django_quota.features.request_end import at_request_end
+from django_quota.runtime import Runtime
+from tests.support.commands import PATIENCE, ROOT
+from tests.support.processes import ended, forks, started
+
+OURS = """
+import gc, weakref
+from django.dispatch import Signal
+
+def ours(signals):
+    for signal in signals:
+        for _, found, *_ in signal.receivers:
+            receiver = found() if isinstance(found, weakref.ReferenceType) else found
+            if receiver.__module__.startswith("django_quota"):
+                yield f"{receiver.__module__}.{receiver.__qualname__}"
+"""
+"""Python that finds our receivers of signals."""
+
+IMPORTED = """
+import django_quota.adapters, django_quota.middleware, django_quota.testing
+print(*ours([each for each in gc.get_objects() if isinstance(each, Signal)]))
+"""
+
+INSTALLED = """
+import django
+from django.conf import settings
+from django.core.signals import setting_changed
+settings.configure(INSTALLED_APPS=["django_quota"], QUOTA={"STORE": "memory"})
+django.setup()
+from django_quota import check
+check("1/m", "user:1")
+print(*ours([setting_changed]))
+"""
+
+
+def receivers(code: str) -> list[str]:
+    command = [sys.executable, "-c", OURS + code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_the_package_connects_no_signal() -> None:
+    assert receivers(IMPORTED) == []
+
+
+def test_one_receiver_hears_of_changes_of_settings() -> None:
+    assert receivers(INSTALLED) == ["django_quota.runtime.Runtime._see_change"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_counts_in_memory_stay_when_another_setting_changes() -> None:
+    check("1/m", "user:1")
+
+    with override_settings(LANGUAGE_CODE="de"):
+        assert not check("1/m", "user:1")
+
+
+def test_the_settings_are_read_anew_after_a_change() -> None:
+    before = current()
+
+    with override_settings(QUOTA={"PREFIX": "other"}):
+        assert (current().prefix, current() is before) == ("other", False)
+
+
+def test_two_threads_get_the_same_part_though_both_have_made_one() -> None:
+    made, ended_parts, together = [], [], threading.Barrier(2, timeout=PATIENCE)
+
+    def make() -> object:
+        part = object()
+        made.append(part)
+        together.wait()
+        return part
+
+    part, found = Runtime().part(make, end=ended_parts.append), []
+    threads = [threading.Thread(target=lambda: found.append(part.get())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (found[0] is found[1], len(made), len(ended_parts)) == (True, 2, 1)
+    assert ended_parts[0] is not found[0]
+
+
+@forks
+def test_a_forked_process_makes_its_parts_though_another_thread_was_making_one() -> None:
+    runtime = Runtime()
+    part = runtime.part(object)
+    holds, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with runtime.changing:
+            holds.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait()
+    try:
+        assert ended([started(part.get)]) == [0]
+    finally:
+        may_end.set()
+        thread.join()
+
+
+@pytest.fixture
+def an_app_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Hear of no request, as before the first use without `INSTALLED_APPS`."""
+    request_started.disconnect(request_end._begin)
+    request_finished.disconnect(request_end._end)
+    monkeypatch.setattr(request_end.hearing, "made", None)
+
+
+@pytest.mark.usefixtures("an_app_that_is_not_installed")
+def test_without_the_app_what_the_first_request_holds_is_given_back_at_its_end() -> None:
+    given_back: list[str] = []
+    request_started.send(None)
+
+    at_request_end(lambda: given_back.append("slot"))
+    request_finished.send(None)
+
+    assert given_back == ["slot"]
