@@ -2,40 +2,111 @@
 
 These are the functions to call. The errors are in `exceptions`, the classes of what calls return in `types`. To read
 the code, start with docs/architecture.md.
+
+A name is imported when it is first used: Django imports this package to find the app, and needs nothing of it then.
 """
 
 from __future__ import annotations
 
-from django_quota.core.decisions import Decision
-from django_quota.core.rules import Rule
-from django_quota.features.bans import aban, aunban, ban, unban
-from django_quota.features.counters import counter
-from django_quota.features.leases import lock, slot
-from django_quota.features.once import aonce, once
-from django_quota.features.raised_limits import raise_limit
-from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
-from django_quota.features.usage import usage
-from django_quota.limiting.api import (
-    aacquire,
-    acheck,
-    acheck_all,
-    acquire,
-    apeek,
-    apeek_all,
-    arefund,
-    areset,
-    check,
-    check_all,
-    peek,
-    peek_all,
-    refund,
-    reset,
-)
-from django_quota.operating.reset import reset_subject
-from django_quota.requests.subjects import Subject
-from django_quota.web.concurrency import concurrency
-from django_quota.web.decorators import quota
-from django_quota.web.limits import alimits_of, limits_of
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_quota.core.decisions import Decision
+    from django_quota.core.rules import Rule
+    from django_quota.features.bans import aban, aunban, ban, unban
+    from django_quota.features.counters import counter
+    from django_quota.features.leases import lock, slot
+    from django_quota.features.once import aonce, once
+    from django_quota.features.raised_limits import raise_limit
+    from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
+    from django_quota.features.usage import usage
+    from django_quota.limiting.api import (
+        aacquire,
+        acheck,
+        acheck_all,
+        acquire,
+        apeek,
+        apeek_all,
+        arefund,
+        areset,
+        check,
+        check_all,
+        peek,
+        peek_all,
+        refund,
+        reset,
+    )
+    from django_quota.operating.reset import reset_subject
+    from django_quota.requests.subjects import Subject
+    from django_quota.web.concurrency import concurrency
+    from django_quota.web.decorators import quota
+    from django_quota.web.limits import alimits_of, limits_of
+else:
+    _HOMES = {
+        "django_quota.core.decisions": ("Decision",),
+        "django_quota.core.rules": ("Rule",),
+        "django_quota.features.bans": (
+            "aban",
+            "aunban",
+            "ban",
+            "unban",
+        ),
+        "django_quota.features.counters": ("counter",),
+        "django_quota.features.leases": (
+            "lock",
+            "slot",
+        ),
+        "django_quota.features.once": (
+            "aonce",
+            "once",
+        ),
+        "django_quota.features.raised_limits": ("raise_limit",),
+        "django_quota.features.reservations": (
+            "areserve",
+            "areserve_all",
+            "reserve",
+            "reserve_all",
+        ),
+        "django_quota.features.usage": ("usage",),
+        "django_quota.limiting.api": (
+            "aacquire",
+            "acheck",
+            "acheck_all",
+            "acquire",
+            "apeek",
+            "apeek_all",
+            "arefund",
+            "areset",
+            "check",
+            "check_all",
+            "peek",
+            "peek_all",
+            "refund",
+            "reset",
+        ),
+        "django_quota.operating.reset": ("reset_subject",),
+        "django_quota.requests.subjects": ("Subject",),
+        "django_quota.web.concurrency": ("concurrency",),
+        "django_quota.web.decorators": ("quota",),
+        "django_quota.web.limits": (
+            "alimits_of",
+            "limits_of",
+        ),
+    }
+    """Where each name is defined."""
+
+    def __getattr__(name):
+        for home, names in _HOMES.items():
+            if name in names:
+                from importlib import import_module  # noqa: PLC0415 — most who import this package need no name
+
+                found = globals()[name] = getattr(import_module(home), name)  # the next use finds it at once
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Decision",

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import connections
 
 from django_quota.core.forks import register_fork_aware
-from django_quota.stores.base import Store
+
+if TYPE_CHECKING:
+    from django_quota.stores.base import Store
 
 T = TypeVar("T")
 

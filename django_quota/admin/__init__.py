@@ -1,6 +1,6 @@
 """The admin: overrides, daily counters, subjects, bans and the overview, in Django's own look."""
 
-from django_quota.admin import bans, daily_counters, override_admin, overview, subject_page
+from django_quota.admin import daily_counters, override_admin, pages
 
 # Importing them registers their admins.
-__all__ = ["bans", "daily_counters", "override_admin", "overview", "subject_page"]
+__all__ = ["daily_counters", "override_admin", "pages"]

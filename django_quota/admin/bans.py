@@ -9,7 +9,7 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -26,7 +26,6 @@ from django_quota.core.rules import Rule
 from django_quota.features.bans import lift_bans
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import Ban
 from django_quota.operating.bans import MOST, BanFilter, bans_lately, fates, find_bans, read_bans
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects
@@ -50,8 +49,7 @@ FATES = {
 }
 
 
-@admin.register(Ban)
-class BanAdmin(ReadOnlyAdmin):
+class BanPages(ReadOnlyAdmin):
     """The list of bans, and the confirmation before many are lifted."""
 
     def get_urls(self) -> list[URLPattern]:

@@ -28,7 +28,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, log_actions, may_see_users
 from django_quota.admin.override_form import OverrideForm, preview_of
-from django_quota.admin.rule_page import rule_view
 from django_quota.admin.wording import STATES, moment_in_words, override_state
 from django_quota.core.errors import RuleError
 from django_quota.core.overrides import ALL_RULES
@@ -201,6 +200,8 @@ class QuotaOverrideAdmin(PageAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_urls(self) -> list[URLPattern]:
+        from django_quota.admin.rule_page import rule_view  # noqa: PLC0415 — no page is needed to start
+
         view = self.admin_site.admin_view
         name = "django_quota_quotaoverride"
         return [

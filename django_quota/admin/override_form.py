@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django import forms
 from django.utils.translation import gettext as _
@@ -13,8 +13,6 @@ from django_quota.core.overrides import Override, OverrideTable
 from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
-from django_quota.operating.activity import subjects_seen
-from django_quota.operating.inspection import OverridePreview, preview_override
 from django_quota.operating.lookup import (
     find_users,
     is_bare,
@@ -26,6 +24,9 @@ from django_quota.operating.lookup import (
 from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import user_subject
 from django_quota.requests.wording import error_in_words
+
+if TYPE_CHECKING:
+    from django_quota.operating.inspection import OverridePreview
 
 MAX_PREVIEWED = 20
 """Subjects of a network, of a kind or of everybody for which a preview looks at the effect."""
@@ -99,6 +100,8 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
     The preview of a network, of a kind or of everybody looks for subjects among those refused most today and those of
     the last events, at most `MAX_PREVIEWED`: the store knows no others by name.
     """
+    from django_quota.operating.inspection import preview_override  # noqa: PLC0415 — no page is needed to start
+
     row = form.instance
     if form.errors or not (form.is_bound or row.pk):  # looking for errors fills the row
         return {"row": row}
@@ -118,6 +121,8 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
 
 
 def _concerned(override: Override) -> list[str]:
+    from django_quota.operating.activity import subjects_seen  # noqa: PLC0415 — as above
+
     alone, keys = OverrideTable([override]), known_keys().get(override.rule, [])
     return [each for each in subjects_seen() if alone.of_subject(each) and is_given_by(keys, each)][:MAX_PREVIEWED]
 

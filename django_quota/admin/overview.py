@@ -10,7 +10,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from django.contrib import admin
 from django.db import router
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
@@ -27,7 +26,7 @@ from django_quota.core.errors import QuotaError, StorePermissionDenied
 from django_quota.features.event_stream import SEARCHED, Event, Search, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import DailyCounter, Overview
+from django_quota.models import DailyCounter
 from django_quota.operating.activity import MINUTES, activity
 from django_quota.operating.health import Health, health, nothing_is_limited
 from django_quota.requests.wording import error_in_words
@@ -40,8 +39,7 @@ EVENTS_SHOWN = 50
 """Events that the page shows."""
 
 
-@admin.register(Overview)
-class OverviewAdmin(ReadOnlyAdmin):
+class OverviewPages(ReadOnlyAdmin):
     """One page in place of a list of rows."""
 
     def get_urls(self) -> list[URLPattern]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import unquote
 from django.contrib.contenttypes.models import ContentType
@@ -51,8 +51,7 @@ AnswerLine = tuple[str, str | None]
 """What refuses the subject, until when, and the rule of the ban that can be lifted."""
 
 
-@admin.register(Subject)
-class SubjectAdmin(ReadOnlyAdmin):
+class SubjectPages(ReadOnlyAdmin):
     """The search form and the page of one subject. A subject has no row, and the actions have their own permissions."""
 
     def get_urls(self) -> list[URLPattern]:

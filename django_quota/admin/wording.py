@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import ceil
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.utils import timezone
@@ -19,9 +20,11 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rule_options import BanOption, Exemption, Shares
 from django_quota.core.rules import Tiers, option_in_words
 from django_quota.models import QuotaOverride
-from django_quota.operating.inspection import WITHOUT_STORE, LimitStatus
 from django_quota.requests.subjects import LOGIN, parts_of
 from django_quota.web.wording import wait_in_words
+
+if TYPE_CHECKING:
+    from django_quota.operating.inspection import LimitStatus
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {
     "sliding_window": gettext_lazy("sliding window"),
@@ -184,6 +187,8 @@ def kind_in_words(kind: str) -> str | Promise:
 
 def next_in_words(limit: LimitStatus) -> str:
     """Return when the next hit is admitted."""
+    from django_quota.operating.inspection import WITHOUT_STORE  # noqa: PLC0415 — no page is needed to start
+
     if limit.instead:
         return str(WITHOUT_STORE[limit.instead])
     if limit.retry_after is None:

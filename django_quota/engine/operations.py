@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -17,35 +17,47 @@ from django_quota.core.clock import SECOND
 from django_quota.engine.words import packed
 
 
-@dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script and the digest by which Redis calls it."""
+    """A Lua script, and the digest by which Redis calls it. Both are made when the script first runs."""
 
-    text: str
-    sha: str
-    by_digest: bytes
-    """The words that call it by its digest."""
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read = read
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """Return the script of this text, for a server that is new enough."""
-        text = lua_source("server_version") + text
-        # Redis itself names scripts by their SHA-1.
-        sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        return cls(text, sha, packed(("EVALSHA", sha)))
+        """Return the script of this text."""
+        return cls(lambda: text)
+
+    @cached_property
+    def text(self) -> str:
+        """The script, for a server that is new enough."""
+        return lua_source("server_version") + self._read()
+
+    @cached_property
+    def sha(self) -> str:
+        """Its digest: Redis names scripts by their SHA-1."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    @cached_property
+    def by_digest(self) -> bytes:
+        """The words that call it by its digest."""
+        return packed(("EVALSHA", self.sha))
 
 
-_LUA = Path(__file__).with_name("lua")
+@cache
+def _sources() -> dict[str, str]:
+    """Return the text of all files by their names. They are read at once, so that all are of one version."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("lua").glob("*.lua")}
 
 
 def lua_source(name: str) -> str:
     """Return the text of `lua/<name>.lua`."""
-    return (_LUA / f"{name}.lua").read_text(encoding="utf-8")
+    return _sources()[name]
 
 
 def script(*names: str) -> Script:
     """Return the script made of the files `lua/<name>.lua`, in order: each may use what an earlier one defines."""
-    return Script.of("".join(map(lua_source, names)))
+    return Script(lambda: "".join(map(lua_source, names)))
 
 
 class States(Protocol):

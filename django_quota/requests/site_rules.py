@@ -151,11 +151,12 @@ def applies_to(rule: Placed, target: Target) -> bool:
 
 def site_rules(request: HttpRequest) -> list[Rule]:
     """Return the configured rules that fit a request. Raises `RuleError` if a rule with a `match` is wrong."""
-    return _index(current()).find(request)
+    return rule_index(current()).find(request)
 
 
 @lru_cache(maxsize=1)
-def _index(settings: QuotaSettings) -> RuleIndex[Rule]:
+def rule_index(settings: QuotaSettings) -> RuleIndex[Rule]:
+    """Return the rules of the settings that have a `match`. Raises `RuleError` if one is wrong."""
     placed = [
         name for name, value in settings.rules.items() if isinstance(value, Mapping) and value.get("match") is not None
     ]

@@ -35,8 +35,6 @@ def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:
         raise RuleError(f"No request has the subject {subject!r}. Use {named_subject(f'ip:{subject}')!r}.")
     if not isinstance(rule, str) or rule in current().rules or rule.strip()[:1].isdigit():  # so does each rate begin
         return rule
-    from django_quota.web import view_lookup  # noqa: F401, PLC0415 — it finds the rules of views
-
     known = known_rules()
     found = known.get(rule)
     if found is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Info, Tags, register
+from django.core.checks import CheckMessage, Info
 from django.db import connections
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
@@ -34,7 +34,6 @@ from django_quota.stores.database.store import vendor_of
 from django_quota.web.rule_checks import check_rules, finding
 
 
-@register("django_quota")
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
     """Check `settings.QUOTA`, its rules, the store behind it, and the views that it limits."""
     try:
@@ -187,7 +186,6 @@ def _check_redis() -> Iterator[CheckMessage]:
 # --- `check --database` -----------------------------------------------------------------------------------------------
 
 
-@register(Tags.database)
 def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Find missing tables, and more overrides than a process should hold.
 
@@ -242,7 +240,6 @@ def _is_postgresql(alias: str | None) -> bool:
 # --- `check --deploy` -------------------------------------------------------------------------------------------------
 
 
-@register("django_quota", deploy=True)
 def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
     """Find settings that suit only a developer's machine, and rules that only calls in the project's code use."""
     found = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
-from django_quota.core.errors import StoreUnavailable
+from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_async, run_sync
 from django_quota.limiting.registry import get_limiter
+from django_quota.requests.site_rules import rule_index
 from django_quota.web.concurrency import Holding
 from django_quota.web.headers import write_headers
 from django_quota.web.limited_requests import (
@@ -50,6 +52,10 @@ class QuotaMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
+        with suppress(ConfigurationError, RuleError):  # each request raises it, and a system check reports it
+            settings = current()  # read at start, so that the first request does not wait for it
+            rule_index(settings)
+            slot_index(settings)
         self.is_async: bool = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)

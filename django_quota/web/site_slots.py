@@ -12,7 +12,6 @@ from django_quota.conf import QuotaSettings, current
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.matching import Match
-from django_quota.limiting.known_rules import slot_finders
 from django_quota.requests.site_rules import RuleIndex
 from django_quota.web.concurrency import Holding, RequestSlot
 
@@ -59,6 +58,3 @@ def take_slots_flow(holding: Holding, request: HttpRequest, view: object) -> Flo
 def slot_index(settings: QuotaSettings) -> RuleIndex[SiteSlot]:
     """Return the slots of the settings."""
     return RuleIndex([SiteSlot.read(*entry) for entry in settings.slots().items()])
-
-
-slot_finders.append(lambda _: current().slots())

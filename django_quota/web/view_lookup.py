@@ -16,7 +16,6 @@ from django.urls import ResolverMatch
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
-from django_quota.limiting.known_rules import finds_rules, slot_finders
 from django_quota.requests.site_rules import applies_to
 from django_quota.web.concurrency import Gate
 from django_quota.web.request_rules import Limited
@@ -158,7 +157,6 @@ def rules_of_endpoint(view: Any, method: str) -> list[Rule]:
     return [rule for found in met for rule in found.rules()]
 
 
-@finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all limited views, without those that are wrong."""
     for found in limited_views(patterns):
@@ -170,9 +168,6 @@ def slots_of_views(patterns: Iterable[Any], *, before: bool = False) -> Iterator
     for gate, found in marked_views(patterns, Gate):
         if found.called_by is None or not before:
             yield gate.name_for(found.owner), gate
-
-
-slot_finders.append(lambda patterns: [name for name, _ in slots_of_views(patterns)])
 
 
 def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:

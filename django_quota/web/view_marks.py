@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from django_quota.core.rules import dotted_path
+from django_quota.web import finders  # noqa: F401 — without the app, this registers what finds our marks
 from django_quota.web.view_kinds import class_of
 
 K = TypeVar("K")

@@ -76,7 +76,9 @@ def test_the_settings_are_read_anew_after_a_change() -> None:
 
 
 def test_two_threads_get_the_same_part_though_both_have_made_one() -> None:
-    made, ended_parts, together = [], [], threading.Barrier(2, timeout=PATIENCE)
+    made: list[object] = []
+    closed: list[object] = []
+    together = threading.Barrier(2, timeout=PATIENCE)
 
     def make() -> object:
         part = object()
@@ -84,15 +86,15 @@ def test_two_threads_get_the_same_part_though_both_have_made_one() -> None:
         together.wait()
         return part
 
-    part, found = Runtime().part(make, end=ended_parts.append), []
+    part, found = Runtime().part(make, end=closed.append), []
     threads = [threading.Thread(target=lambda: found.append(part.get())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert (found[0] is found[1], len(made), len(ended_parts)) == (True, 2, 1)
-    assert ended_parts[0] is not found[0]
+    assert (found[0] is found[1], len(made), len(closed)) == (True, 2, 1)
+    assert closed[0] is not found[0]
 
 
 @forks

@@ -137,7 +137,7 @@ def test_only_an_integration_imports_its_package_and_it_imports_only_public_modu
 @pytest.mark.parametrize("name", ["django_quota", "django_quota.adapters", "django_quota.middleware"])
 def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
     """Django loads models with the apps. Settings, URLs and tasks may be imported before, or without the app."""
-    left, reached = [name], set[str]()
+    left, reached = [name, *(imports(name) if name == "django_quota" else ())], set[str]()  # its names come later
     while left:
         if (module := left.pop()) in MODULES and module not in reached:
             reached.add(module)

@@ -4,8 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from django_quota import acheck, check, once
 from django_quota.adapters import digest
 from django_quota.core.errors import StoreBusy, StoreCommandDenied, StoreDataError, StoreRefusesWrites
 from django_quota.engine.decide import Decide
+from django_quota.engine.operations import Script
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker, Call
 from django_quota.stores.redis.errors import answered, translate_error
@@ -178,8 +177,7 @@ local redis = { error_reply = real.error_reply, pcall = function() return %s end
 def test_a_server_that_is_too_old_is_a_configuration_error_with_its_version(
     info: str, named: str, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = OLD_REDIS % info + Decide.script.text
-    monkeypatch.setattr(Decide, "script", replace(Decide.script, text=text, sha=sha1(text.encode()).hexdigest()))
+    monkeypatch.setattr(Decide, "script", Script.of(OLD_REDIS % info + Decide.script.text))
     asks: list[Callable[[], object]] = [lambda: check("1/m", "a:1"), lambda: asyncio.run(acheck("1/m", "a:1"))]
     for ask in asks:
         with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:

@@ -64,4 +64,4 @@ def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remembered_paths() -> list[str]:
-    return [path for path, *_ in site_rules._index(current())._known]
+    return [path for path, *_ in site_rules.rule_index(current())._known]
