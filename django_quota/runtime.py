@@ -55,6 +55,8 @@ class Part(Generic[T]):
         self._make = make
         self._depends = depends
         self._end = end
+        self._changes = 0
+        """How often it was forgotten."""
         self.made: T | None = None
         """What was made; None if nobody has needed it yet."""
 
@@ -63,26 +65,31 @@ class Part(Generic[T]):
         return self._new() if (made := self.made) is None else made
 
     def _new(self) -> T:
-        made = self._make()
-        with self._runtime.changing:
-            self._runtime.listen()
-            kept = self.made
-            if kept is None:
-                self.made = made
-                return made
-        self._end(made)  # another thread was faster
-        return kept
+        self._runtime.listen()
+        while True:
+            changes = self._changes
+            made = self._make()  # without the lock: it may import a module that asks for a part
+            with self._runtime.changing:
+                if self.made is None and changes == self._changes:
+                    self.made = made
+                    return made
+                kept = self.made
+            self._end(made)  # another thread was faster, or a setting has changed meanwhile
+            if kept is not None:
+                return kept
 
     def forget(self) -> None:
         """End what was made. The next caller makes it anew."""
         with self._runtime.changing:
+            self._changes += 1
             made, self.made = self.made, None
         if made is not None:
             self._end(made)
 
     def see_change(self, setting: str) -> None:
-        """Forget what was made from a setting that has changed."""
-        if (made := self.made) is not None and self._depends(made, setting):
+        """Forget what was made from a setting that has changed, or is being made."""
+        made = self.made
+        if made is None or self._depends(made, setting):
             self.forget()
 
 

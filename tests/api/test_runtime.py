@@ -97,6 +97,23 @@ def test_two_threads_get_the_same_part_though_both_have_made_one() -> None:
     assert closed[0] is not found[0]
 
 
+def test_what_is_being_made_while_a_setting_changes_is_made_again() -> None:
+    made: list[str] = []
+    closed: list[str] = []
+
+    def make() -> str:
+        made.append(f"from settings {len(made)}")
+        found = made[-1]
+        if len(made) == 1:
+            part.forget()
+        return found
+
+    part = Runtime().part(make, end=closed.append)
+
+    assert part.get() == "from settings 1"
+    assert closed == ["from settings 0"]
+
+
 @forks
 def test_a_forked_process_makes_its_parts_though_another_thread_was_making_one() -> None:
     runtime = Runtime()
@@ -135,3 +152,12 @@ def test_without_the_app_what_the_first_request_holds_is_given_back_at_its_end()
     request_finished.send(None)
 
     assert given_back == ["slot"]
+
+
+def test_outside_of_a_request_nothing_waits_for_the_end_of_another_one() -> None:
+    given_back: list[str] = []
+
+    at_request_end(lambda: given_back.append("slot"))
+    request_finished.send(None)
+
+    assert given_back == []
