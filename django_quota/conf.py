@@ -359,14 +359,16 @@ KNOWN_SETTINGS = tuple(sorted(name.upper() for name, each in vars(QuotaSettings)
 """The names in `settings.QUOTA`. Each is read by the attribute of `QuotaSettings` of the same name in lower case."""
 
 
-def _read() -> QuotaSettings:
+def _given_settings() -> QuotaSettings:
     made, enabled = QuotaSettings(getattr(settings, "QUOTA", None)), runtime.wanted.enabled
     if enabled is not None:
         made.__dict__["enabled"] = enabled
     return made
 
 
-_settings = runtime.part(_read, depends=lambda _, setting: setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE", "CACHES"))
+_settings = runtime.part(
+    _given_settings, depends=lambda _, setting: setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE", "CACHES")
+)
 
 
 def current() -> QuotaSettings:

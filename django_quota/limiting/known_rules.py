@@ -86,7 +86,7 @@ def known_slots() -> list[str]:
 
 def _found_by(finders: list[Finder]) -> Sequence[Any]:
     url_patterns()  # first: to load the views may register finders
-    return _found.get()(tuple(finders))
+    return _kept_findings.get()(tuple(finders))
 
 
 def _found_behind(finders: tuple[Finder, ...]) -> Sequence[Any]:
@@ -94,7 +94,7 @@ def _found_behind(finders: tuple[Finder, ...]) -> Sequence[Any]:
     return [found for finder in finders for found in finder(url_patterns())]
 
 
-_found = runtime.part(lambda: lru_cache(maxsize=2)(_found_behind))
+_kept_findings = runtime.part(lambda: lru_cache(maxsize=2)(_found_behind))
 
 
 def url_patterns() -> Sequence[Any]:

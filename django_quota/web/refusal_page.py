@@ -120,7 +120,7 @@ def render_page(name: str, request: HttpRequest, decision: Decision, shown: Show
     visit = _Visit.of(request, decision)
     if _is_watched():
         return _rendered(template, visit, shown)
-    page = _pages.get()(name, template.engine, visit._replace(nonce=visit.nonce and _NONCE), shown)
+    page = _kept_pages.get()(name, template.engine, visit._replace(nonce=visit.nonce and _NONCE), shown)
     return page.replace(_NONCE, escape(visit.nonce)) if visit.nonce else page
 
 
@@ -133,7 +133,7 @@ def _page(name: str, engine: Engine, visit: _Visit, shown: Shown) -> str:
     return _rendered(engine.get_template(name), visit, shown)
 
 
-_pages = runtime.part(lambda: lru_cache(maxsize=128)(_page))
+_kept_pages = runtime.part(lambda: lru_cache(maxsize=128)(_page))
 """A flood gets the same page for a second."""
 
 

@@ -110,9 +110,9 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
         except TemplateDoesNotExist:  # a system check reports it
             accepted = TEXT
         else:
-            _, headers = _answers.get()(accepted, shown)
+            _, headers = _kept_answers.get()(accepted, shown)
             return HttpResponse(page, status=status, headers=headers)
-    body, headers = _answers.get()(accepted, shown)
+    body, headers = _kept_answers.get()(accepted, shown)
     return HttpResponse(body, status=status, headers=headers)
 
 
@@ -145,7 +145,7 @@ def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
     return body.encode(), dict(response.headers)
 
 
-_answers = runtime.part(lambda: lru_cache(maxsize=512)(_answer))
+_kept_answers = runtime.part(lambda: lru_cache(maxsize=512)(_answer))
 """A flood gets the same answer for a second."""
 
 
