@@ -147,7 +147,7 @@ class Runtime:
         """
         if self.site is None or alias not in self.site.databases:
             return True
-        return self.site.databases[alias] == _target(connections.settings[alias])
+        return self.site.databases[alias] == _target(connections.settings.get(alias, {}))
 
     def is_tested(self) -> bool:
         """Say whether tests run: a test wants a store, or a test runner has changed DEBUG or a database."""
