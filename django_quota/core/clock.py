@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import BuiltinFunctionType
@@ -110,6 +110,13 @@ def freeze(now: int | datetime) -> Iterator[None]:
         yield
     finally:
         _frozen.reset(token)
+
+
+def time_alone() -> Context:
+    """Return a context that knows the time that `freeze` has set, and keeps nothing else of the present one alive."""
+    context = Context()
+    context.run(_frozen.set, _frozen.get())
+    return context
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

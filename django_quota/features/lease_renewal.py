@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from contextvars import Context, copy_context
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from django_quota.core import clock
@@ -46,7 +46,7 @@ class Renewer:
         """Renew a lease every `interval` seconds from now on. `first`: seconds until the first time, if not as many."""
         due = clock.elapsed() + min(interval, interval if first is None else first)
         with self._changing:
-            self._due[lease] = (due, interval, copy_context())  # `freeze` sets a context variable
+            self._due[lease] = (due, interval, clock.time_alone())  # the request may end meanwhile
             if due < self._next or self._next <= clock.elapsed():  # or it renews now, or had to start over
                 self._plan(due)
 

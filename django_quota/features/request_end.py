@@ -2,7 +2,8 @@
 
 A middleware may replace a streaming response or raise an error, and a client may leave before the stream begins. Then
 nobody reads the response, and nobody closes it. But Django always sends `request_finished`: when the server has closed
-the response that it was given, or once the task of the request was cancelled.
+the response that it was given, or once the task of the request was cancelled. Only under ASGI it does not if the
+server fails to send, or cancels the application itself. Then what is left is done once the request is collected.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from asgiref.sync import SyncToAsync
 from django.core.signals import request_finished, request_started
 
+from django_quota.core import clock
+from django_quota.limiting.flusher import flusher
 from django_quota.runtime import runtime
 
 logger = logging.getLogger("django_quota")
@@ -53,7 +57,13 @@ def at_request_end(action: Action) -> Callable[[], None]:
 def _actions() -> list[Action] | None:
     """Return the actions of the present request; None outside of one."""
     request = SyncToAsync.thread_sensitive_context.get(None)
-    return _of_context.get() if request is None else _of_request.setdefault(request, [])
+    if request is None:
+        return _of_context.get()
+    new: list[Action] = []
+    actions = _of_request.setdefault(request, new)
+    if actions is new:
+        finalize(request, _leave, actions).atexit = False
+    return actions
 
 
 def _begin(**_: Any) -> None:
@@ -61,8 +71,19 @@ def _begin(**_: Any) -> None:
 
 
 def _end(**_: Any) -> None:
-    actions = _actions()
+    request = SyncToAsync.thread_sensitive_context.get(None)
+    actions = _of_context.get() if request is None else _of_request.pop(request, None)
     _of_context.set(None)
+    _do(actions or [])
+
+
+def _leave(actions: list[Action]) -> None:
+    """Have the thread in the background do what is left: an event loop may run here."""
+    if actions:
+        flusher.call_at(clock.elapsed(), partial(_do, actions))
+
+
+def _do(actions: list[Action]) -> None:
     while actions:
         try:
             actions.pop()()

@@ -1,7 +1,10 @@
 """A stream that nobody reads gives back its slot and settles its reservation when its request ends."""
 
 import asyncio
+import gc
+import io
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from django.utils.decorators import async_only_middleware
 
 from django_quota import areserve, concurrency, counter, peek, quota, reserve, reserve_all
 from django_quota import slot as slot_of
+from tests.support.commands import wait_until
 
 
 def parts() -> Iterator[bytes]:
@@ -38,6 +42,11 @@ def slot(request: Any) -> Any:
 
 @concurrency(1, name="export")
 async def aslot(request: Any) -> Any:
+    return tagged(aparts())
+
+
+@concurrency(1, name="export", renew=True)
+async def arenewed(request: Any) -> Any:
     return tagged(aparts())
 
 
@@ -74,7 +83,7 @@ def credit(request: Any) -> Any:
 
 
 VIEWS = [slot, response, iterator, settled, credit]
-ASYNC_VIEWS = [aslot, aresponse, aiterator, asettled]
+ASYNC_VIEWS = [aslot, arenewed, aresponse, aiterator, asettled]
 
 urlpatterns = [path(f"{view.__name__}/", view) for view in [*VIEWS, *ASYNC_VIEWS]]
 
@@ -166,6 +175,47 @@ def test_a_client_that_leaves_before_its_stream_begins_ends_it(view: Any, settin
 
     asyncio.run(serve())
     assert taken() == once(view)
+
+
+async def ask(view: Any, send: Any) -> None:
+    """Ask for a stream; the client stays."""
+    messages = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        return await asyncio.Event().wait()
+
+    scope = AsyncRequestFactory().get(f"/{view.__name__}/").scope
+    await ASGIHandler()({**scope}, receive, send)
+
+
+async def fail(message: Any) -> None:
+    raise OSError
+
+
+async def cancel(message: Any) -> None:
+    for task in asyncio.all_tasks():
+        if task.get_name() == "application":
+            task.cancel()
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("send", [fail, cancel], ids=["cannot send", "cancels the application"])
+@pytest.mark.parametrize("view", [*VIEWS, *ASYNC_VIEWS], ids=lambda view: view.__name__)
+def test_a_stream_ends_though_the_server_ends_its_request(
+    view: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Django does not close the file of the body then, and Python would warn of it.
+    monkeypatch.setattr("django.core.handlers.asgi.tempfile.SpooledTemporaryFile", lambda **_: io.BytesIO())
+
+    async def serve() -> None:
+        with suppress(OSError, asyncio.CancelledError):
+            await asyncio.create_task(ask(view, send), name="application")
+
+    asyncio.run(serve())
+    gc.collect()
+    wait_until(lambda: taken() == once(view))
 
 
 def test_the_end_of_another_request_ends_no_stream() -> None:
