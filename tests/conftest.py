@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis.strategies import none
 
 from django_quota.core.clock import moment_of, use_clock
-from django_quota.features.lease_renewal import Renewer, renewer
+from django_quota.features.slots.renewal import Renewer, renewer
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup

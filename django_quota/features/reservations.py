@@ -22,7 +22,7 @@ from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.features.hold_texts import read_hold, write_hold
-from django_quota.features.settled_stream import settled_stream
+from django_quota.features.stream_end import settled_stream
 from django_quota.limiting.api import (
     AnySubject,
     Entry,

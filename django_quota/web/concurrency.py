@@ -31,8 +31,8 @@ from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, dotted_path, is_about_the_user
-from django_quota.features.leases import MAX_SLOTS, Lease, Slot
 from django_quota.features.request_end import at_request_end
+from django_quota.features.slots.slots import MAX_SLOTS, Lease, Slot
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import tier_flow
 from django_quota.requests.request_keys import compile_key, subject_flow

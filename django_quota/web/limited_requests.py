@@ -62,7 +62,7 @@ class RequestState:
     waiting_slots: Sequence[Callable[[], Flow[Decision]]] = ()
     """Each takes a slot that waits as those rules do; see `web/concurrency`."""
     take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
-    """Takes the slots of the settings, if there are any; see `web/site_slots`."""
+    """Takes the slots of the settings, if there are any; see `web/request_slots`."""
     counted: Counted | None = None
     """The rules with a `match` that have been decided; see `asked_flow`."""
     answers: Sequence[Answer] = ()

@@ -31,7 +31,7 @@ from django_quota.web.limited_requests import (
     state_of,
     unavailable,
 )
-from django_quota.web.site_slots import slot_index, take_slots_flow
+from django_quota.web.request_slots import slot_index, take_slots_flow
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -36,7 +36,7 @@ from django_quota.requests.site_rules import applies_to
 from django_quota.requests.subjects import GLOBAL
 from django_quota.web.decorators import BARE_HINT, UnderABareOne
 from django_quota.web.request_rules import is_decided_later
-from django_quota.web.site_slots import SiteSlot
+from django_quota.web.request_slots import SiteSlot
 from django_quota.web.view_lookup import (
     Endpoint,
     endpoints,

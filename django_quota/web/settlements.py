@@ -23,7 +23,7 @@ from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
 from django_quota.features.reservations import Hold
-from django_quota.features.settled_stream import settled_stream
+from django_quota.features.stream_end import settled_stream
 from django_quota.requests.site_functions import call_flow
 from django_quota.web.headers import decision_of
 

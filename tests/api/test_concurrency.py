@@ -18,7 +18,7 @@ from django_quota import check, concurrency, peek, quota, slot
 from django_quota.adapters import RequestSlot
 from django_quota.core.errors import StoreBusy
 from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
-from django_quota.features.lease_renewal import renewer
+from django_quota.features.slots.renewal import renewer
 from django_quota.testing import freeze
 from tests.support.calls import both, fetch, get, run
 from tests.support.commands import wait_until

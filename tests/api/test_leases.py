@@ -17,8 +17,8 @@ from django.contrib.auth.models import User
 
 from django_quota import Rule, aacquire, acquire, ban, check, lock, peek, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.features.lease_renewal import RETRY, Renewer
-from django_quota.features.slot_queues import pause_before
+from django_quota.features.slots.queues import pause_before
+from django_quota.features.slots.renewal import RETRY, Renewer
 from django_quota.limiting.flusher import flusher
 from django_quota.testing import QuotaKit, RedisServer, freeze
 from django_quota.types import Lease, Slot
@@ -547,7 +547,7 @@ def test_an_error_of_the_log_ends_no_later_renewal(memory_store: None, monkeypat
     monkeypatch.setattr(flusher, "call_at", lambda at, _: moments.append(at))
     lease = slot("export", 1, lease=60).acquire()
     monkeypatch.setattr(lease, "keeping", fail)
-    monkeypatch.setattr("django_quota.features.lease_renewal.logger.exception", fail)  # as a handler may
+    monkeypatch.setattr("django_quota.features.slots.renewal.logger.exception", fail)  # as a handler may
     own.add(lease, 0.0)
     for planned in (2, 3):
         with pytest.raises(ZeroDivisionError):

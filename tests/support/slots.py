@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys
-from django_quota.features.lease_renewal import renewer
-from django_quota.features.slot_queues import slot_queues
+from django_quota.features.slots.queues import slot_queues
+from django_quota.features.slots.renewal import renewer
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.database.store import DatabaseStore
@@ -35,7 +35,7 @@ def waiting(name: str, subject: str = "global") -> int:
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who waits asks the store a second time, unless woken or its time is up."""
     for name in ("SHORTEST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(f"django_quota.features.slot_queues.{name}", 600.0)
+        monkeypatch.setattr(f"django_quota.features.slots.queues.{name}", 600.0)
 
 
 def wake_next(name: str) -> None:

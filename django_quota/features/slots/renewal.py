@@ -15,7 +15,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.limiting.flusher import flusher
 
 if TYPE_CHECKING:
-    from django_quota.features.leases import Lease
+    from django_quota.features.slots.slots import Lease
 
 
 logger = logging.getLogger("django_quota")

@@ -24,8 +24,8 @@ from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
-from django_quota.features.lease_renewal import RETRY, renewer
-from django_quota.features.slot_queues import Place, pause_before, running_loop, slot_queues
+from django_quota.features.slots.queues import Place, pause_before, running_loop, slot_queues
+from django_quota.features.slots.renewal import RETRY, renewer
 from django_quota.limiting.observers import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.subjects import GLOBAL, subject_of
