@@ -22,7 +22,7 @@ from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.features.hold_texts import read_hold, write_hold
-from django_quota.features.stream_end import settled_stream
+from django_quota.features.stream_end import at_stream_end
 from django_quota.limiting.api import (
     AnySubject,
     Entry,
@@ -116,7 +116,7 @@ class Hold:
 
         Raises `RuleError` if the response is not streaming: then call `settle`.
         """
-        stream = settled_stream(response, partial(self._settling_used, used))
+        stream = at_stream_end(response, partial(self._settling_used, used))
         self._has_stream = True
         return stream
 

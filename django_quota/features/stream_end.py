@@ -1,4 +1,4 @@
-"""A stream that settles its reservation when it is over: it ended, it failed, or its client went away.
+"""What has to happen once a stream is over: it ended, it failed, or its client went away.
 
 If nobody reads it, it is over when its request ends.
 """
@@ -17,40 +17,44 @@ from django_quota.features.request_end import at_request_end
 
 logger = logging.getLogger("django_quota")
 
-S = TypeVar("S")
+Stream = TypeVar("Stream")
 
-MakeFlow = Callable[[], Flow[Any]]
-"""Makes the flow that settles a reservation."""
+Ending = Callable[[], Flow[Any]]
+"""Makes the flow to run when a stream is over."""
 
 
-def settled_stream(stream: S, settle: MakeFlow) -> S:
-    """Return a stream that settles its reservation in the end.
+def at_stream_end(stream: Stream, ending: Ending) -> Stream:
+    """Return a stream that runs a flow once when it is over. A response is returned itself.
 
     Raises `RuleError` if the stream is neither a streaming response nor an iterator.
     """
     if isinstance(stream, StreamingHttpResponse):
-        stream.streaming_content = settled_stream(stream.streaming_content, settle)
-        return cast("S", stream)
+        if getattr(stream, "file_to_stream", None) is None:
+            stream.streaming_content = at_stream_end(stream.streaming_content, ending)
+        else:  # the server sends a file itself, and closes the response
+            closers = cast("Any", stream)._resource_closers  # noqa: SLF001 — Django has no other way to hear of its close()
+            closers.append(_Stream(None, ending).close)
+        return cast("Stream", stream)
     if isinstance(stream, (HttpResponseBase, str, bytes)):
         raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")
     if hasattr(stream, "__aiter__"):
-        return cast("S", _AsyncStream(aiter(cast("Any", stream)), settle))
+        return cast("Stream", _AsyncStream(aiter(cast("Any", stream)), ending))
     if hasattr(stream, "__iter__"):
-        return cast("S", _SyncStream(iter(cast("Any", stream)), settle))
+        return cast("Stream", _SyncStream(iter(cast("Any", stream)), ending))
     raise RuleError(f"{stream!r} is not a stream.", "Use a StreamingHttpResponse, or a sync or async iterator.")
 
 
 class _Stream:
     """What the sync and the async stream share."""
 
-    def __init__(self, content: Any, settle: MakeFlow) -> None:
+    def __init__(self, content: Any, ending: Ending) -> None:
         self._content = content
-        self._settle = settle
+        self._make_flow = ending
         self._is_over = False
         self._withdraw = at_request_end(self.close)
 
     def close(self) -> None:
-        """End the stream, and settle its reservation."""
+        """End the stream."""
         try:
             if hasattr(self._content, "close"):
                 self._content.close()
@@ -63,9 +67,9 @@ class _Stream:
             return
         self._withdraw()
         try:
-            yield from self._settle()
+            yield from self._make_flow()
         except Exception:
-            logger.exception("A stream is over, and its reservation was not settled: the estimate stays spent.")
+            logger.exception("A stream is over, and a part of what it held was not given back.")
 
 
 class _SyncStream(_Stream, Iterator[Any]):
@@ -78,7 +82,7 @@ class _SyncStream(_Stream, Iterator[Any]):
 
 
 class _AsyncStream(_Stream, AsyncIterator[Any]):
-    """It settles even if its task is cancelled: a client often goes away right after the last part."""
+    """Its end comes even if its task is cancelled: a client often goes away right after the last part."""
 
     async def __anext__(self) -> Any:
         try:
@@ -88,7 +92,7 @@ class _AsyncStream(_Stream, AsyncIterator[Any]):
             raise
 
     async def aclose(self) -> None:
-        """End the stream, and settle its reservation."""
+        """End the stream."""
         try:
             if hasattr(self._content, "aclose"):
                 await self._content.aclose()

@@ -23,7 +23,7 @@ from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
 from django_quota.features.reservations import Hold
-from django_quota.features.stream_end import settled_stream
+from django_quota.features.stream_end import at_stream_end
 from django_quota.requests.site_functions import call_flow
 from django_quota.web.headers import decision_of
 
@@ -77,7 +77,7 @@ def _settle_one_flow(request: HttpRequest, response: Any, receipt: Receipt) -> F
             ask.rule.settle is not None and counts for ask, counts in zip(receipt.asks, counted, strict=True)
         ):
             settle = partial(_end_flow, hold, receipt.asks, counted, request, response)
-            settled_stream(response, settle)
+            at_stream_end(response, settle)
             return
         costs = yield from _costs_flow(receipt.asks, counted, request, response)
     except Exception:
