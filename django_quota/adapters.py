@@ -25,15 +25,15 @@ from django_quota.requests.request_bodies import body_notes
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.subjects import digest, named_subject
 from django_quota.web import headers, responses, rule_checks
-from django_quota.web.concurrency import RequestSlot
 from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, settle_own_flow, state_of
 from django_quota.web.own_limits import limits_view
 from django_quota.web.request_rules import decides_later
+from django_quota.web.request_slots import SlotRule
 from django_quota.web.view_lookup import checks_views, endpoints
 from django_quota.web.wording import refusal_details
 
 __all__ = [
-    "RequestSlot",
+    "SlotRule",
     "adecide",
     "apply_decision",
     "arefusal",

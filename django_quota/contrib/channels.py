@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -22,7 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
 
 from django_quota import Decision, Rule, acheck
-from django_quota.adapters import RequestSlot, adecide, arefusal, refusal_details, rule_of
+from django_quota.adapters import SlotRule, adecide, arefusal, refusal_details, rule_of
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, RuleError
 
@@ -82,9 +82,9 @@ class QuotaSocket:
         self._application = application
         self._connect = None if connect is None else _rule(connect, {**own, "name": f"{name}.connect"})
         self._receive = None if receive is None else _rule(receive, {**own, "name": f"{name}.receive"})
-        self._slot: RequestSlot | None = None
+        self._slot: SlotRule | None = None
         if at_once is not None:
-            self._slot = RequestSlot(
+            self._slot = SlotRule.make(
                 f"{name}.at_once", at_once, key=key, lease=lease, renew=True, on_unavailable=on_unavailable
             )
         self._closes = close
@@ -105,18 +105,16 @@ class QuotaSocket:
             raise ConfigurationError(
                 "QuotaSocket limits by user, but the connection has no user.", "Put it inside AuthMiddlewareStack(...)."
             )
-        holding: AbstractAsyncContextManager[Any] = nullcontext()
-        refused: HttpResponse | None = None
         if self._connect is not None:
             decision = await adecide(request, [self._connect])
-            refused = await arefusal(request, decision) if decision.enforced else None
-        if self._slot is not None and refused is None:
-            holding, refused = await self._slot.aenter(request)
-        if refused is not None:
-            await _refuse(scope, send, refused)
-            return
-        socket = _Socket(opening, receive, send, partial(self._refused, request), self._notice, self._closes)
-        async with holding:
+            if decision.enforced:
+                await _refuse(scope, send, await arefusal(request, decision))
+                return
+        async with nullcontext() if self._slot is None else self._slot.hold(request) as refused:
+            if refused is not None:
+                await _refuse(scope, send, refused)
+                return
+            socket = _Socket(opening, receive, send, partial(self._refused, request), self._notice, self._closes)
             await self._application(scope, socket.receive, socket.send)
 
     async def _refused(self, request: HttpRequest) -> Decision | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -99,3 +99,30 @@ async def run_to_the_end(flow: Flow[T]) -> T:
     if not work.cancelled():
         work.exception()  # asyncio logs an error that nobody has looked at
     raise cancelled
+
+
+class FlowBlock(Generic[T]):
+    """A sync and async context manager whose beginning and end are written once, each as a flow.
+
+    The end of an `async with` block runs to its end, however often its task is cancelled meanwhile.
+    """
+
+    def entering(self) -> Flow[T]:
+        """Enter the block; the flow's result is what `as` gets."""
+        raise NotImplementedError
+
+    def leaving(self, error: BaseException | None) -> Flow[None]:
+        """Leave the block; `error`: what the block raised."""
+        raise NotImplementedError
+
+    def __enter__(self) -> T:
+        return run_sync(self.entering())
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        run_sync(self.leaving(error))
+
+    async def __aenter__(self) -> T:
+        return await run_async(self.entering())
+
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        await run_to_the_end(self.leaving(error))

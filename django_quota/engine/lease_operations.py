@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.engine.operations import Operation, Script, States, keep, script
 
 
-def _script(name: str) -> Script:
+def _lease_script(name: str) -> Script:
     return script("clock", "lifetimes", "lease_common", name)
 
 
@@ -43,7 +43,7 @@ class Acquire(_LeaseOperation):
     Its arguments: the token, how many slots there are, and how long the lease lasts, in microseconds.
     """
 
-    script: ClassVar[Script] = _script("lease_acquire")
+    script: ClassVar[Script] = _lease_script("lease_acquire")
 
     def has_written(self, reply: Any) -> bool:
         """Say whether the slot was taken."""
@@ -73,7 +73,7 @@ class Renew(_LeaseOperation):
     count.
     """
 
-    script: ClassVar[Script] = _script("lease_renew")
+    script: ClassVar[Script] = _lease_script("lease_renew")
     gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, span: int, *, again: bool = False) -> None:
@@ -96,7 +96,7 @@ class Release(_LeaseOperation):
     lease lasts, and how long the store remembers how long the slot was held.
     """
 
-    script: ClassVar[Script] = _script("lease_release")
+    script: ClassVar[Script] = _lease_script("lease_release")
     gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, since: int | None, span: int) -> None:
@@ -121,7 +121,7 @@ class Release(_LeaseOperation):
 class Holders(_LeaseOperation):
     """Say who holds a slot; the reply has for each the token, and the microseconds until its lease ends."""
 
-    script: ClassVar[Script] = _script("lease_holders")
+    script: ClassVar[Script] = _lease_script("lease_holders")
     is_reading: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys) -> None:

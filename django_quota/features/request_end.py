@@ -25,16 +25,16 @@ from django_quota.runtime import runtime
 
 logger = logging.getLogger("django_quota")
 
-Action = Callable[[], object]
+AtEnd = Callable[[], object]
 
-_of_context: ContextVar[list[Action] | None] = ContextVar("django_quota_request_end", default=None)
+_of_context: ContextVar[list[AtEnd] | None] = ContextVar("django_quota_request_end", default=None)
 """The actions of a request that a thread serves, as under WSGI."""
 
-_of_request: WeakKeyDictionary[Any, list[Action]] = WeakKeyDictionary()
+_of_request: WeakKeyDictionary[Any, list[AtEnd]] = WeakKeyDictionary()
 """The actions of a request under ASGI, whose tasks have contexts of their own: by an object that each request has."""
 
 
-def at_request_end(action: Action) -> Callable[[], None]:
+def at_request_end(action: AtEnd) -> Callable[[], None]:
     """Call a function when the present request ends, in a thread that may block; return how to withdraw it.
 
     Outside of a request it is never called.
@@ -54,12 +54,12 @@ def at_request_end(action: Action) -> Callable[[], None]:
     return withdraw
 
 
-def _actions() -> list[Action] | None:
+def _actions() -> list[AtEnd] | None:
     """Return the actions of the present request; None outside of one."""
     request = SyncToAsync.thread_sensitive_context.get(None)
     if request is None:
         return _of_context.get()
-    new: list[Action] = []
+    new: list[AtEnd] = []
     actions = _of_request.setdefault(request, new)
     if actions is new:
         finalize(request, _leave, actions).atexit = False
@@ -77,13 +77,13 @@ def _end(**_: Any) -> None:
     _do(actions or [])
 
 
-def _leave(actions: list[Action]) -> None:
+def _leave(actions: list[AtEnd]) -> None:
     """Have the thread in the background do what is left: an event loop may run here."""
     if actions:
         flusher.call_at(clock.elapsed(), partial(_do, actions))
 
 
-def _do(actions: list[Action]) -> None:
+def _do(actions: list[AtEnd]) -> None:
     while actions:
         try:
             actions.pop()()

@@ -10,7 +10,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from django.http import HttpRequest, HttpResponseBase
 
@@ -37,11 +37,8 @@ from django_quota.web.limited_requests import (
     refuse_in_view,
 )
 from django_quota.web.request_rules import Limited, RuleSource
-from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
+from django_quota.web.view_kinds import V, dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
 from django_quota.web.view_marks import mark, marks_of, own
-
-V = TypeVar("V", bound=Callable[..., Any])
-"""A view function, a method of a view, or a class of views."""
 
 BARE_HINT = "Write it with a rate: @quota('10/m')."
 

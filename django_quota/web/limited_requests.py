@@ -60,7 +60,7 @@ class RequestState:
     waiting: Sequence[Rule] = ()
     """The rules that the view decides itself; see `web/request_rules`."""
     waiting_slots: Sequence[Callable[[], Flow[Decision]]] = ()
-    """Each takes a slot that waits as those rules do; see `web/concurrency`."""
+    """Each takes a slot that waits as those rules do; see `web/request_slots`."""
     take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
     """Takes the slots of the settings, if there are any; see `web/request_slots`."""
     counted: Counted | None = None

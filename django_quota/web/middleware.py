@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
@@ -21,7 +21,6 @@ from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavail
 from django_quota.core.flow import run_async, run_sync
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.site_rules import rule_index
-from django_quota.web.concurrency import Holding
 from django_quota.web.headers import write_headers
 from django_quota.web.limited_requests import (
     RequestState,
@@ -31,7 +30,7 @@ from django_quota.web.limited_requests import (
     state_of,
     unavailable,
 )
-from django_quota.web.request_slots import slot_index, take_slots_flow
+from django_quota.web.request_slots import Holding, slot_index, take_slots_flow
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -69,20 +68,13 @@ class QuotaMiddleware:
         if state.closer:
             return self.get_response(request)
         state.closer = "middleware"
-        holding = None
-        if slot_index(current()).rules:
-            holding = Holding()
-            state.take_slots = partial(take_slots_flow, holding)
-        if self.is_async:
-            return self._aanswer(request, state) if holding is None else self._ahold(request, state, holding)
-        if holding is None:
-            return self._answer(request, state)
-        with holding:
-            return holding.until_closed(self._answer(request, state))
-
-    async def _ahold(self, request: HttpRequest, state: RequestState, holding: Holding) -> HttpResponseBase:
-        async with holding:
-            return holding.until_closed(await self._aanswer(request, state))
+        answer = partial(self._aanswer if self.is_async else self._answer, request, state)
+        if not slot_index(current()).rules:
+            return answer()
+        holding = Holding()
+        state.take_slots = partial(take_slots_flow, holding)
+        flow = holding.while_flow(answer)
+        return run_async(flow) if self.is_async else run_sync(flow)
 
     def _answer(self, request: HttpRequest, state: RequestState) -> Any:
         response = self.get_response(request)

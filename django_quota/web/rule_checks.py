@@ -36,7 +36,7 @@ from django_quota.requests.site_rules import applies_to
 from django_quota.requests.subjects import GLOBAL
 from django_quota.web.decorators import BARE_HINT, UnderABareOne
 from django_quota.web.request_rules import is_decided_later
-from django_quota.web.request_slots import SiteSlot
+from django_quota.web.request_slots import SlotRule, site_slot
 from django_quota.web.view_lookup import (
     Endpoint,
     endpoints,
@@ -67,7 +67,7 @@ def finding(code: str, problem: str, hint: str = "", *, is_warning: bool = False
 def check_rules() -> Iterator[CheckMessage]:
     """Check the configured rules and, if there are URLs, the limits of the views."""
     named: list[Rule] = []
-    slots: list[SiteSlot] = []
+    slots: list[SlotRule] = []
     try:
         names, of_slots = current().rules, current().slots()
     except ConfigurationError:
@@ -75,7 +75,7 @@ def check_rules() -> Iterator[CheckMessage]:
     for name in [*names, *of_slots]:
         try:
             if name in of_slots:
-                slots.append(SiteSlot.read(name, of_slots[name]))
+                slots.append(site_slot(name, of_slots[name]))
                 continue
             rule = current().rule(name)
             check_keys(rule)
@@ -100,13 +100,13 @@ def check_rules() -> Iterator[CheckMessage]:
 class _Site:
     """What the checks look at: the configured rules, and the views behind the URLs."""
 
-    def __init__(self, named: Sequence[Rule], slots: Sequence[SiteSlot]) -> None:
+    def __init__(self, named: Sequence[Rule], slots: Sequence[SlotRule]) -> None:
         self.named = named
         """The configured rules that can be read."""
         self.applied = [rule for rule in named if rule.match is not None]
         """The rules that the middleware applies."""
         self.slots = slots
-        self.placed: list[Rule | SiteSlot] = [*self.applied, *slots]
+        self.placed: list[Rule | SlotRule] = [*self.applied, *slots]
         """All that the middleware applies."""
         self.patterns: Sequence[Any] = url_patterns()
         self.endpoints = list(endpoints(self.patterns))
@@ -234,7 +234,7 @@ def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
             continue
         late = [f"Rule {rule.name!r}" for rule in filter(_needs_user, endpoint.rules_that_wait)]
         slots = slots_of_views([endpoint.pattern], before=True)
-        late += [f"Slot {name!r}" for name, gate in slots if _is_by_user(gate.key)]
+        late += [f"Slot {name!r}" for name, rule in slots if _is_by_user(rule.key)]
         late += [f"Slot {each.name!r}" for each in filter(_needs_user, site.slots) if applies_to(each, endpoint)]
         for limit in [each for each in dict.fromkeys(late) if each not in told]:
             told.add(limit)
@@ -306,7 +306,7 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
                 yield _of_root_urls("W006", problem, _nearest(name, views, _VIEW_HINT))
 
 
-def _views_in(rule: Rule | SiteSlot) -> Iterator[tuple[str, Pattern]]:
+def _views_in(rule: Rule | SlotRule) -> Iterator[tuple[str, Pattern]]:
     for option, match in (("match", rule.match), ("exclude", rule.exclude)):
         for pattern in match.patterns if match is not None else ():
             if pattern.kind == "view":
@@ -507,9 +507,9 @@ def has_middleware(middleware: str) -> bool:
     return False
 
 
-def _needs_user(rule: Rule | SiteSlot) -> bool:
-    if isinstance(rule, SiteSlot):
-        return _is_by_user(rule.slot.key)
+def _needs_user(rule: Rule | SlotRule) -> bool:
+    if isinstance(rule, SlotRule):
+        return _is_by_user(rule.key)
     by_tier = bool(rule.tiers) and rule.tier is None
     by_user = any(part in ("user", "user_or_ip") for _, part in parts_of_key(rule))
     return by_tier or by_user or getattr(rule.exempt, "staff", False)

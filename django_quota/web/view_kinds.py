@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, wraps
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from django.http import HttpRequest
 
 from django_quota.conf import is_async_callable
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import dotted_path, format_arguments
+
+V = TypeVar("V", bound=Callable[..., Any])
+"""A view function, a method of a view, or a class of views."""
 
 
 def is_dispatch(view: Any) -> bool:

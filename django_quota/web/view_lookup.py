@@ -17,8 +17,8 @@ from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
 from django_quota.requests.site_rules import applies_to
-from django_quota.web.concurrency import Gate
 from django_quota.web.request_rules import Limited
+from django_quota.web.request_slots import SlotRule
 from django_quota.web.view_kinds import bound_to_class, class_of, given_to, is_a_trial, naming
 from django_quota.web.view_marks import Mark, marks_of, marks_of_function
 
@@ -163,11 +163,11 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
         yield from found.rules()
 
 
-def slots_of_views(patterns: Iterable[Any], *, before: bool = False) -> Iterator[tuple[str, Gate]]:
+def slots_of_views(patterns: Iterable[Any], *, before: bool = False) -> Iterator[tuple[str, SlotRule]]:
     """Return the slots of `@concurrency` with their names; `before`: only those that are taken before `dispatch()`."""
-    for gate, found in marked_views(patterns, Gate):
+    for rule, found in marked_views(patterns, SlotRule):
         if found.called_by is None or not before:
-            yield gate.name_for(found.owner), gate
+            yield rule.name_on(found.owner), rule
 
 
 def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
@@ -175,8 +175,8 @@ def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
     named: list[tuple[str, str, Any]] = []
     for spec, found in marked_views(patterns, Limited):
         named += [("@quota", name, found.identity) for name in spec.names_by_view(found.owner)]
-    for gate, found in marked_views(patterns, Gate):
-        named += [] if gate.is_named else [("@concurrency", gate.name_for(found.owner), found.identity)]
+    for rule, found in marked_views(patterns, SlotRule):
+        named += [("@concurrency", rule.name_for(found.owner), found.identity)] if rule.name_for else []
     known: dict[tuple[str, str], Any] = {}
     clashing = [(by, name) for by, name, identity in named if known.setdefault((by, name), identity) != identity]
     yield from dict.fromkeys(clashing)

@@ -90,7 +90,7 @@ async def block(line: Slot) -> None:
 
 
 async def view(line: Slot) -> None:
-    @concurrency(1, name=line.name, renew=line.renews)
+    @concurrency(1, name=line.name, renew=line.renew)
     async def limited(request: Any) -> HttpResponse:
         return HttpResponse()
 

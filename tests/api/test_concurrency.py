@@ -15,7 +15,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import check, concurrency, peek, quota, slot
-from django_quota.adapters import RequestSlot
+from django_quota.adapters import SlotRule
 from django_quota.core.errors import StoreBusy
 from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.features.slots.renewal import renewer
@@ -317,14 +317,17 @@ def test_without_an_answer_the_option_or_the_setting_says_what_happens_after_a_w
 
 def let_in(said: Any, kind: str = "sync") -> Any:
     """Enter a renewed slot of one; return what holds it."""
-    slots = RequestSlot("view", 1, renew=True, on_unavailable=said)
-    holding, refused = slots.enter(get()) if kind == "sync" else asyncio.run(slots.aenter(get()))
+    holding = SlotRule.make("view", 1, renew=True, on_unavailable=said).hold(get())
+    refused = holding.__enter__() if kind == "sync" else asyncio.run(holding.__aenter__())
     assert refused is None
     return holding
 
 
 def leave(holding: Any, kind: str = "sync") -> None:
-    holding.release() if kind == "sync" else asyncio.run(holding.arelease())
+    if kind == "sync":
+        holding.__exit__(None, None, None)
+    else:
+        asyncio.run(holding.__aexit__(None, None, None))
 
 
 let_in_by = pytest.mark.parametrize("said", ["allow", "local"])
@@ -394,7 +397,7 @@ class TestLetInDuringAnOutage:
 
     def test_a_slot_that_is_not_renewed_is_not_taken_later(self) -> None:
         with no_answer():
-            RequestSlot("view", 1, on_unavailable="allow").enter(get())
+            SlotRule.make("view", 1, on_unavailable="allow").hold(get()).__enter__()
         assert not renewer
 
     def test_a_stream_counts_until_it_is_sent(self) -> None:

@@ -32,7 +32,7 @@ NAMES = {
         raise_limit refund reserve reserve_all reset reset_subject slot unban usage
     """,
     adapters: """
-        RequestSlot adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
+        SlotRule adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
         dotted_path endpoints finds_rules has_middleware in_words limits_view now refusal refusal_details rule_of
         set_body_parser settle subject_of take_place take_waiting_rules take_waiting_slots
         write_headers

@@ -237,6 +237,6 @@ def test_every_function_and_option_takes_a_duration_in_each_form(duration: Any, 
     with freeze(START + 29_999_999):
         known = once("event", "1")
     concurrency(1, lease=duration, wait=duration)
-    spans = [current().cache_refusals, held.lease, held.timeout, rule.cache_refusals, banned.retry_after, renewed]
+    spans = [current().cache_refusals, held.lease, held.wait, rule.cache_refusals, banned.retry_after, renewed]
     assert spans == [30.0] * 6
     assert (rule.ban.durations, known, counter("c", ttl=duration).ttl) == ((30_000_000,), False, timedelta(seconds=30))

@@ -99,7 +99,7 @@ def _members(found: type) -> Iterator[str]:
     """Yield the methods; of a class that holds an answer also what it has beside what a Decision has."""
     from django_quota.core.decisions import Decision
 
-    above = attributes(Decision) if found is not Decision else {}
+    above = attributes(Decision) if issubclass(found, tuple) else {}
     if is_dataclass(found) or issubclass(found, (Decision, tuple)):
         for name, (kind, text) in attributes(found).items():
             if name not in above:

@@ -156,7 +156,7 @@ def _hold_slot(view: Any, request: Any) -> None:
         setattr(view, name, slot.around(handler, lambda decision: view.throttled(request, decision.retry_after)))
 
 
-def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters.RequestSlot:
+def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters.SlotRule:
     """Return the slot of `quota_slots`. Raises `RuleError` if it is wrong.
 
     `action`: the name of the action if it has `quota_slots` of its own.
@@ -164,7 +164,7 @@ def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters
     path = adapters.dotted_path(view_class)
     options = dict(given) if isinstance(given, Mapping) else {"at_once": given}
     try:
-        return adapters.RequestSlot.read(options.pop("name", f"{path}.{action}" if action else path), options)
+        return adapters.SlotRule.read(options.pop("name", f"{path}.{action}" if action else path), options)
     except RuleError as error:
         raise RuleError(f"quota_slots of {path}: {error.problem}", error.hint) from None
 

@@ -22,7 +22,7 @@ from django_quota.stores.base import Runner
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
 """Seconds between two calls of the first in a queue."""
 
-Place: TypeAlias = tuple[Runner, str]
+SlotInStore: TypeAlias = tuple[Runner, str]
 """What callers queue for: a slot, by its key in a store."""
 
 Loop: TypeAlias = asyncio.AbstractEventLoop | None
@@ -82,10 +82,10 @@ class SlotQueues:
     def after_fork(self) -> None:
         """Start over in a forked process: the callers wait in the parent."""
         self._changing = threading.Lock()
-        self._queues: dict[tuple[Place, Hashable], deque[Caller]] = {}
+        self._queues: dict[tuple[SlotInStore, Hashable], deque[Caller]] = {}
 
     @contextmanager
-    def joined(self, slot: Place, limit: int, loop: Loop) -> Iterator[Caller]:
+    def joined(self, slot: SlotInStore, limit: int, loop: Loop) -> Iterator[Caller]:
         """Queue for a slot in the block; yields the caller.
 
         Callers with another limit wait for another moment, so each limit has a queue of its own.
@@ -104,8 +104,8 @@ class SlotQueues:
                     del self._queues[place]
             self.wake_next(slot)
 
-    def wake_next(self, slot: Place) -> None:
-        """Have the first of each queue for a slot ask now: the slot may have come free."""
+    def wake_next(self, slot: SlotInStore) -> None:
+        """Wake the first caller of each queue for a slot: the slot may have come free."""
         with self._changing:
             for (place, _), queue in self._queues.items():
                 if place == slot:

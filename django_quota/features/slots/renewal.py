@@ -6,23 +6,27 @@ import logging
 import threading
 import weakref
 from contextvars import Context
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from django_quota.core import clock
 from django_quota.core.errors import StoreUnavailable
-from django_quota.core.flow import run_sync
+from django_quota.core.flow import Flow, run_sync
 from django_quota.core.forks import register_fork_aware
 from django_quota.limiting.flusher import flusher
-
-if TYPE_CHECKING:
-    from django_quota.features.slots.slots import Lease
-
 
 logger = logging.getLogger("django_quota")
 
 
 RETRY = 1.0
 """Seconds until a lease is renewed again after the store has not answered: others may get in until it counts."""
+
+
+class Renewable(Protocol):
+    """A lease."""
+
+    def keeping(self) -> Flow[None]:
+        """Start the lease again."""
+        ...
 
 
 class Renewer:
@@ -35,14 +39,14 @@ class Renewer:
     def after_fork(self) -> None:
         """Start over in a forked process: the parent renews the leases."""
         self._changing = threading.RLock()
-        self._due: weakref.WeakKeyDictionary[Lease, tuple[float, float, Context]] = weakref.WeakKeyDictionary()
+        self._due: weakref.WeakKeyDictionary[Renewable, tuple[float, float, Context]] = weakref.WeakKeyDictionary()
         self._next = float("inf")
         """When the flusher renews next."""
 
     def __len__(self) -> int:
         return len(self._due)
 
-    def add(self, lease: Lease, interval: float, *, first: float | None = None) -> None:
+    def add(self, lease: Renewable, interval: float, *, first: float | None = None) -> None:
         """Renew a lease every `interval` seconds from now on. `first`: seconds until the first time, if not as many."""
         due = clock.elapsed() + min(interval, interval if first is None else first)
         with self._changing:
@@ -50,7 +54,7 @@ class Renewer:
             if due < self._next or self._next <= clock.elapsed():  # or it renews now, or had to start over
                 self._plan(due)
 
-    def remove(self, lease: Lease) -> None:
+    def remove(self, lease: Renewable) -> None:
         """Stop renewing a lease. A renewal that is under way goes on."""
         with self._changing:
             self._due.pop(lease, None)

@@ -1,5 +1,8 @@
 """Slots, which a limited number of callers hold at a time, and locks, which are slots of one.
 
+A `Slot` says what there is: a name, a limit, a subject. Whoever takes it gets a `Lease`, and holds the slot until the
+lease is released or ends.
+
 Slots and locks guard work that must not run twice at once. So they ignore the setting `ENABLED`, and raise
 `StoreUnavailable` if the store does not answer, rather than let anybody in.
 """
@@ -11,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from django_quota.conf import current
@@ -18,50 +22,50 @@ from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, elapsed, frozen_now
 from django_quota.core.decisions import Decision, Outcome, QuotaExceeded
 from django_quota.core.errors import LeaseLost, QuotaError, RuleError, StoreUnavailable
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync, run_to_the_end, to_the_end
+from django_quota.core.flow import Flow, FlowBlock, IOCall, run_async, run_sync, run_to_the_end, to_the_end
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
-from django_quota.features.slots.queues import Place, pause_before, running_loop, slot_queues
+from django_quota.features.slots.queues import SlotInStore, pause_before, running_loop, slot_queues
 from django_quota.features.slots.renewal import RETRY, renewer
 from django_quota.limiting.observers import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.subjects import GLOBAL, subject_of
 from django_quota.stores.base import Runner
 
-MAX_SLOTS = 1_000_000
+MOST_AT_ONCE = 1_000_000
 """The highest limit of a slot."""
 
 
-class Lease:
+class Lease(FlowBlock["Lease"]):
     """A slot that you hold, until you release it or its lease ends. `Slot.acquire` returns one."""
 
     decision: Decision
     """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
 
-    def __init__(self, slot: Slot, subject: str, store: Runner) -> None:
+    def __init__(self, slot: Slot, store: Runner) -> None:
         self.token: str = secrets.token_hex(8)
         """The name of the holder in the store."""
         self._slot = slot
-        self._subject = subject
         self._store = store
-        self._keys = _keys_of(slot, subject)
+        self._keys = _keys_of(slot)
+        self._span = round(slot.lease * SECOND)
         self._since: int | None = None
         """When the lease began, by the store's clock; None while that is unknown."""
         self._may_hold = False
         """Whether the lease may have begun: the store was asked, and has not said no."""
-        self._is_released = False
         self._is_counted = False
-        """Whether the lease has begun in the store. It has not for who is let in while the store does not answer."""
+        """Whether the lease has begun in the store. It has not if the holder was let in without an answer."""
         self._was_lost = False
         """Whether the lease had ended before a renewal in the background: another caller may have held the slot."""
         self._was_tried = False
         """Whether a release was sent before. The store may have done it, and only the answer was lost."""
+        self._is_released = False
 
     def __repr__(self) -> str:
-        return f"<Lease {self.token} of slot {self._slot.name!r} for {self._subject}>"
+        return f"<Lease {self.token} of slot {self._slot.name!r} for {self._slot.subject}>"
 
     def renew(self, lease: Duration | None = None) -> None:
         """Start the lease again from now.
@@ -81,32 +85,18 @@ class Lease:
         Raises `LeaseLost` if the lease had ended before, so another caller may have held the slot too. Raises
         `StoreUnavailable` if the store does not answer. Then try again, or let the lease end by itself.
         """
-        run_sync(self._releasing())
+        run_sync(self.releasing())
 
     async def arelease(self) -> None:
         """Give the slot back, and only then raise `CancelledError` if the task was cancelled; see `release`."""
-        await run_to_the_end(self._releasing())
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        with suppress(*(QuotaError,) if error else ()):
-            self.release()
-
-    async def __aenter__(self) -> Lease:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        with suppress(*(QuotaError,) if error else ()):
-            await self.arelease()
+        await run_to_the_end(self.releasing())
 
     def taking(self, timeout: float) -> Flow[Lease]:
         """Wait for the slot; the flow's result is the lease, which now holds it. Raises `QuotaExceeded`."""
         try:
             self.decision = yield from self._waiting(timeout)
             self._is_counted = True
-            if self._slot.renews:
+            if self._slot.renew:
                 renewer.add(self, self._slot.lease / 3)
         except (QuotaExceeded, StoreUnavailable, GeneratorExit):
             raise
@@ -116,13 +106,9 @@ class Lease:
             raise
         return self
 
-    def count_later(self) -> None:
-        """Take the slot in the background once the store answers again, whatever is free then."""
-        renewer.add(self, self._slot.lease / 3, first=RETRY)
-
     def renewing(self, lease: Duration | None = None) -> Flow[None]:
         """Start the lease again from now; see `renew`."""
-        span = self._slot.span if lease is None else parse_duration("lease", lease)
+        span = self._span if lease is None else parse_duration("lease", lease)
         if self._is_released or not (yield self._call(Renew(self._keys, self.token, span))):
             raise self._lost()
 
@@ -137,11 +123,43 @@ class Lease:
             if self._is_over():
                 return
             self._was_lost = self._is_counted
-            yield self._call(Renew(self._keys, self.token, self._slot.span, again=True))
+            yield self._call(Renew(self._keys, self.token, self._span, again=True))
             if self._was_tried:  # by a caller that does not wait for this one
                 yield from self._abandoning()
                 return
         self._is_counted = True
+
+    def releasing(self) -> Flow[None]:
+        """Give the slot back; see `release`."""
+        if self._is_released:
+            return
+        was_tried, self._was_tried = self._was_tried, True
+        renewer.remove(self)
+        if not self._is_counted:
+            yield from self._abandoning()
+            return
+        try:
+            held = yield from self._giving_back()
+        except (StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # interrupted or cancelled, perhaps before it was sent
+            yield from self._abandoning()
+            raise
+        if self._was_lost or not (held or was_tried):  # an earlier try may have released it
+            raise self._lost()
+
+    def entering(self) -> Flow[Lease]:
+        """Hold the slot that the lease has."""
+        yield from ()
+        return self
+
+    def leaving(self, error: BaseException | None) -> Flow[None]:
+        """Give the slot back; the error of a block takes precedence over that of the release."""
+        try:
+            yield from self.releasing()
+        except QuotaError:
+            if error is None:
+                raise
 
     def _is_over(self) -> bool:
         return self._is_released or self._was_tried
@@ -149,7 +167,7 @@ class Lease:
     def _waiting(self, timeout: float) -> Flow[Decision]:
         """Wait for the slot; the flow's result is the decision."""
         slot = self._slot
-        get_limiter().metrics.count_slot(self._subject, slot.name, slot.limit, slot.span)
+        get_limiter().metrics.count_slot(slot.subject, slot.name, slot.limit, self._span)
         if not timeout:
             return self._answered((yield to_the_end(self._asking())))
         deadline = elapsed() + timeout
@@ -167,7 +185,7 @@ class Lease:
     def _asking(self) -> Flow[Sequence[int]]:
         """Ask for the slot. A call that is cut off may reach the store after the release, and keep the slot."""
         self._may_hold = True
-        reply: Sequence[int] = yield self._call(Acquire(self._keys, self.token, self._slot.limit, self._slot.span))
+        reply: Sequence[int] = yield self._call(Acquire(self._keys, self.token, self._slot.limit, self._span))
         self._may_hold = bool(reply[0])
         return reply
 
@@ -177,7 +195,7 @@ class Lease:
         limit, next_after = Concurrency(self._slot.name, self._slot.limit), wait / SECOND
         retry_after = 0.0 if granted else next_after
         decision = Decision.of(
-            (Outcome(limit, self._subject, 1, bool(granted), free, retry_after, reset / SECOND, next_after),)
+            (Outcome(limit, self._slot.subject, 1, bool(granted), free, retry_after, reset / SECOND, next_after),)
         )
         if receivers:
             notify(decision)
@@ -186,38 +204,20 @@ class Lease:
         self._since = now
         return decision
 
-    def _releasing(self) -> Flow[None]:
-        if self._is_released:
-            return
-        was_tried, self._was_tried = self._was_tried, True
-        renewer.remove(self)
-        if not self._is_counted:
-            yield from self._abandoning()
-            return
-        try:
-            held = yield from self._leaving()
-        except (StoreUnavailable, GeneratorExit):
-            raise
-        except BaseException:  # interrupted or cancelled, perhaps before it was sent
-            yield from self._abandoning()
-            raise
-        if self._was_lost or not (held or was_tried):  # an earlier try may have released it
-            raise self._lost()
-
     def _abandoning(self) -> Flow[None]:
-        """Leave the slot if the store answers. If not, the lease ends by itself."""
+        """Give the slot back if the store answers. If not, the lease ends by itself."""
         with suppress(StoreUnavailable):
-            yield from self._leaving()
+            yield from self._giving_back()
 
-    def _leaving(self) -> Flow[bool]:
-        """Leave the slot, and have the next caller ask; the flow's result is whether it held the slot."""
-        held = yield self._call(Release(self._keys, self.token, self._since, self._slot.span))
+    def _giving_back(self) -> Flow[bool]:
+        """Give the slot back, and have the next caller ask; the flow's result is whether the lease held it."""
+        held = yield self._call(Release(self._keys, self.token, self._since, self._span))
         self._is_released = True
         slot_queues.wake_next(self._place)
         return bool(held)
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> SlotInStore:
         """What its callers in this process queue for."""
         return self._store, self._keys.leases
 
@@ -225,45 +225,36 @@ class Lease:
         return IOCall(self._store.run, self._store.arun, operation, frozen_now())
 
     def _lost(self) -> LeaseLost:
-        return LeaseLost(self._slot.name, self._subject)
+        return LeaseLost(self._slot.name, self._slot.subject)
 
 
-class Slot:
+def count_later(lease: Lease, slot: Slot) -> None:
+    """Have a lease that the store did not answer take its slot once the store answers again, whatever is free then."""
+    renewer.add(lease, slot.lease / 3, first=RETRY)
+
+
+@dataclass(frozen=True)
+class Slot(FlowBlock[Lease]):
     """A slot that a limited number of callers hold at a time, each until its lease ends. `slot` makes it.
 
     It is a sync and async context manager that any number of threads and tasks may share. A block may end in another
     thread or task than it began in. If the block raises, that error is raised even if the lease was lost.
     """
 
-    def __init__(
-        self, name: str, limit: int, lease: Duration = 30, wait: Duration | None = None, *, renew: bool = False
-    ) -> None:
-        if not is_valid_name(name) or not name.strip():
-            raise RuleError(f"{name!r} is not the name of a slot. Use, for example, 'export'.")
-        is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
-        if not is_whole or not 1 <= limit <= MAX_SLOTS:
-            raise RuleError(f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MAX_SLOTS}.")
-        if not isinstance(cast("object", renew), bool):
-            raise RuleError(f"renew={renew!r} of slot {name!r} is not True or False.")
-        self.name = name
-        """Its name in keys and errors."""
-        self.limit = limit
-        """How many may hold it at a time."""
-        self.span: int = parse_duration("lease", lease)
-        """The same as `lease`, in microseconds."""
-        self.timeout: float = 0.0 if wait is None else _waiting_time("wait", wait)
-        """How long to wait for a free slot, in seconds."""
-        self.renews = renew
-        """Whether leases are renewed in the background."""
-        self.subject = GLOBAL
-        """The subject that the slot belongs to."""
-        self._held: dict[Lease, object] = {}
-        """The leases of open `with` blocks, each with the task or thread that opened it."""
-
-    @property
-    def lease(self) -> float:
-        """How long a lease lasts, in seconds."""
-        return self.span / SECOND
+    name: str
+    """Its name in keys and errors."""
+    limit: int
+    """How many may hold it at a time."""
+    subject: str
+    """The subject that the slot belongs to."""
+    lease: float
+    """How long a lease lasts, in seconds."""
+    wait: float
+    """How long to wait for a free slot, in seconds."""
+    renew: bool
+    """Whether leases are renewed in the background."""
+    _held: dict[Lease, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The leases of open `with` blocks, each with the task or thread that opened it."""
 
     def acquire(self, timeout: Duration | None = None) -> Lease:
         """Take a slot and return its lease, which you release; the lease is a context manager, too.
@@ -278,40 +269,34 @@ class Slot:
         """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue of its process."""
         return await run_async(self._acquiring(timeout))
 
-    def _acquiring(self, timeout: Duration | None) -> Flow[Lease]:
-        seconds = self.timeout if timeout is None else _waiting_time("timeout", timeout)
-        return Lease(self, self.subject, get_limiter().reporting_store).taking(seconds)
-
     def holders(self) -> list[tuple[str, float]]:
         """Return who holds the slot: each token, and the seconds until its lease ends, the first to end first.
 
         Raises `StoreUnavailable`.
         """
-        return run_sync(self._holders())
+        return run_sync(self._listing())
 
     async def aholders(self) -> list[tuple[str, float]]:
         """Return the holders; see `holders`."""
-        return await run_async(self._holders())
+        return await run_async(self._listing())
 
-    def _holders(self) -> Flow[list[tuple[str, float]]]:
-        reply = yield store_call(Holders(_keys_of(self, self.subject)))
+    def _acquiring(self, timeout: Duration | None = None) -> Flow[Lease]:
+        seconds = self.wait if timeout is None else _in_seconds("timeout", timeout)
+        return Lease(self, get_limiter().reporting_store).taking(seconds)
+
+    def _listing(self) -> Flow[list[tuple[str, float]]]:
+        reply = yield store_call(Holders(_keys_of(self)))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 
-    def __enter__(self) -> Lease:
-        return self._entered(self.acquire())
-
-    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        self._left().__exit__(kind, error, tb)
-
-    async def __aenter__(self) -> Lease:
-        return self._entered(await self.aacquire())
-
-    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        await self._left().__aexit__(kind, error, tb)
-
-    def _entered(self, lease: Lease) -> Lease:
+    def entering(self) -> Flow[Lease]:
+        """Take a slot; see `acquire`."""
+        lease = yield from self._acquiring()
         self._held[lease] = _here()
         return lease
+
+    def leaving(self, error: BaseException | None) -> Flow[None]:
+        """Release the lease of the block that ends."""
+        return self._left().leaving(error)  # found here, not in the flow, which may run in another task
 
     def _left(self) -> Lease:
         """Return the last lease of this task or thread, or else the last lease of any other."""
@@ -325,13 +310,13 @@ class Slot:
                 return lease
 
 
-def _keys_of(slot: Slot, subject: str) -> SlotKeys:
-    base = subject_base(current().prefix, subject)
+def _keys_of(slot: Slot) -> SlotKeys:
+    base = subject_base(current().prefix, slot.subject)
     return SlotKeys(*(key_of(base, kind, slot.name) for kind in ("l", "lately")))
 
 
-def _waiting_time(option: str, given: Duration) -> float:
-    return parse_duration(option, given, least=0) / SECOND
+def _in_seconds(option: str, given: Duration, *, least: int = 0) -> float:
+    return parse_duration(option, given, least=least) / SECOND
 
 
 def _here() -> object:
@@ -358,17 +343,23 @@ def slot(
 
     `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. Then the slot comes free by itself, so a
     caller that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
-    `subject`: whose slot it is, a text (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the lease
-    in the background, by one thread of the process, for work that may take longer; a holder whose lease ended in an
-    outage is counted again, even above the limit.
+    `subject`: whose slot it is, a string (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the
+    lease in the background, by one thread of the process, for work that may take longer; a holder whose lease ended in
+    an outage is counted again, even above the limit.
 
     Raises `RuleError` for a wrong argument. Entering the slot raises `QuotaExceeded` if no slot came free, and
     `StoreUnavailable`. Leaving it raises `LeaseLost` if the lease ended before the block did.
     """
-    made = Slot(name, limit, lease, wait, renew=renew)
-    if subject is not None:
-        made.subject = subject_of(subject, "a slot")
-    return made
+    if not is_valid_name(name) or not name.strip():
+        raise RuleError(f"{name!r} is not the name of a slot. Use, for example, 'export'.")
+    is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
+    if not is_whole or not 1 <= limit <= MOST_AT_ONCE:
+        raise RuleError(f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MOST_AT_ONCE}.")
+    if not isinstance(cast("object", renew), bool):
+        raise RuleError(f"renew={renew!r} of slot {name!r} is not True or False.")
+    span, pause = _in_seconds("lease", lease, least=1), 0.0 if wait is None else _in_seconds("wait", wait)
+    owner = GLOBAL if subject is None else subject_of(subject, "a slot")
+    return Slot(name, limit, owner, span, pause, renew)
 
 
 def lock(
