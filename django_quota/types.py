@@ -10,7 +10,7 @@ from django_quota.core.rates import Rate
 from django_quota.core.rules import RuleOptions
 from django_quota.features.counters import Counter
 from django_quota.features.reservations import Hold
-from django_quota.features.slots.slots import Lease, Slot
+from django_quota.features.slots.calls import Lease, Slot
 from django_quota.operating.activity import RunningTotals
 from django_quota.operating.reset import ResetReport
 from django_quota.web.limited_requests import QuotaRequest

@@ -24,7 +24,7 @@ from django_quota.core.matching import Match
 from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, is_about_the_user
-from django_quota.features.slots.slots import MOST_AT_ONCE, Lease, Slot, count_later, slot
+from django_quota.features.slots.calls import MOST_AT_ONCE, Lease, Slot, count_later, slot
 from django_quota.features.stream_end import at_stream_end
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import tier_flow

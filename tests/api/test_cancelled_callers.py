@@ -10,7 +10,7 @@ from django.test import AsyncClient
 from django.urls import path
 
 from django_quota import areserve, concurrency, lock, peek
-from django_quota.features.slots.slots import Slot
+from django_quota.features.slots.calls import Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
 from tests.support.slots import asked_elsewhere, calls, is_asked_for_by, is_release, released_elsewhere, waiting
