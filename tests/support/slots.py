@@ -1,5 +1,6 @@
 """Slots as the store has them: who waits here, what another process does, and a store that forgets."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
+from django_quota.types import Lease, Slot
 from tests.support.outages import no_answer
 from tests.support.specifications import Drop
 from tests.support.steps import SECOND
@@ -115,3 +117,35 @@ def goes_away_after_an_answer() -> Iterator[None]:
     """Have the store answer one call, and no other."""
     with calls(after=lambda _: outage.enter_context(no_answer())), ExitStack() as outage:
         yield
+
+
+both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def within(held: Slot, work: Callable[[], object], is_async: bool) -> None:
+    """Do work in a block that holds a slot."""
+
+    async def hold() -> None:
+        async with held:
+            work()
+
+    if is_async:
+        asyncio.run(hold())
+    else:
+        with held:
+            work()
+
+
+def acquired(line: Slot, is_async: bool, *timeout: float) -> Lease:
+    return asyncio.run(line.aacquire(*timeout)) if is_async else line.acquire(*timeout)
+
+
+def release(lease: Lease, is_async: bool) -> None:
+    if is_async:
+        asyncio.run(lease.arelease())
+    else:
+        lease.release()
+
+
+def tokens(line: Slot) -> list[str]:
+    return [token for token, _ in line.holders()]

@@ -1,0 +1,297 @@
+"""Waiting for a slot: who is served when, who asks the store, and who leaves the queue."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from django_quota import lock, slot
+from django_quota.exceptions import QuotaExceeded, StoreUnavailable
+from django_quota.features.slots.queues import pause_before
+from django_quota.testing import RedisServer
+from django_quota.types import Lease, Slot
+from tests.support.commands import wait_until
+from tests.support.outages import no_answer
+from tests.support.processes import forks, in_child
+from tests.support.slots import (
+    acquired,
+    asked_elsewhere,
+    both_ways,
+    calls,
+    forget,
+    is_asked_for_by,
+    released_elsewhere,
+    waiting,
+    wake_next,
+)
+from tests.support.stores import caches
+
+both_stores = pytest.mark.usefixtures("either_store")
+in_memory = pytest.mark.usefixtures("memory_store")
+unpolled = pytest.mark.usefixtures("unpolled")
+
+
+@contextmanager
+def in_line(number: int, is_async: bool = False, limit: int = 1) -> Iterator[list[Future[Lease]]]:
+    """Let threads, or tasks of one event loop, come for a slot, one after the other; yield their futures."""
+    with asyncio.Runner() as runner, ThreadPoolExecutor(8) as threads:
+        loop, futures = runner.get_loop(), list[Future[Lease]]()
+        threads.submit(loop.run_forever)
+        try:
+            for place in range(1, number + 1):
+                line = slot("line", limit, wait=60)
+                call = asyncio.run_coroutine_threadsafe(line.aacquire(), loop) if is_async else None
+                futures.append(call or threads.submit(line.acquire))
+                wait_until(lambda place=place: waiting("line") == place)  # type: ignore[misc]
+            yield futures
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def let_in_as_they_came(held: list[Lease], futures: list[Future[Lease]]) -> None:
+    """Release what is held, for as many callers at a time."""
+    while held:
+        for lease in held:
+            lease.release()
+        held, futures = [future.result(60) for future in futures[: len(held)]], futures[len(held) :]
+        assert waiting("line") == len(futures)
+
+
+def released_after_the_first_call(holder: Callable[[], object]) -> Callable[[Any], None]:
+    """Return a function that has a holder leave once the store was asked for the slot the first time."""
+    asked: list[str] = []
+
+    def see(operation: Any) -> None:
+        token = is_asked_for_by(operation)
+        if token is not None and not asked:
+            asked.append(token)
+            holder()
+
+    return see
+
+
+class TestTheOrder:
+    @both_stores
+    @unpolled
+    @pytest.mark.parametrize("limit", [1, 3])
+    @both_ways
+    def test_callers_are_let_in_as_they_came(self, limit: int, is_async: bool) -> None:
+        held = [slot("line", limit).acquire() for _ in range(limit)]
+
+        with in_line(6, is_async, limit) as futures:
+            let_in_as_they_came(held, futures)
+
+        assert lock("line").holders() == []
+
+    @in_memory
+    @unpolled
+    def test_callers_with_another_limit_have_a_queue_of_their_own(self) -> None:
+        held = lock("line").acquire()
+
+        with in_line(1) as futures:
+            with slot("line", 2, wait=60):
+                held.release()
+            futures[0].result(60).release()
+
+    @both_stores
+    @both_ways
+    def test_a_slot_that_another_process_gives_back_is_found(self, is_async: bool) -> None:
+        assert asked_elsewhere("line")
+
+        with in_line(1, is_async) as futures:
+            released_elsewhere("line")
+            futures[0].result(60).release()
+
+    @both_stores
+    @both_ways
+    def test_a_slot_whose_holder_has_crashed_is_found(self, is_async: bool) -> None:
+        crashed = lock("line").acquire()
+
+        with in_line(1, is_async) as futures:
+            crashed.renew(0.05)
+            futures[0].result(60).release()
+
+    @both_stores
+    @pytest.mark.parametrize("seed", range(2))
+    def test_callers_that_leave_keep_no_slot(self, seed: int) -> None:
+        chance = random.Random(seed)
+
+        async def hold(line: Slot, turns: int) -> None:
+            async with line:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert len(await line.aholders()) <= 2
+
+        async def queue() -> None:
+            patient: list[asyncio.Task[None]] = []
+            leaving: list[asyncio.Task[None]] = []
+            for _ in range(40):
+                wait = chance.choice([60, 60, 0.01, 0])
+                task = asyncio.create_task(hold(slot("line", 2, wait=wait), chance.randrange(8)))
+                (patient if wait == 60 and chance.random() < 0.5 else leaving).append(task)
+            while not all(task.done() for task in leaving):
+                for _ in range(chance.randrange(20)):
+                    await asyncio.sleep(0)
+                chance.choice(leaving).cancel()
+            await asyncio.wait_for(asyncio.gather(*patient), 60)
+            assert await slot("line", 2).aholders() == []
+
+        asyncio.run(queue())
+
+        assert waiting("line") == 0
+
+
+class TestAskingTheStore:
+    @in_memory
+    def test_only_the_first_in_the_queue_asks(self) -> None:
+        asked: list[str | None] = []
+        lock("line").acquire()
+
+        with calls(before=lambda operation: asked.append(is_asked_for_by(operation))), in_line(3) as futures:
+            asked.clear()
+            wait_until(lambda: len(asked) > 5)
+            assert len(set(asked)) == 1
+            forget("line")
+            for future in futures:
+                future.result(60).release()
+
+    @pytest.mark.parametrize("estimate", [0, 9_999, 10_000, 50_000, 10**12])
+    def test_the_first_asks_every_5_to_50_milliseconds(self, estimate: int) -> None:
+        pauses = [pause_before(estimate) for _ in range(200)]
+
+        assert 0.005 <= min(pauses) <= max(pauses) <= 0.05
+
+    def test_the_first_asks_about_when_a_slot_comes_free(self) -> None:
+        pauses = [pause_before(30_000) for _ in range(200)]
+
+        assert 0.015 <= min(pauses) < max(pauses) <= 0.03
+
+    @in_memory
+    @unpolled
+    @both_ways
+    def test_a_slot_that_comes_free_before_the_caller_waits_is_not_missed(self, is_async: bool) -> None:
+        held = lock("line").acquire()
+
+        with ThreadPoolExecutor(1) as threads, calls(after=released_after_the_first_call(held.release)):
+            try:
+                threads.submit(acquired, lock("line", wait=600), is_async).result(60)
+            finally:
+                wake_next("line")  # else the thread would go on
+
+    @in_memory
+    def test_a_blocked_event_loop_holds_up_nobody_else(self) -> None:
+        blocked, goes_on = threading.Event(), threading.Event()
+
+        async def block() -> None:
+            task = asyncio.create_task(lock("line", wait=60).aacquire())
+            while waiting("line") != 1:  # noqa: ASYNC110 — nothing tells
+                await asyncio.sleep(0)
+            blocked.set()
+            goes_on.wait(60)
+            await (await task).arelease()
+
+        assert asked_elsewhere("line")
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(asyncio.run, block())
+            assert blocked.wait(60)
+            released_elsewhere("line")
+
+            lock("line", wait=60).acquire().release()
+
+            goes_on.set()
+
+    @both_stores
+    @both_ways
+    def test_a_store_that_goes_away_during_the_wait_is_an_error_of_all_who_wait(self, is_async: bool) -> None:
+        lock("line", lease=60).acquire()
+
+        with in_line(5, is_async) as futures, no_answer():
+            for future in futures:
+                with pytest.raises(StoreUnavailable, match="gone"):
+                    future.result(60)
+
+        assert waiting("line") == 0
+
+    @in_memory
+    @both_ways
+    def test_who_comes_while_the_store_is_away_gets_an_error_at_once(self, is_async: bool) -> None:
+        lock("line", lease=60).acquire()
+
+        with no_answer(), pytest.raises(StoreUnavailable):
+            acquired(lock("line", wait=600), is_async)
+
+        assert waiting("line") == 0
+
+
+@in_memory
+class TestTimeouts:
+    @unpolled
+    @both_ways
+    def test_a_caller_whose_time_is_up_asks_a_last_time(self, is_async: bool) -> None:
+        assert asked_elsewhere("line")
+
+        with calls(after=released_after_the_first_call(lambda: released_elsewhere("line"))):
+            lease = acquired(lock("line", wait=0.05), is_async)
+
+        assert [token for token, _ in lock("line").holders()] == [lease.token]
+
+    @unpolled
+    @both_ways
+    def test_a_caller_whose_time_is_up_leaves_the_queue(self, is_async: bool) -> None:
+        held = lock("line").acquire()
+
+        with in_line(1) as futures:
+            with pytest.raises(QuotaExceeded) as refused:
+                acquired(lock("line", wait=0.05), is_async)
+            let_in_as_they_came([held], futures)
+
+        assert (refused.value.decision.limit, refused.value.decision.remaining) == (1, 0)
+
+    @both_ways
+    def test_a_timeout_of_zero_waits_for_no_slot(self, is_async: bool) -> None:
+        lock("line").acquire()
+
+        with pytest.raises(QuotaExceeded):
+            acquired(lock("line", wait=60), is_async, 0)
+
+    @both_ways
+    def test_a_timeout_waits_though_the_slot_has_no_wait(self, is_async: bool) -> None:
+        held = lock("line").acquire()
+
+        with calls(after=lambda _: threads.submit(held.release)), ThreadPoolExecutor(1) as threads:
+            lease = acquired(lock("line"), is_async, 60)
+
+        assert [token for token, _ in lock("line").holders()] == [lease.token]
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOnRedis:
+    @both_ways
+    def test_more_callers_wait_than_there_are_connections(
+        self, settings: Any, redis_server: RedisServer, is_async: bool
+    ) -> None:
+        settings.CACHES = caches(redis_server, max_connections=1)
+        held = lock("line").acquire()
+
+        with in_line(5, is_async) as futures:
+            let_in_as_they_came([held], futures)
+
+    @forks
+    def test_a_forked_process_does_not_wait_behind_its_parent(self) -> None:
+        def work() -> int:
+            released_elsewhere("line")
+            lock("line", wait=600).acquire().release()
+            return 0
+
+        assert asked_elsewhere("line")
+        with in_line(1) as futures:
+            futures[0].add_done_callback(lambda future: future.result().release())  # the parent may be served first
+
+            assert in_child(work) == 0
+
+            futures[0].result(60)

@@ -1,0 +1,344 @@
+"""Slots and locks: who gets in, what a refusal says, and what a block gives back."""
+
+import asyncio
+import math
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from django_quota import lock, slot
+from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.testing import freeze
+from django_quota.types import Slot
+from tests.support.slots import both_ways, tokens, within
+from tests.support.steps import SECOND, START
+
+both_stores = pytest.mark.usefixtures("either_store")
+in_memory = pytest.mark.usefixtures("memory_store")
+
+
+@both_stores
+class TestWhoGetsIn:
+    def test_as_many_callers_as_the_limit_hold_a_slot(self) -> None:
+        export = slot("export", 2)
+
+        leases = [export.acquire(), export.acquire()]
+
+        assert set(tokens(export)) == {lease.token for lease in leases}
+
+    def test_one_caller_more_than_the_limit_is_refused(self) -> None:
+        export = slot("export", 2)
+        leases = [export.acquire(), export.acquire()]
+
+        with pytest.raises(QuotaExceeded):
+            export.acquire()
+
+        assert set(tokens(export)) == {lease.token for lease in leases}
+
+    def test_a_slot_that_is_given_back_is_free_for_the_next_caller(self) -> None:
+        first = lock("export").acquire()
+
+        first.release()
+
+        second = lock("export").acquire()
+        assert tokens(lock("export")) == [second.token]
+
+    def test_a_second_release_changes_nothing(self) -> None:
+        first = lock("export").acquire()
+        first.release()
+        second = lock("export").acquire()
+
+        first.release()
+
+        assert tokens(lock("export")) == [second.token]
+
+
+@in_memory
+class TestWhoShares:
+    @pytest.mark.parametrize(
+        "other",
+        [lock("b"), lock("a", subject="user:1"), lock("a", subject="user:2")],
+        ids=["name", "user", "other user"],
+    )
+    def test_a_slot_of_another_name_or_subject_is_another_slot(self, other: Slot) -> None:
+        with lock("a"), other:
+            assert len(lock("a").holders()) == len(other.holders()) == 1
+
+    def test_a_user_is_a_subject(self) -> None:
+        with lock("a", subject="user:1"), pytest.raises(QuotaExceeded, match="of user:1 is held"):
+            lock("a", subject=User(pk=1)).acquire()
+
+    def test_a_lock_is_a_slot_of_one(self) -> None:
+        assert lock("a", lease=5, wait=2, subject="user:1", renew=True) == slot("a", 1, 5, 2, "user:1", renew=True)
+
+    def test_slots_with_the_same_values_are_equal(self) -> None:
+        assert len({slot("a", 2), slot("a", 2), slot("a", 3), slot("b", 2), slot("a", 2, lease=31)}) == 4
+
+    def test_a_slot_never_changes(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            slot("a", 2).limit = 3  # type: ignore[misc]
+
+
+@in_memory
+class TestBlocks:
+    @both_ways
+    def test_a_block_gives_its_slot_back(self, is_async: bool) -> None:
+        def look() -> None:
+            assert len(lock("export").holders()) == 1
+
+        within(lock("export"), look, is_async)
+
+        assert lock("export").holders() == []
+
+    @both_ways
+    def test_a_block_gives_its_slot_back_after_an_error(self, is_async: bool) -> None:
+        with pytest.raises(ZeroDivisionError):
+            within(lock("export"), lambda: 1 / 0, is_async)
+
+        assert lock("export").holders() == []
+
+    def test_slots_are_held_though_limiting_is_off(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
+        with lock("export"), pytest.raises(QuotaExceeded):
+            lock("export").acquire()
+
+    def test_one_slot_object_serves_nested_blocks_of_many_threads(self) -> None:
+        shared = slot("export", 8)
+        inside = threading.Barrier(4)
+
+        def hold() -> set[str]:
+            with shared as outer, shared as inner:
+                inside.wait(60)
+                mine = {outer.token, inner.token}
+                assert mine <= set(tokens(shared))
+                inside.wait(60)
+            return mine
+
+        with ThreadPoolExecutor(4) as threads:
+            held = [future.result() for future in [threads.submit(hold) for _ in range(4)]]
+
+        assert len(set.union(*held)) == 8
+        assert shared.holders() == []
+
+    def test_a_block_of_a_task_releases_the_lease_of_that_task(self) -> None:
+        async def hold() -> None:
+            shared = slot("export", 2)
+            mine = await shared.__aenter__()
+            others = await asyncio.create_task(shared.__aenter__())
+            await shared.__aexit__(None, None, None)
+            assert tokens(shared) == [others.token] != [mine.token]
+
+        asyncio.run(hold())
+
+    def test_a_block_may_end_in_another_task_than_it_began_in(self) -> None:
+        async def hold() -> None:
+            shared = slot("export", 2)
+            await asyncio.create_task(shared.__aenter__())
+            await asyncio.create_task(shared.__aexit__(None, None, None))
+            assert tokens(shared) == []
+
+        asyncio.run(hold())
+
+    def test_a_block_may_end_in_another_thread_than_it_began_in(self) -> None:
+        shared = slot("export", 2)
+        shared.__enter__()
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(shared.__exit__, None, None, None).result(60)
+
+        assert tokens(shared) == []
+
+    def test_a_block_that_ends_more_often_than_it_began_is_an_error(self) -> None:
+        shared = slot("export", 2)
+        with shared:
+            pass
+
+        with pytest.raises(RuntimeError, match="'export' was exited more often than it was entered"):
+            shared.__exit__(None, None, None)
+
+
+@in_memory
+class TestDecisions:
+    @pytest.fixture
+    def export(self) -> Slot:
+        """A slot of two: one lease since the start, the other for five seconds less."""
+        export = slot("export", 2, subject="user:7")
+        for seconds in (0, 5):
+            with freeze(START + seconds * SECOND):
+                export.acquire()
+        return export
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_decision_shows_how_many_slots_are_left(self, number: int) -> None:
+        export = slot("export", 2)
+
+        decision = [export.acquire() for _ in range(number)][-1].decision
+
+        assert (decision.allowed, decision.limit, decision.remaining) == (True, 2, 2 - number)
+
+    def test_a_decision_shows_when_the_last_lease_ends(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            export.acquire()
+
+        with freeze(START + 5 * SECOND):
+            decision = slot("export", 2, lease=2).acquire().decision
+
+        assert (decision.reset_after, decision.outcomes[0].retry_after) == (25.0, 0.0)
+
+    def test_a_decision_explains_itself(self) -> None:
+        export = slot("export", 2, subject="user:7")
+
+        decision = [export.acquire(), export.acquire()][1].decision
+
+        assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
+
+    def test_a_refusal_says_when_the_next_lease_ends(self, export: Slot) -> None:
+        with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
+            export.acquire()
+
+        decision = refused.value.decision
+        assert (decision.allowed, decision.limit, decision.remaining, decision.retry_after) == (False, 2, 0, 23.0)
+        assert str(refused.value) == "All 2 slots 'export' of user:7 are held; try again in 23 seconds."
+
+    def test_a_refusal_of_a_lock_says_so(self) -> None:
+        with freeze(START), lock("export"), pytest.raises(QuotaExceeded) as refused:
+            lock("export").acquire()
+
+        assert str(refused.value) == "Lock 'export' is held; try again in 30 seconds."
+
+    def test_under_a_lower_limit_more_leases_have_to_end(self, export: Slot) -> None:
+        with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
+            lock("export", subject="user:7").acquire()
+
+        assert refused.value.decision.retry_after == 28.0
+
+    def test_a_refusal_can_be_pickled(self) -> None:
+        with lock("export"), pytest.raises(QuotaExceeded) as refused:
+            lock("export").acquire()
+
+        assert pickle.loads(pickle.dumps(refused.value)).decision == refused.value.decision
+
+
+@in_memory
+class TestRecentHolders:
+    """A refusal estimates when the next slot comes free, from how long slots were recently held."""
+
+    @staticmethod
+    def held_for(*seconds: float) -> float:
+        """Hold a lock for some times, one after the other; return the wait of a refusal after them."""
+        now = START
+        for each in seconds:
+            with freeze(now):
+                lease = lock("export").acquire()
+            now += int(each * SECOND)
+            with freeze(now):
+                lease.release()
+        with freeze(now), lock("export"), pytest.raises(QuotaExceeded) as refused:
+            lock("export").acquire()
+        return float(refused.value.decision.retry_after or 0)
+
+    def test_nobody_has_given_a_slot_back_yet(self) -> None:
+        assert self.held_for() == 30.0
+
+    def test_the_first_holder_sets_the_estimate(self) -> None:
+        assert self.held_for(8) == 8.0
+
+    def test_each_later_holder_changes_it_by_an_eighth(self) -> None:
+        assert self.held_for(8, 16) == 9.0
+
+    def test_a_holder_of_no_time_counts_as_one_microsecond(self) -> None:
+        assert self.held_for(0) == 1 / SECOND
+
+
+def test_a_slot_has_the_values_of_its_arguments() -> None:
+    made = slot("export", 3, lease="1m", wait=2.5, subject="user:7", renew=True)
+
+    assert (made.name, made.limit, made.subject) == ("export", 3, "user:7")
+    assert (made.lease, made.wait, made.renew) == (60.0, 2.5, True)
+
+
+def test_a_slot_is_for_everybody_for_thirty_seconds_unless_told_otherwise() -> None:
+    made = slot("export", 3)
+
+    assert (made.subject, made.lease, made.wait, made.renew) == ("global", 30.0, 0.0, False)
+
+
+WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
+    ("name of a slot", ["", "  ", None], lambda name: slot(name, 1)),
+    ("limit=", [0, 1.5, True, "10", 1_000_001], lambda limit: slot("export", limit)),
+    ("lease=", [0, None, "5", True, math.nan, 366 * 86_400 + 1], lambda lease: slot("export", 1, lease=lease)),
+    ("lease=", [-1, math.inf], lambda lease: lock("export").acquire().renew(lease)),
+    ("wait=", [-1, math.nan], lambda wait: lock("export", wait=wait)),
+    ("timeout=", [-1, math.inf], lambda timeout: lock("export").acquire(timeout)),
+    ("renew=", [1], lambda renew: lock("export", renew=renew)),
+    ("not a subject", [7], lambda subject: lock("export", subject=subject)),
+    ("empty", [""], lambda subject: lock("export", subject=subject)),
+]
+
+
+@in_memory
+@pytest.mark.parametrize(
+    ("words", "value", "use"),
+    [pytest.param(words, value, use, id=f"{words} {value!r}") for words, values, use in WRONG for value in values],
+)
+def test_a_wrong_argument_is_named(words: str, value: object, use: Callable[[Any], object]) -> None:
+    with pytest.raises(RuleError, match=words):
+        use(value)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("a", 1), ("a", 1_000_000)])
+def test_a_limit_is_from_one_to_a_million(name: str, limit: int) -> None:
+    assert slot(name, limit).limit == limit
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOnRedis:
+    KEY, RECENT = "quota:1:{user:7}:l:export", "quota:1:{user:7}:lately:export"
+
+    @pytest.fixture
+    def export(self, raw: redis.Redis) -> Slot:
+        """A slot of two, on an empty server that knows the scripts."""
+        export = slot("export", 2, lease=20, wait=60, subject="user:7")
+        export.acquire().release()
+        raw.flushdb()
+        raw.config_resetstat()
+        return export
+
+    def test_a_slot_is_one_command_to_take_it_or_give_it_back(self, export: Slot, raw: redis.Redis) -> None:
+        with export:
+            pass
+
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
+
+    def test_its_leases_expire_with_the_last_one(self, export: Slot, raw: redis.Redis) -> None:
+        with export:
+            assert 0 < int(raw.pttl(self.KEY)) <= 20_001
+
+    def test_a_lease_that_is_renewed_for_longer_expires_later(self, export: Slot, raw: redis.Redis) -> None:
+        export.acquire().renew(300)
+
+        assert int(raw.pttl(self.KEY)) > 290_000
+
+    def test_an_unused_slot_leaves_no_key(self, export: Slot, raw: redis.Redis) -> None:
+        with export:
+            assert raw.keys() == [self.KEY.encode()]
+
+        assert raw.keys() == []
+
+    def test_how_long_a_full_slot_was_held_is_known_for_as_long_as_a_lease(
+        self, export: Slot, raw: redis.Redis
+    ) -> None:
+        with export, export:
+            pass
+
+        assert raw.keys() == [self.RECENT.encode()]
+        assert 0 < int(raw.pttl(self.RECENT)) <= 20_001
