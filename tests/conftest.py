@@ -45,6 +45,7 @@ from tests.support.outages import clock, mute
 from tests.support.overridden import forget_overrides
 from tests.support.places import places
 from tests.support.sentinels import sentinel_port
+from tests.support.slot_views import slot_site
 from tests.support.slots import unpolled
 from tests.support.steps import START
 from tests.support.stores import (
@@ -59,7 +60,7 @@ from tests.support.stores import (
 )
 from tests.support.timeouts import Timeouts
 
-__all__ = ["clock", "mute", "places", "sentinel_port", "unpolled"]  # fixtures of tests/support
+__all__ = ["clock", "mute", "places", "sentinel_port", "slot_site", "unpolled"]  # fixtures of tests/support
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
