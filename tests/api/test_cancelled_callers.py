@@ -10,7 +10,7 @@ from django.test import AsyncClient
 from django.urls import path
 
 from django_quota import areserve, concurrency, lock, peek
-from django_quota.features.slots.calls import Slot
+from django_quota.types import Lease, Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
 from tests.support.slots import asked_elsewhere, calls, is_asked_for_by, is_release, released_elsewhere, waiting
@@ -44,39 +44,70 @@ async def left_while(task: asyncio.Task[Any], stop: Barrier, times: int) -> None
 
 @places
 @often
-def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(where: Where, times: int) -> None:
+@pytest.mark.parametrize(
+    "is_stopped",
+    [is_asked_for, lambda each: is_asked_for(each) or is_release(each)],
+    ids=["the call stops", "the release stops too"],
+)
+def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(is_stopped: Any, where: Where, times: int) -> None:
     async def leave() -> None:
-        for is_taken in (is_asked_for, lambda each: is_asked_for(each) or is_release(each)):
-            with barrier(is_taken, where) as stop:
-                task = asyncio.create_task(lock("line", wait=60).aacquire())
-                await left_while(task, stop, times)
-            assert await nobody_has("line")
+        with barrier(is_stopped, where) as stop:
+            task = asyncio.create_task(lock("line", wait=60).aacquire())
+            await left_while(task, stop, times)
+        assert await nobody_has("line")
 
     asyncio.run(leave())
+
+
+async def in_line(number: int) -> list[asyncio.Task[Lease]]:
+    """Let tasks come for a lock that somebody else holds, one after the other."""
+    assert asked_elsewhere("line")
+    tasks: list[asyncio.Task[Lease]] = []
+    while len(tasks) < number:
+        tasks.append(asyncio.create_task(lock("line", wait=600).aacquire()))
+        await until(lambda: waiting("line") == len(tasks))
+    return tasks
 
 
 @often
 @pytest.mark.usefixtures("unpolled")
-def test_a_caller_that_leaves_the_queue_asks_nothing_and_lets_the_next_one_in(times: int) -> None:
-    async def leave() -> None:
-        asked: list[Any] = []
-        assert asked_elsewhere("line")
-        first = asyncio.create_task(lock("line", wait=60).aacquire())
-        await until(lambda: waiting("line") == 1)
-        tasks = [asyncio.create_task(lock("line", wait=600).aacquire()) for _ in range(5)]
-        await until(lambda: waiting("line") == 6)
-        with calls(before=asked.append):
-            for task in tasks[:4]:
+class TestTheQueue:
+    @pytest.mark.parametrize("place", [0, 1], ids=["the first", "another one"])
+    def test_a_caller_that_leaves_it_releases_nothing(self, place: int, times: int) -> None:
+        async def leave() -> None:
+            asked: list[Any] = []
+            tasks = await in_line(2)
+            with calls(before=asked.append):
+                await cancelled(tasks[place], times)
+                assert await ended(tasks[place])
+            assert not any(map(is_release, asked))
+            tasks[1 - place].cancel()
+
+        asyncio.run(leave())
+
+    def test_the_next_one_is_let_in_after_the_first_has_left(self, times: int) -> None:
+        async def leave() -> None:
+            first, next_one = await in_line(2)
+            released_elsewhere("line")  # which nobody here knows, until the next one asks
+            await cancelled(first, times)
+            assert await ended(first)
+            await (await asyncio.wait_for(next_one, 60)).arelease()
+            assert await nobody_has("line")
+
+        asyncio.run(leave())
+
+    def test_the_next_one_is_let_in_after_others_have_left(self, times: int) -> None:
+        async def leave() -> None:
+            first, *others, last = await in_line(5)
+            for task in others:
                 await cancelled(task, times)
                 assert await ended(task)
-        assert not any(map(is_release, asked))
-        released_elsewhere("line")  # which nobody here knows, until the next one asks
-        await cancelled(first, times)
-        assert await ended(first)
-        await (await asyncio.wait_for(tasks[4], 60)).arelease()
-        assert await nobody_has("line")
+            released_elsewhere("line")
+            first.cancel()
+            await (await asyncio.wait_for(last, 60)).arelease()
+            assert await nobody_has("line")
 
-    asyncio.run(leave())
+        asyncio.run(leave())
 
 
 async def release(line: Slot) -> None:
@@ -98,20 +129,21 @@ async def view(line: Slot) -> None:
 
 
 each_end = pytest.mark.parametrize("hold", [release, block, view], ids=lambda hold: hold.__name__)
+renewed_or_not = pytest.mark.parametrize("renews", [False, True], ids=["not renewed", "renewed"])
 
 
 @each_end
+@renewed_or_not
 @places
 @often
 def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
-    hold: Callable[[Slot], Awaitable[None]], where: Where, times: int
+    hold: Callable[[Slot], Awaitable[None]], renews: bool, where: Where, times: int
 ) -> None:
     async def leave() -> None:
-        for line in (lock("line"), lock("line", renew=True)):
-            with barrier(is_release, where) as stop:
-                task = asyncio.ensure_future(hold(line))
-                await left_while(task, stop, times)
-            assert await nobody_has("line")
+        with barrier(is_release, where) as stop:
+            task = asyncio.ensure_future(hold(lock("line", renew=renews)))
+            await left_while(task, stop, times)
+        assert await nobody_has("line")
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(leave())
@@ -139,7 +171,7 @@ def test_a_request_that_is_cancelled_while_it_gives_one_slot_back_keeps_none(whe
 
 
 @each_end
-@pytest.mark.parametrize("renews", [False, True])
+@renewed_or_not
 def test_a_caller_may_be_cancelled_from_any_await_on(hold: Callable[[Slot], Awaitable[None]], renews: bool) -> None:
     async def leave() -> int:
         for step in range(200):

@@ -75,10 +75,26 @@ def test_wrong_shares_are_refused(rates: Any, options: Any, says: str) -> None:
         Rule.make("api", *rates, **options)
 
 
+BATCH, DEFAULT, CRITICAL = ["batch"], ["default"], ["critical"]
+
+
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("is_async", [False, True])
-def test_each_kind_holds_its_share_of_the_slots(is_async: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("kinds", "is_refused"),
+    [
+        (6 * BATCH, True),
+        (6 * CRITICAL + BATCH, True),
+        (5 * BATCH + 4 * DEFAULT, True),
+        (5 * BATCH + 3 * DEFAULT + 2 * CRITICAL, False),
+        (5 * BATCH + 3 * DEFAULT + 3 * CRITICAL, True),
+    ],
+    ids=["batch has half", "critical counts for batch", "default has 8", "critical fills the rest", "no more than all"],
+)
+def test_each_kind_holds_its_share_of_the_slots(kinds: list[str], is_refused: bool, is_async: bool) -> None:
     """Each view that holds a slot sends the next request, until one finds none."""
+    served: list[str] = []
+    first, *following = kinds
     shared = concurrency(10, share=KINDS, tier=kind_of, name="export")
 
     @shared
@@ -91,11 +107,7 @@ def test_each_kind_holds_its_share_of_the_slots(is_async: bool) -> None:
         served.append(kind_of(request))
         return await aview(get(HTTP_X_KIND=following.pop(0))) if following else HttpResponse()
 
-    batch, default, critical = ["batch"], ["default"], ["critical"]
-    refused = [6 * batch, 6 * critical + batch, 5 * batch + 4 * default]
-    for kinds in (*refused, 5 * batch + 3 * default + 2 * critical):
-        served: list[str] = []
-        first, *following = kinds
-        response = run(aview if is_async else view, get(HTTP_X_KIND=first))
-        expected = (429, len(kinds) - 1) if kinds in refused else (200, len(kinds))
-        assert (response.status_code, len(served)) == expected
+    response = run(aview if is_async else view, get(HTTP_X_KIND=first))
+
+    assert response.status_code == (429 if is_refused else 200)
+    assert len(served) == len(kinds) - is_refused
