@@ -228,7 +228,7 @@ class TestDecisions:
         assert pickle.loads(pickle.dumps(refused.value)).decision == refused.value.decision
 
 
-@in_memory
+@both_stores
 class TestRecentHolders:
     """A refusal estimates when the next slot comes free, from how long slots were recently held."""
 
