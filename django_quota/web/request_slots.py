@@ -199,7 +199,7 @@ class SlotRule:
         subject = yield from subject_flow(self.key, request)
         if self.limits:
             limit = yield from tier_flow(name, self.limits, self.tier, request)
-        asked = replace(self.slot, name=name, limit=limit, subject=subject)
+        asked = Slot(name, limit, subject, self.slot.lease, self.slot.wait, self.slot.renew)
         decision = yield from self._decide_flow(holding, asked)
         if not self.blocks:
             decision = _not_enforced(decision)
