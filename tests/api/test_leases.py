@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django_quota.exceptions import LeaseLost, QuotaExceeded, StoreUnavailable
 from django_quota.testing import freeze
 from django_quota.types import Lease
 from tests.support.outages import no_answer
-from tests.support.slots import both_ways, forget, release, tokens, within
+from tests.support.slots import both_ways, calls, forget, is_asked_for_by, is_release, release, tokens, within
 from tests.support.steps import SECOND, START
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -141,6 +142,35 @@ def test_a_release_that_was_not_answered_may_be_tried_again(is_done: bool, is_as
     release(lease, is_async)
 
     assert lock("export").holders() == []
+
+
+def interrupts(is_interrupted: Callable[[Any], bool], *, done: bool) -> AbstractContextManager[None]:
+    """Interrupt the first call of some operations as Ctrl-C does; `done`: when the store has done it."""
+    left = [1]
+
+    def interrupt(operation: Any) -> None:
+        if is_interrupted(operation) and left:
+            left.pop()
+            raise KeyboardInterrupt
+
+    return calls(after=interrupt) if done else calls(before=interrupt)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before it is sent", "after it is done"])
+class TestInterruptedCalls:
+    def test_a_release_that_is_interrupted_gives_the_slot_back(self, is_done: bool) -> None:
+        lease = lock("export").acquire()
+
+        with interrupts(is_release, done=is_done), pytest.raises(KeyboardInterrupt):
+            lease.release()
+
+        assert lock("export").holders() == []
+
+    def test_a_caller_that_is_interrupted_holds_no_slot(self, is_done: bool) -> None:
+        with interrupts(lambda each: is_asked_for_by(each) is not None, done=is_done), pytest.raises(KeyboardInterrupt):
+            lock("export").acquire()
+
+        assert lock("export").holders() == []
 
 
 def test_a_lease_names_its_holder_in_reports() -> None:
