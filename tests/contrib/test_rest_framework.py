@@ -322,53 +322,103 @@ def running(settings: Any, base: Any = Limited, way: str = WAYS[0], **attributes
 
 class TestSlots:
     @pytest.mark.usefixtures("with_middleware")
-    @pytest.mark.parametrize("base", [Limited, AsyncSearch])
+    @pytest.mark.parametrize("base", [Limited, AsyncSearch], ids=["sync", "async"])
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_user_waits_for_no_other_one(self, base: Any, way: str, settings: Any) -> None:
-        running(settings, base, way)
-        with place("user:1"), place("ip:127.0.0.1"):
-            assert ask("running", "2").json() == ["user:1", "user:2", "ip:127.0.0.1"]
-            refused = ask("running", "1")
+    class TestOfEachUser:
+        @pytest.fixture(autouse=True)
+        def view(self, site: None, base: Any, way: str, settings: Any) -> None:
+            running(settings, base, way)
+
+        def test_a_user_waits_for_no_other_one(self) -> None:
+            with place("user:1"), place("ip:127.0.0.1"):
+                assert ask("running", "2").json() == ["user:1", "user:2", "ip:127.0.0.1"]
+
+        def test_a_user_whose_slot_is_held_is_refused(self) -> None:
+            with place("user:1"):
+                refused = ask("running", "1")
+
             assert (refused.status_code, 1 <= int(refused.headers["Retry-After"]) <= 30) == (429, True)
             assert "throttled" in refused.json()["detail"]
-            assert ask("running").status_code == 429
-            assert holders() == ["user:1", "ip:127.0.0.1"]
-        assert (ask("running", "1").json(), ask("running").json(), holders()) == (["user:1"], ["ip:127.0.0.1"], [])
+
+        def test_an_address_whose_slot_is_held_is_refused(self) -> None:
+            with place("ip:127.0.0.1"):
+                assert ask("running").status_code == 429
+
+        def test_a_refused_request_leaves_the_holder_alone(self) -> None:
+            with place("user:1"):
+                ask("running", "1")
+
+                assert holders() == ["user:1"]
+
+        @pytest.mark.parametrize(("token", "subject"), [("1", "user:1"), ("", "ip:127.0.0.1")])
+        def test_a_request_holds_its_slot_while_it_runs(self, token: str, subject: str) -> None:
+            assert ask("running", token).json() == [subject]
+
+        def test_a_request_gives_its_slot_back(self) -> None:
+            ask("running", "1")
+
+            assert holders() == []
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_refusal_gives_back_what_the_rules_took_and_an_error_the_slot(self, way: str, settings: Any) -> None:
+    def test_a_refusal_gives_back_what_the_rules_took(self, way: str, settings: Any) -> None:
+        running(settings, MembersOnly, way, quota_rules=("search",))
+
+        with place("user:1"):
+            assert statuses("running", *"11111") == [429] * 5
+
+        assert peek("search", "user:1").remaining == 2
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_who_is_not_let_in_takes_none(self, way: str, settings: Any) -> None:
+        running(settings, MembersOnly, way)
+
+        with place("ip:127.0.0.1"):
+            assert statuses("running", "", "wrong") == [401, 401]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_an_error_gives_the_slot_back(self, way: str, settings: Any) -> None:
         def fail(self: Any, request: Any) -> Response:
             raise exceptions.NotFound
 
-        running(settings, MembersOnly, way, quota_rules=("search",))
-        with place("user:1"):
-            assert statuses("running", *"11111") == [429] * 5
-        assert peek("search", "user:1").remaining == 2
-        with place("ip:127.0.0.1"):
-            assert statuses("running", "", "wrong") == [401, 401]  # who is not let in takes none
         running(settings, Limited, way, get=fail)
+
         assert (statuses("running", "1"), holders()) == ([404], [])
 
     def test_the_slot_of_a_configured_rule_is_that_of_the_user_of_the_token(self, settings: Any) -> None:
         with_rules(settings, running={"at_once": 1, "match": "/waiting/", "key": "user"})
+
         with place("user:1"), place("ip:127.0.0.1"):
             assert statuses("waiting", "1", "2", "") == [429, 200, 429]
+
         assert holders() == []
 
-    def test_a_401_and_a_method_that_the_view_has_not_take_no_quota_slot(self, settings: Any) -> None:
+    def test_a_401_takes_no_quota_slot(self, settings: Any) -> None:
         at(settings, exports=Exports.as_view(permission_classes=[IsAuthenticated]))
+
         with slot(f"{__name__}.Exports", 1):
             assert statuses("exports", "", "2") == [401, 429]
-            for method in ("PATCH", "FINALIZE_RESPONSE"):
-                reply = Client().generic(method, "/exports/", headers={"Authorization": "Token 1"})
-                assert reply.status_code == 405
+
+    @pytest.mark.parametrize("method", ["PATCH", "FINALIZE_RESPONSE"])
+    def test_a_method_that_the_view_does_not_have_takes_no_quota_slot(self, method: str, settings: Any) -> None:
+        at(settings, exports=Exports.as_view())
+
+        with slot(f"{__name__}.Exports", 1):
+            reply = Client().generic(method, "/exports/", headers={"Authorization": "Token 1"})
+
+        assert reply.status_code == 405
 
     def test_quota_slots_of_an_action_are_its_own(self, settings: Any) -> None:
         books: Any = type("Books", (Things,), {"__module__": "shop", "quota_slots": 2})
         recent = books.as_view({"get": "recent"}, quota_slots=1)
         at(settings, books=books.as_view({"get": "list"}), recent=recent)
+
         with slot("shop.Books", 2), slot("shop.Books", 2):
             assert statuses("books", "1") + statuses("recent", "1") == [429, 200]
+
+    def test_quota_slots_of_an_action_are_shared_by_its_requests(self, settings: Any) -> None:
+        books: Any = type("Books", (Things,), {"__module__": "shop", "quota_slots": 2})
+        at(settings, recent=books.as_view({"get": "recent"}, quota_slots=1))
+
         with slot("shop.Books.recent", 1):
             assert statuses("recent", "1") == [429]
 
