@@ -6,12 +6,15 @@ from contextlib import suppress
 import pytest
 
 from django_quota import lock
+from django_quota.adapters import SlotRule
 from django_quota.core.flow import Flow
 from django_quota.exceptions import LeaseLost, QuotaExceeded, StoreUnavailable
 from django_quota.features.slots.renewal import RETRY, Renewer
 from django_quota.limiting.flusher import flusher
 from django_quota.types import Lease
+from tests.support.calls import get
 from tests.support.commands import wait_until
+from tests.support.outages import no_answer
 from tests.support.slots import (
     asked_elsewhere,
     both_ways,
@@ -208,6 +211,16 @@ class TestRounds:
         Renewer().add(lease, 20.0, first=first)
 
         assert moments == [due]
+
+    @in_memory
+    def test_a_request_that_was_let_in_without_an_answer_is_counted_within_a_second(self, moments: list[float]) -> None:
+        rule = SlotRule.make("view", 1, lease=60, renew=True, on_unavailable="allow")
+
+        with no_answer():
+            holding = rule.hold(get())
+            holding.__enter__()
+
+        assert moments == [1_001.0]
 
     def test_only_the_leases_that_are_due_are_renewed(
         self, moments: list[float], monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,15 @@ class TestBlocks:
 
         assert tokens(shared) == []
 
+    def test_a_block_that_ends_elsewhere_releases_the_newest_lease(self) -> None:
+        shared = slot("export", 2)
+        older, newer = shared.__enter__(), shared.__enter__()
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(shared.__exit__, None, None, None).result(60)
+
+        assert tokens(shared) == [older.token] != [newer.token]
+
     def test_a_block_that_ends_more_often_than_it_began_is_an_error(self) -> None:
         shared = slot("export", 2)
         with shared:

@@ -109,7 +109,7 @@ class Lease(FlowBlock["Lease"]):
     def renewing(self, lease: Duration | None = None) -> Flow[None]:
         """Start the lease again from now; see `renew`."""
         span = self._span if lease is None else parse_duration("lease", lease)
-        if self._is_released or not (yield self._call(Renew(self._keys, self.token, span))):
+        if not (yield self._call(Renew(self._keys, self.token, span))):
             raise self._lost()
 
     def keeping(self) -> Flow[None]:
