@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from django_quota.core.rules import Rule
     from django_quota.features.bans import aban, aunban, ban, unban
     from django_quota.features.counters import counter
-    from django_quota.features.leases import lock, slot
     from django_quota.features.once import aonce, once
     from django_quota.features.raised_limits import raise_limit
     from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
+    from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage import usage
     from django_quota.limiting.api import (
         aacquire,
@@ -52,7 +52,7 @@ else:
             "unban",
         ),
         "django_quota.features.counters": ("counter",),
-        "django_quota.features.leases": (
+        "django_quota.features.slots.calls": (
             "lock",
             "slot",
         ),
