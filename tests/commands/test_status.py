@@ -1,6 +1,6 @@
 """`quota_status` shows what is known of a subject, `quota_reset` forgets it, `quota_bans` has its bans."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import check, peek, quota, reserve, reset_subject, slot
+from django_quota import ban, check, peek, quota, reserve, reset_subject, slot
 from django_quota.adapters import digest
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import DatabaseRows
@@ -23,6 +23,7 @@ from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
+USER = "user:42"
 
 
 @quota("7/m", key="ip", name="viewed")
@@ -32,11 +33,9 @@ def viewed(request: Any) -> HttpResponse:
 
 urlpatterns = [path("viewed/", viewed)]
 
-pytestmark = pytest.mark.usefixtures("redis_cache")
-
 
 @pytest.fixture(autouse=True)
-def rules(settings: Any) -> None:
+def rules(redis_cache: Any, settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     banning = {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}
     settings.QUOTA = {"RULES": {"search": "10/m; 100/h", "banning": banning, "free": None}}
@@ -47,222 +46,475 @@ def run(*words: str) -> Any:
         return said(*words)
 
 
-def test_it_shows_limits_their_source_and_overrides() -> None:
-    with freeze(START):
-        override("b 0 0 ", "viewed")
-        check("search", SUBJECT, 10)
-    assert run("quota_status", SUBJECT, "--rule", "search", "--rule", "viewed").splitlines() == [
-        SUBJECT,
-        "  search: 10/m by sliding_window",
-        "    ████████████████████ 10 of 10 used, 0 left; the next hit is admitted in 1 minute",
-        f"    from quota:1:{{{SUBJECT}}}:r:search:sw.60s",
-        "  search: 100/h by sliding_window",
-        "    ██░░░░░░░░░░░░░░░░░░ 10 of 100 used, 90 left; the next hit is admitted",
-        f"    from quota:1:{{{SUBJECT}}}:r:search:sw.3600s",
-        "  viewed: 7/m by sliding_window",
-        "    ░░░░░░░░░░░░░░░░░░░░ 0 of 7 used, 7 left; no hit is admitted (blocked)",
-        f"    from quota:1:{{{SUBJECT}}}:r:viewed:sw.60s",
-        "  override  viewed: blocked",
-    ]
-
-
-def test_it_shows_bans_slots_days_and_what_refused() -> None:
-    user = "user:42"
-    with freeze(START):
-        for lease in (30, 50):
-            check("banning", user)
-            slot("seats", 3, lease, subject=user).acquire()
-            check("1/h", user, name="transfer")
-            check("1/h", SUBJECT, name="transfer")
-    printed = run("quota_status", user)
-    for line in (
-        "  ban       from banning, for another 1 hour",
-        "  in use    seats: 2 slots; the first is free in 30 seconds, from quota:1:",
-        "banning 1 allowed 1 refused, transfer 1 allowed 1 refused",
-        "  transfer: something is counted, but neither the settings nor the views have this name",
-        ", by transfer (limit 1)",
-    ):
-        assert line in printed
-    assert "by transfer" not in run("quota_status", user, "--rule", "search")
-    shown = run("quota_status", user, "--json")
-    assert (shown["subject"], shown["overrides"], shown["bans"]) == (user, [], {"banning": 3_600.0})
-    assert {limit["rule"] for limit in shown["limits"]} == {"search", "banning", "viewed"}
-    assert {(event["rule"], event["subject"]) for event in shown["refused"]} == {("banning", user), ("transfer", user)}
-    assert next(iter(shown["days"].values()))["banning"] == {"allowed": 1, "refused": 1, "units": 1}
-    with freeze(START + 3_600 * SECOND):
-        assert said("quota_status", user, "--json")["bans"] == {}
-
-
-@pytest.mark.parametrize("command", [("quota_status", SUBJECT), ("quota_rules",)], ids=["quota_status", "quota_rules"])
-def test_a_note_says_that_an_override_exempts_everybody(command: tuple[str, ...]) -> None:
-    note = "An override exempts everybody from all rules, so nothing is limited."
-    override("x 0 0 ", "search", subject="*")
-    assert note not in run(*command)
-    override("x 0 0 ", "*", subject="*")
-    assert note in run(*command)
-
-
-def test_all_also_shows_unused_limits_and_tiers(settings: Any) -> None:
-    tiered = {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}
-    settings.QUOTA = {"RULES": {"tiered": tiered, "quiet": {"rate": "1/m", "shadow": True}}}
-    assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
-    shown = run("quota_status", SUBJECT, "--all")
-    for line in ("viewed: 7/m", "  tiered (anonymous): 5/m by", "  tiered (authenticated): 50/m by"):
-        assert line in shown
-    assert "Nothing is used" not in shown
-    with freeze(START):
-        check("quiet", SUBJECT)
-    assert "the next hit is admitted in 1 minute (a shadow rule: it only reports)" in run("quota_status", SUBJECT)
-
-
-def test_overrides_that_concern_the_subject_are_printed_the_most_specific_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
-        override("s 0 0 ", "search", whose)
-    override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
-    assert [line for line in run("quota_status", SUBJECT).splitlines() if line.startswith("  override")] == [
-        "  override  search: shadow",
-        "  override  search for ip:203.0.113.0/24: shadow",
-        "  override  * for ip:203.0.113.0/24: blocked",
-        "  override  search for ip:203.0.0.0/16: shadow",
-        "  override  search for ip:*: shadow",
-        "  override  search for *: shadow",
-    ]
-
-    class Away(DatabaseRows):
-        def read_here(self, work: Callable[[], None]) -> None:
-            raise DatabaseError("the connection is closed")
-
-    monkeypatch.setattr(overrides, "rows", Away())
-    assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
-
-
-def test_a_redis_that_takes_no_changes_shows_what_happens_to_a_hit(raw: redis.Redis, settings: Any) -> None:
-    """Refusals are known, since it can be read; `on_unavailable` decides about hits that it would count."""
-    said_of = {
-        "deny": "no hit is admitted while Redis takes no changes",
-        "allow": "the next hit is admitted, and not counted",
-        "local": "each process decides by itself while Redis takes no changes",
-        "used": "the next hit is admitted in 1 minute",
-        "free": "the next hit is admitted (exempt)",
-    }
-    rules = {how: {"rate": "10/m", "on_unavailable": how} for how in ("deny", "allow", "local")}
-    settings.QUOTA = {"RULES": {**rules, "used": "1/m", "free": "10/m"}}
-    with freeze(START):
-        assert check("used", SUBJECT)
-        override("x 0 0 ", "free")
-    raw.config_set("maxmemory", 1)
-    try:
-        shown = run("quota_status", SUBJECT, *(word for name in said_of for word in ("--rule", name)))
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("rule", "lines"),
+        [
+            pytest.param(
+                "search",
+                [
+                    "  search: 10/m by sliding_window",
+                    "    ████████████████████ 10 of 10 used, 0 left; the next hit is admitted in 1 minute",
+                    f"    from quota:1:{{{SUBJECT}}}:r:search:sw.60s",
+                    "  search: 100/h by sliding_window",
+                    "    ██░░░░░░░░░░░░░░░░░░ 10 of 100 used, 90 left; the next hit is admitted",
+                    f"    from quota:1:{{{SUBJECT}}}:r:search:sw.3600s",
+                ],
+                id="used",
+            ),
+            pytest.param(
+                "viewed",
+                [
+                    "  viewed: 7/m by sliding_window",
+                    "    ░░░░░░░░░░░░░░░░░░░░ 0 of 7 used, 7 left; no hit is admitted (blocked)",
+                    f"    from quota:1:{{{SUBJECT}}}:r:viewed:sw.60s",
+                ],
+                id="blocked by an override",
+            ),
+        ],
+    )
+    def test_limits_are_shown_with_their_use_above_the_overrides(self, rule: str, lines: list[str]) -> None:
         with freeze(START):
-            assert [name for name in said_of if check(name, SUBJECT)] == ["allow", "local", "free"]
-    finally:
+            override("b 0 0 ", "viewed")
+            check("search", SUBJECT, 10)
+
+        shown = run("quota_status", SUBJECT, "--rule", rule)
+
+        assert shown.splitlines() == [SUBJECT, *lines, "  override  viewed: blocked"]
+
+    def test_several_rules_can_be_named(self) -> None:
+        shown = run("quota_status", SUBJECT, "--rule", "search", "--rule", "viewed", "--json")
+
+        assert [limit["rule"] for limit in shown["limits"]] == ["search", "search", "viewed"]
+
+    def test_unused_limits_are_left_out(self) -> None:
+        assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            pytest.param("viewed: 7/m", id="a rule of a view"),
+            pytest.param("  tiered (anonymous): 5/m by", id="the first tier"),
+            pytest.param("  tiered (authenticated): 50/m by", id="the second tier"),
+        ],
+    )
+    def test_all_also_shows_unused_limits(self, line: str, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}}}
+
+        shown = run("quota_status", SUBJECT, "--all")
+
+        assert line in shown
+        assert "Nothing is used" not in shown
+
+    def test_a_shadow_rule_is_shown_as_one_that_only_reports(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"quiet": {"rate": "1/m", "shadow": True}}}
+        with freeze(START):
+            check("quiet", SUBJECT)
+
+        shown = run("quota_status", SUBJECT)
+
+        assert "the next hit is admitted in 1 minute (a shadow rule: it only reports)" in shown
+
+
+class TestWhatElseIsKnown:
+    @pytest.fixture(autouse=True)
+    def a_user_with_a_ban_slots_days_and_refusals(self, rules: None) -> None:
+        """The rule `transfer` is declared nowhere; it also refuses somebody else."""
+        with freeze(START):
+            for lease in (30, 50):
+                check("banning", USER)
+                slot("seats", 3, lease, subject=USER).acquire()
+                check("1/h", USER, name="transfer")
+                check("1/h", SUBJECT, name="transfer")
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            pytest.param("  ban       from banning, for another 1 hour", id="a ban"),
+            pytest.param("  in use    seats: 2 slots; the first is free in 30 seconds, from quota:1:", id="slots"),
+            pytest.param("banning 1 allowed 1 refused, transfer 1 allowed 1 refused", id="counts of today"),
+            pytest.param(
+                "  transfer: something is counted, but neither the settings nor the views have this name",
+                id="an unknown rule",
+            ),
+            pytest.param(", by transfer (limit 1)", id="a recent refusal"),
+        ],
+    )
+    def test_it_is_shown_below_the_limits(self, line: str) -> None:
+        assert line in run("quota_status", USER)
+
+    def test_a_named_rule_leaves_out_the_refusals_of_others(self) -> None:
+        assert "by transfer" not in run("quota_status", USER, "--rule", "search")
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            pytest.param("subject", USER, id="subject"),
+            pytest.param("overrides", [], id="overrides"),
+            pytest.param("bans", {"banning": 3_600.0}, id="bans"),
+        ],
+    )
+    def test_json_has_the_same(self, name: str, value: Any) -> None:
+        assert run("quota_status", USER, "--json")[name] == value
+
+    def test_json_has_unused_limits_too(self) -> None:
+        limits = run("quota_status", USER, "--json")["limits"]
+
+        assert {limit["rule"] for limit in limits} == {"search", "banning", "viewed"}
+
+    def test_json_has_the_refusals_of_this_subject_alone(self) -> None:
+        refused = run("quota_status", USER, "--json")["refused"]
+
+        assert {(event["rule"], event["subject"]) for event in refused} == {("banning", USER), ("transfer", USER)}
+
+    def test_json_has_the_counts_of_each_day(self) -> None:
+        (today,) = run("quota_status", USER, "--json")["days"].values()
+
+        assert today["banning"] == {"allowed": 1, "refused": 1, "units": 1}
+
+    def test_a_ban_that_has_ended_is_left_out(self) -> None:
+        with freeze(START + 3_600 * SECOND):
+            assert said("quota_status", USER, "--json")["bans"] == {}
+
+
+class TestOverrides:
+    @pytest.mark.parametrize("command", [("quota_status", SUBJECT), ("quota_rules",)], ids=lambda words: words[0])
+    @pytest.mark.parametrize(
+        ("rule", "is_noted"),
+        [pytest.param(ALL_RULES, True, id="from all rules"), pytest.param("search", False, id="from one rule")],
+    )
+    def test_a_note_says_that_an_override_exempts_everybody_from_all_rules(
+        self, command: tuple[str, ...], rule: str, is_noted: bool
+    ) -> None:
+        override("x 0 0 ", rule, subject="*")
+
+        note = "An override exempts everybody from all rules, so nothing is limited."
+        assert (note in run(*command)) is is_noted
+
+    def test_those_that_concern_the_subject_are_printed_the_most_specific_first(self) -> None:
+        for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
+            override("s 0 0 ", "search", whose)
+        override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
+
+        printed = run("quota_status", SUBJECT).splitlines()
+
+        assert [line for line in printed if line.startswith("  override")] == [
+            "  override  search: shadow",
+            "  override  search for ip:203.0.113.0/24: shadow",
+            "  override  * for ip:203.0.113.0/24: blocked",
+            "  override  search for ip:203.0.0.0/16: shadow",
+            "  override  search for ip:*: shadow",
+            "  override  search for *: shadow",
+        ]
+
+    def test_a_note_says_why_they_could_not_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Away(DatabaseRows):
+            def read_here(self, work: Callable[[], None]) -> None:
+                raise DatabaseError("the connection is closed")
+
+        monkeypatch.setattr(overrides, "rows", Away())
+
+        assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
+
+
+class TestRedisThatTakesNoChanges:
+    """Refusals are known, since it can be read; `on_unavailable` decides about hits that it would count."""
+
+    @pytest.fixture(autouse=True)
+    def full_redis(self, rules: None, raw: redis.Redis, settings: Any) -> Iterator[None]:
+        rules = {how: {"rate": "10/m", "on_unavailable": how} for how in ("deny", "allow", "local")}
+        settings.QUOTA = {"RULES": {**rules, "used": "1/m", "free": "10/m"}}
+        with freeze(START):
+            check("used", SUBJECT)
+            override("x 0 0 ", "free")
+        raw.config_set("maxmemory", 1)
+        yield
         raw.config_set("maxmemory", 0)
-    printed = [line.partition("; ")[2] for line in shown.splitlines() if " left; " in line]
-    assert printed == [*said_of.values()]
-    assert "Note: Redis takes no changes, so nothing is counted. It says: " in shown
 
+    @pytest.mark.parametrize(
+        ("rule", "words", "is_allowed"),
+        [
+            ("deny", "no hit is admitted while Redis takes no changes", False),
+            ("allow", "the next hit is admitted, and not counted", True),
+            ("local", "each process decides by itself while Redis takes no changes", True),
+            ("used", "the next hit is admitted in 1 minute", False),
+            ("free", "the next hit is admitted (exempt)", True),
+        ],
+        ids=["denied", "allowed", "decided in memory", "used up before", "exempt"],
+    )
+    def test_the_status_says_what_happens_to_the_next_hit(self, rule: str, words: str, is_allowed: bool) -> None:
+        shown = run("quota_status", SUBJECT, "--rule", rule)
 
-@pytest.mark.django_db(transaction=True)
-def test_plain_values_find_a_subject_of_several_parts_and_one_part_what_is_refused_together(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"login": {"rate": "2/h", "key": ("ip", "post:username")}}}
-    typed, hidden = f"{SUBJECT}+post:username=ann", f"{SUBJECT}+post.username:{digest('ann')}"
-    with freeze(START):
-        for _ in range(3):
-            check("login", RequestFactory().post("/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
-        check("0/m", "ip:198.51.100.7+user:7", name="other")
-    shown = run("quota_status", typed)
-    assert shown.startswith(f"{hidden}\n")
-    assert "2 of 2 used" in shown
-    assert "=ann" not in shown
-    of_one_part = run("quota_status", SUBJECT)
-    assert f"  together  {hidden} is refused by login\n" in of_one_part
-    assert "user:7" not in of_one_part
-    run("quota_override", "set", typed, "blocked")
-    assert "no hit is admitted (blocked)" in run("quota_status", typed, "--rule", "login")
-    assert "=ann" not in run("quota_override", "list", "--subject", typed)
-    assert "blocked" in run("quota_override", "clear", typed)
-    assert run("quota_reset", typed) == f"Reset login for {hidden}\n"
+        assert [line.partition("; ")[2] for line in shown.splitlines() if " left; " in line] == [words]
+        with freeze(START):
+            assert check(rule, SUBJECT).allowed is is_allowed
 
-
-def test_wrong_input_is_a_clear_error(settings: Any) -> None:
-    for words, says in (
-        (["quota_status", "ip:nowhere"], "is not an IP address"),
-        (["quota_status", "ip:2001:db8::/32"], "is a network. Use one address"),
-        (["quota_status", "user:1", "--rule", "serach"], "Did you mean 'search'"),
-        (["quota_bans", "set", SUBJECT, "search", "10m"], "has no ban="),
-        (["quota_bans", "set", SUBJECT, "bannign", "10m"], r"Did you mean 'banning'\?"),
-        (["quota_bans", "set", SUBJECT, "banning", "soon"], "soon"),
-        (["quota_bans", "lift"], "required: subject"),
-    ):
-        with pytest.raises(CommandError, match=says):
-            run(*words)
-    settings.QUOTA = {"STORE": "memory"}
-    for words in (["quota_reset", SUBJECT], ["quota_status", SUBJECT], ["quota_bans", "list"]):
-        with pytest.raises(CommandError, match=r'other processes cannot see|is "memory"'):
-            run(*words)
+    def test_a_note_repeats_what_redis_says(self) -> None:
+        assert "Note: Redis takes no changes, so nothing is counted. It says: " in run("quota_status", SUBJECT)
 
 
 @pytest.mark.usefixtures("database")
-def test_bans_are_set_listed_and_lifted() -> None:
-    assert "There are no such bans." in run("quota_bans", "list")
-    assert f"Banned {SUBJECT} from banning for 10 minutes.\n" in run("quota_bans", "set", SUBJECT, "banning", "10m")
-    ban = {"subject": "user:7", "rule": "banning", "ends_in": 1200}
-    assert run("quota_bans", "set", "user:7", "banning", "20m", "--json") == ban
-    assert [row["subject"] for row in run("quota_bans", "list", "--json")] == [SUBJECT, "user:7"]
-    assert run("quota_bans", "list", "--subject", "user:7").startswith("user:7 from banning until ")
-    assert run("quota_bans", "list", "--rule", "search", "--json") == []
-    assert run("quota_bans", "lift", SUBJECT, "--dry-run") == f"Would lift the ban of {SUBJECT} from banning\n"
-    assert "No such ban" in run("quota_bans", "lift", SUBJECT, "--rule", "search")
-    with freeze(START):
-        assert not peek("banning", SUBJECT)
+class TestSubjectOfSeveralParts:
+    TYPED = f"{SUBJECT}+post:username=ann"
+    HIDDEN = f"{SUBJECT}+post.username:{digest('ann')}"
+
+    @pytest.fixture(autouse=True)
+    def a_refused_login(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"login": {"rate": "2/h", "key": ("ip", "post:username")}}}
+        with freeze(START):
+            for _ in range(3):
+                check("login", RequestFactory().post("/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9"))
+
+    def test_plain_values_find_what_was_counted(self) -> None:
+        shown = run("quota_status", self.TYPED)
+
+        assert shown.startswith(f"{self.HIDDEN}\n")
+        assert "2 of 2 used" in shown
+
+    def test_the_plain_value_is_not_repeated(self) -> None:
+        assert "=ann" not in run("quota_status", self.TYPED)
+
+    def test_one_part_shows_what_is_refused_together_with_it(self) -> None:
+        assert f"  together  {self.HIDDEN} is refused by login\n" in run("quota_status", SUBJECT)
+
+    def test_one_part_shows_no_refusal_of_others(self) -> None:
+        with freeze(START):
+            check("0/m", "ip:198.51.100.7+user:7", name="other")
+
+        assert "user:7" not in run("quota_status", SUBJECT)
+
+    def test_plain_values_can_be_blocked(self) -> None:
+        run("quota_override", "set", self.TYPED, "blocked")
+
+        assert "no hit is admitted (blocked)" in run("quota_status", self.TYPED, "--rule", "login")
+
+    def test_the_list_of_overrides_does_not_repeat_the_plain_value(self) -> None:
+        run("quota_override", "set", self.TYPED, "blocked")
+
+        listed = run("quota_override", "list", "--subject", self.TYPED)
+
+        assert "blocked" in listed
+        assert "=ann" not in listed
+
+    def test_plain_values_clear_an_override(self) -> None:
+        run("quota_override", "set", self.TYPED, "blocked")
+
+        assert "blocked" in run("quota_override", "clear", self.TYPED)
+        assert "blocked" not in run("quota_status", self.TYPED, "--rule", "login")
+
+    def test_plain_values_can_be_reset(self) -> None:
+        assert run("quota_reset", self.TYPED) == f"Reset login for {self.HIDDEN}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param(["quota_status", "ip:nowhere"], "is not an IP address", id="no address"),
+        pytest.param(["quota_status", "ip:2001:db8::/32"], "is a network. Use one address", id="a network"),
+        pytest.param(["quota_status", USER, "--rule", "serach"], "Did you mean 'search'", id="a misspelled rule"),
+        pytest.param(["quota_bans", "set", SUBJECT, "search", "10m"], "has no ban=", id="a rule that bans nobody"),
+        pytest.param(
+            ["quota_bans", "set", SUBJECT, "bannign", "10m"], r"Did you mean 'banning'\?", id="a misspelled ban"
+        ),
+        pytest.param(["quota_bans", "set", SUBJECT, "banning", "soon"], "soon", id="no duration"),
+        pytest.param(["quota_bans", "lift"], "required: subject", id="no subject"),
+    ],
+)
+def test_wrong_input_is_a_clear_error(words: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        run(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["quota_reset", SUBJECT], ["quota_status", SUBJECT], ["quota_bans", "list"]],
+    ids=["quota_reset", "quota_status", "quota_bans"],
+)
+def test_a_command_does_not_look_into_the_memory_of_another_process(words: list[str], settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory"}
+
+    with pytest.raises(CommandError, match=r'other processes cannot see|is "memory"'):
+        run(*words)
+
+
+@pytest.mark.usefixtures("database")
+class TestBans:
+    @pytest.fixture
+    def two_bans(self, rules: None) -> None:
+        with freeze(START):
+            ban(SUBJECT, "banning", 600)
+            ban("user:7", "banning", 1_200)
+
+    def test_an_empty_list_says_so(self) -> None:
+        assert "There are no such bans." in run("quota_bans", "list")
+
+    def test_a_ban_that_is_set_is_reported(self) -> None:
+        printed = run("quota_bans", "set", SUBJECT, "banning", "10m")
+
+        assert f"Banned {SUBJECT} from banning for 10 minutes.\n" in printed
+
+    def test_a_ban_that_is_set_refuses(self) -> None:
+        run("quota_bans", "set", SUBJECT, "banning", "10m")
+
+        with freeze(START):
+            assert not peek("banning", SUBJECT)
+
+    def test_a_ban_that_is_set_is_an_object_in_json(self) -> None:
+        printed = run("quota_bans", "set", "user:7", "banning", "20m", "--json")
+
+        assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
+
+    @pytest.mark.usefixtures("two_bans")
+    @pytest.mark.parametrize(
+        ("options", "subjects"),
+        [
+            pytest.param([], [SUBJECT, "user:7"], id="all"),
+            pytest.param(["--subject", "user:7"], ["user:7"], id="of a subject"),
+            pytest.param(["--rule", "banning"], [SUBJECT, "user:7"], id="of a rule"),
+            pytest.param(["--rule", "search"], [], id="of another rule"),
+        ],
+    )
+    def test_bans_are_listed(self, options: list[str], subjects: list[str]) -> None:
+        assert [row["subject"] for row in run("quota_bans", "list", *options, "--json")] == subjects
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_line_of_the_list_says_until_when(self) -> None:
+        assert run("quota_bans", "list", "--subject", "user:7").startswith("user:7 from banning until ")
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_dry_run_lifts_nothing(self) -> None:
+        printed = run("quota_bans", "lift", SUBJECT, "--dry-run")
+
+        assert printed == f"Would lift the ban of {SUBJECT} from banning\n"
+        with freeze(START):
+            assert not peek("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_from_another_rule_is_not_lifted(self) -> None:
+        assert "No such ban" in run("quota_bans", "lift", SUBJECT, "--rule", "search")
+        with freeze(START):
+            assert not peek("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_that_is_lifted_refuses_no_more(self) -> None:
         assert run("quota_bans", "lift", SUBJECT) == f"Lifted the ban of {SUBJECT} from banning\n"
-        assert peek("banning", SUBJECT)
-    assert run("quota_bans", "lift", SUBJECT, "--json") == {"bans": [], "dry_run": False}
+        with freeze(START):
+            assert peek("banning", SUBJECT)
+
+    def test_lifting_where_there_is_no_ban_is_an_empty_list_in_json(self) -> None:
+        assert run("quota_bans", "lift", SUBJECT, "--json") == {"bans": [], "dry_run": False}
 
 
-def test_a_reset_forgets_all_that_was_counted_and_lifts_bans(raw: redis.Redis) -> None:
-    rules = ["5/30m", "9/d", "banning", "search"]
-    with freeze(START):
-        check("search", SUBJECT, 10)
-        check("5/30m", SUBJECT)
-        check("banning", SUBJECT)
-        check("banning", SUBJECT)
-        reserve("9/d", SUBJECT, 3)
+class TestReset:
+    RULES = ("5/30m", "9/d", "banning", "search")
+
+    @pytest.fixture
+    def counted(self, rules: None) -> None:
+        """Something is counted under each of `RULES`, and `banning` has banned."""
+        with freeze(START):
+            check("search", SUBJECT, 10)
+            check("5/30m", SUBJECT)
+            check("banning", SUBJECT)
+            check("banning", SUBJECT)
+            reserve("9/d", SUBJECT, 3)
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_dry_run_lists_what_would_be_forgotten(self) -> None:
+        printed = run("quota_reset", SUBJECT, "--dry-run")
+
+        assert printed == "".join(f"Would reset {name} for {SUBJECT}\n" for name in self.RULES)
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_dry_run_changes_nothing(self, raw: redis.Redis) -> None:
+        before = {key: raw.dump(key) for key in raw.scan_iter()}
+
+        run("quota_reset", SUBJECT, "--dry-run")
+
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+    @pytest.mark.usefixtures("counted")
+    def test_it_names_each_rule_that_it_forgets(self) -> None:
+        assert run("quota_reset", SUBJECT) == "".join(f"Reset {name} for {SUBJECT}\n" for name in self.RULES)
+
+    @pytest.mark.usefixtures("counted")
+    def test_it_forgets_what_was_counted(self) -> None:
+        run("quota_reset", SUBJECT)
+
+        with freeze(START):
+            assert peek("search", SUBJECT).used == 0
+
+    @pytest.mark.usefixtures("counted")
+    def test_it_lifts_bans(self, raw: redis.Redis) -> None:
+        run("quota_reset", SUBJECT)
+
+        assert raw.zcard("quota:1:{!}:bans") == 0
+        with freeze(START):
+            assert check("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("counted")
+    def test_it_leaves_overrides(self) -> None:
         override("r 0 0 50/m", "search")
-    before = {key: raw.dump(key) for key in raw.scan_iter()}
-    assert run("quota_reset", SUBJECT, "--dry-run") == "".join(f"Would reset {name} for {SUBJECT}\n" for name in rules)
-    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
-    assert run("quota_reset", SUBJECT) == "".join(f"Reset {name} for {SUBJECT}\n" for name in rules)
-    assert raw.zcard("quota:1:{!}:bans") == 0
-    with freeze(START):
-        assert check("banning", SUBJECT)
-        assert check("search", SUBJECT).limit == 50  # an override stays
 
+        run("quota_reset", SUBJECT)
 
-def test_a_reset_may_name_rules(raw: redis.Redis) -> None:
-    with freeze(START):
-        check("search", SUBJECT, 10)
-        check("10/m", SUBJECT)
-        check("search", f"{SUBJECT}9")
-    done = {"subject": SUBJECT, "rules": ["search"], "dropped": 2, "dry_run": False}
-    assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
-    assert run("quota_reset", SUBJECT, "--rule", "search", "--json") == done
-    assert run("quota_reset", SUBJECT, "--rule", "10 per minute") == f"Reset 10/m for {SUBJECT}\n"
-    assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
-    assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
-    assert reset_subject(f"{SUBJECT}9", scan=True, dry_run=True).rules == ["search"]
+        with freeze(START):
+            assert check("search", SUBJECT).limit == 50
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_named_rule_is_forgotten_alone(self) -> None:
+        done = run("quota_reset", SUBJECT, "--rule", "search", "--json")
+
+        assert done == {"subject": SUBJECT, "rules": ["search"], "dropped": 2, "dry_run": False}
+        with freeze(START):
+            assert peek("9/d", SUBJECT).used == 3
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_rule_of_a_call_is_named_by_its_rate(self) -> None:
+        assert run("quota_reset", SUBJECT, "--rule", "5 per 30m") == f"Reset 5/30m for {SUBJECT}\n"
+
+    def test_a_misspelled_rule_gets_a_hint(self) -> None:
+        assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
+
+    def test_it_says_that_nothing_was_counted(self) -> None:
+        assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
+
+    def test_a_quiet_reset_says_nothing(self) -> None:
+        assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_subject_whose_name_only_begins_alike_is_left(self) -> None:
+        with freeze(START):
+            check("search", f"{SUBJECT}9")
+
+        run("quota_reset", SUBJECT)
+
+        assert reset_subject(f"{SUBJECT}9", scan=True, dry_run=True).rules == ["search"]
 
 
 @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
 @pytest.mark.django_db
-def test_a_note_says_whom_a_text_means(command: str) -> None:
-    ann = User.objects.create_user("ann")
-    override("s 0 0 ", "search", "*")  # makes no subject known
-    assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
-    assert f'"user:{ann.pk}"' in run(command, "ann")
-    with freeze(START):
-        check("search", "ann")
-    for known in (SUBJECT, f"user:{ann.pk}", "ann"):
-        assert "Note" not in run(command, known)
+class TestNotes:
+    """A string that is no subject as it is typed, and what else may be meant by it."""
+
+    def test_a_bare_address_is_taken_for_that_client(self, command: str) -> None:
+        assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
+
+    def test_a_user_name_gets_a_hint_with_the_subject_of_the_user(self, command: str) -> None:
+        ann = User.objects.create_user("ann")
+
+        assert f'"user:{ann.pk}"' in run(command, "ann")
+
+    def test_an_override_of_everybody_makes_no_name_a_known_subject(self, command: str) -> None:
+        ann = User.objects.create_user("ann")
+        override("s 0 0 ", "search", "*")
+
+        assert f'"user:{ann.pk}"' in run(command, "ann")
+
+    @pytest.mark.parametrize("known", ["an address", "a user", "a counted name"])
+    def test_a_known_subject_gets_none(self, command: str, known: str) -> None:
+        ann = User.objects.create_user("ann")
+        with freeze(START):
+            check("search", "ann")
+
+        typed = {"an address": SUBJECT, "a user": f"user:{ann.pk}", "a counted name": "ann"}[known]
+        assert "Note" not in run(command, typed)
