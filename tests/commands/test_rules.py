@@ -60,44 +60,102 @@ def met(*words: str) -> list[tuple[str, str, int]]:
     return [(row["rule"], row["subject"], row["limits"][0]["remaining"]) for row in said(*words, "--json")]
 
 
-def test_the_rules_of_a_request_are_shown_in_their_order_with_what_is_left() -> None:
+HERE = "ip:127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "rules"),
+    [
+        pytest.param(["/search/"], ["flood", "outer"], id="by GET"),
+        pytest.param(["/search/?q=1"], ["flood", "outer"], id="with a query"),
+        pytest.param(
+            ["/search/", "--method", "post"], ["flood", "outer", "inner"], id="by POST, which more rules limit"
+        ),
+        pytest.param(["/orders/"], ["flood", "orders", "reads"], id="a class by GET"),
+        pytest.param(["/orders/", "--method", "POST"], ["flood", "orders", "writes"], id="a class by POST"),
+        pytest.param(["/orders/", "--method", "PUT"], ["flood", "orders", "writes"], id="a class by another name"),
+        pytest.param(["/nowhere/"], ["flood"], id="to no URL of the site"),
+    ],
+)
+def test_the_rules_that_a_request_meets_are_shown_in_their_order(words: list[str], rules: list[str]) -> None:
+    assert [rule for rule, _, _ in met(*words)] == rules
+
+
+def test_each_rule_shows_what_is_left() -> None:
+    check("flood", HERE, 40)
+
+    assert met("/search/") == [("flood", HERE, 60), ("outer", HERE, 3)]
+
+
+def test_showing_the_rules_takes_nothing() -> None:
+    for _ in range(2):
+        met("/orders/")
+
+    assert peek("orders", HERE).remaining == 9
+
+
+def test_the_address_of_the_client_can_be_given() -> None:
+    assert met("/nowhere/", "--ip", "203.0.113.9") == [("flood", "ip:203.0.113.9", 100)]
+
+
+def test_the_user_can_be_given_by_name() -> None:
     ann = User.objects.create_user("ann")
-    here, whose = "ip:127.0.0.1", f"user:{ann.pk}"
-    check("flood", here, 40)
-    for _ in range(2):  # nothing is taken
-        assert met("/search/?q=1") == [("flood", here, 60), ("outer", here, 3)]
-        assert met("/search/", "--method", "post", "--user", "ann", "--ip", "203.0.113.9") == [
-            ("flood", "ip:203.0.113.9", 100), ("outer", whose, 3), ("inner", "ip:203.0.113.9", 2),
-        ]  # fmt: skip
-    assert [rule for rule, _, _ in met("/orders/")] == ["flood", "orders", "reads"]
-    for method in ("POST", "PUT"):
-        assert [rule for rule, _, _ in met("/orders/", "--method", method)] == ["flood", "orders", "writes"]
+
+    subjects = {rule: subject for rule, subject, _ in met("/search/", "--user", "ann")}
+
+    assert subjects == {"flood": HERE, "outer": f"user:{ann.pk}"}
+
+
+def test_a_ban_is_shown_with_the_time_that_is_left() -> None:
+    check("flood", HERE, 40)
+
     with freeze(START):
-        ban("ip:127.0.0.1", "flood", 600)
-        assert "flood (settings) for ip:127.0.0.1\n  100/m: 60 of 100 left (refused for 10 minutes, banned)" in said(
-            "/search/"
-        )
-    assert peek("orders", here).remaining == 9
+        ban(HERE, "flood", 600)
+        shown = said("/search/")
+
+    assert f"flood (settings) for {HERE}\n  100/m: 60 of 100 left (refused for 10 minutes, banned)" in shown
 
 
-def test_a_path_that_is_no_url_meets_the_rules_of_the_settings_and_no_path_lists_all(settings: Any) -> None:
-    assert met("/nowhere/") == [("flood", "ip:127.0.0.1", 100)]
+def test_a_note_says_that_no_url_of_the_site_has_this_path() -> None:
     assert "no URL of the site is '/nowhere/'" in said("/nowhere/")
-    shown = said()
-    assert "flood: 100/m by ip, at /\n" in shown
-    assert "reads: 4/m by ip\n" in shown
-    assert {row["rule"] for row in said("--json")} == {"flood", "orders", "idle", "outer", "inner", "reads", "writes"}
+
+
+def test_a_rule_whose_key_fails_is_shown_with_the_error(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"tenant": {"rate": "9/m", "match": "/", "key": no_tenant}}}
+
     assert "tenant (settings): not known, RuntimeError: no tenant" in said("/search/")
 
 
-def test_bad_input_is_an_error(settings: Any) -> None:
+class TestAllRules:
+    """Without a path."""
+
+    def test_every_rule_of_the_site_is_listed(self) -> None:
+        rules = {"flood", "orders", "idle", "outer", "inner", "reads", "writes"}
+
+        assert {row["rule"] for row in said("--json")} == rules
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            pytest.param("flood: 100/m by ip, at /\n", id="of the settings"),
+            pytest.param("reads: 4/m by ip\n", id="of a view"),
+        ],
+    )
+    def test_a_line_says_rate_key_place(self, line: str) -> None:
+        assert line in said()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        pytest.param(("search/",), "Begin it with a slash", id="a path without a slash"),
+        pytest.param(("/search/", "--user", "nobody"), "of no user", id="an unknown user"),
+        pytest.param(("/search/", "--host", "evil.example"), "evil.example", id="a host that is not allowed"),
+        pytest.param(("--user", "ann"), "needs a PATH", id="a user without a path"),
+    ],
+)
+def test_bad_input_is_an_error(words: tuple[str, ...], why: str, settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["localhost"]
-    for words, why in (
-        (("search/",), "Begin it with a slash"),
-        (("/search/", "--user", "nobody"), "of no user"),
-        (("/search/", "--host", "evil.example"), "evil.example"),
-        (("--user", "ann"), "needs a PATH"),
-    ):
-        with pytest.raises(CommandError, match=why):
-            said(*words)
+
+    with pytest.raises(CommandError, match=why):
+        said(*words)
