@@ -1,4 +1,4 @@
-"""The page of bans: it lists, finds and lifts the bans of all subjects, and shows those that began lately."""
+"""The page of bans: it lists, finds and lifts the bans of all subjects, and shows those that began recently."""
 
 import json
 import re
@@ -20,8 +20,6 @@ from django_quota.testing import server_programs
 from tests.admin.operators import operator, superuser
 from tests.support.stores import caches
 
-pytestmark = pytest.mark.usefixtures("database")
-
 PAGE = "/admin/django_quota/ban/"
 OVERVIEW = "/admin/django_quota/overview/"
 SUBJECT = "ip:203.0.113.9"
@@ -30,7 +28,7 @@ OPTIONS = {"rate": "9/m", "ban": {"after": "9/m", "for": ["10m", "1h"]}}
 
 
 @pytest.fixture(autouse=True)
-def rules(settings: Any) -> None:
+def rules(database: Any, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"login": OPTIONS, "search": OPTIONS}}
 
 
@@ -48,6 +46,11 @@ def shown(client: Client, title: str = "Bans in force", **query: Any) -> list[li
     return words_of(answer.content.decode(), title)
 
 
+def subjects(client: Client, title: str = "Bans in force", **query: Any) -> list[str]:
+    """Return the subjects of a table, as the page shows them."""
+    return [row[0] for row in shown(client, title, **query)]
+
+
 def found(client: Client, text: str, rule: str = "") -> list[str]:
     answer = client.post(PAGE, {"find": text, "rule": rule})
     assert answer.status_code == 302, answer.content.decode()
@@ -63,37 +66,87 @@ def lift(client: Client, *pairs: str, **given: Any) -> str:
     """Select bans, confirm, and return what the question and the answer said."""
     question = client.post(f"{PAGE}lift/", {"ban": pairs, **given}).content.decode()
     fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', question))
+
     answer = client.post(f"{PAGE}lift/", {name: unescape(value) for name, value in fields.items()}, follow=True)
+
     assert answer.redirect_chain[-1][0].partition("?")[0] == PAGE
     return question + answer.content.decode()
 
 
-@pytest.mark.usefixtures("either_store")
-def test_the_bans_of_a_subject_are_found_and_lifted_in_each_store() -> None:
-    client, ann = superuser(), User.objects.create_user("ann")
-    subject = f"user:{ann.pk}"
-    for banned, rule in ((subject, "login"), (subject, "search"), (SUBJECT, "search")):
+def banned_ann() -> str:
+    """Ban Ann from two rules, and somebody else from one; return Ann's subject."""
+    ann = f"user:{User.objects.create_user('ann').pk}"
+    for banned, rule in ((ann, "login"), (ann, "search"), (SUBJECT, "search")):
         ban(banned, rule, "10m")
-    assert found(client, "203.0.113.9") == [SUBJECT]
-    assert found(client, "ann") == [f"ann ({subject})"] * 2
-    rows = shown(client, subject=subject)
-    assert sorted((row[1], row[4]) for row in rows) == [("login", "ban 1"), ("search", "ban 1")]
-    assert all(re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3]) for row in rows)
-    client.post(f"{PAGE}lift/", {"ban": pair(subject)})
-    assert not peek("login", subject)  # the question changes nothing
-    page = lift(client, pair(subject), pair(subject, "search"), subject=subject)
-    assert "This ends 2 bans." in page
-    assert "2 bans were lifted." in page
-    assert (peek("login", subject).allowed, peek("search", subject).allowed) == (True, True)
-    assert not peek("search", SUBJECT)
-    assert found(client, "ann") == []
-    assert "None of these bans was in force any more." in lift(client, pair(subject))
-    entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.change_message) == (subject, "Lift ban: 2 bans were lifted.")
+    return ann
+
+
+@pytest.mark.usefixtures("either_store")
+class TestInEachStore:
+    @pytest.fixture(autouse=True)
+    def ann(self, rules: None, either_store: None) -> str:
+        return banned_ann()
+
+    @pytest.mark.parametrize(
+        ("text", "number"), [("203.0.113.9", 1), ("ann", 2)], ids=["a bare address", "the name of a user"]
+    )
+    def test_bans_are_found_by(self, text: str, number: int, ann: str) -> None:
+        shown_as = {"203.0.113.9": SUBJECT, "ann": f"ann ({ann})"}[text]
+
+        assert found(superuser(), text) == [shown_as] * number
+
+    def test_the_bans_of_a_subject_are_listed_with_rule_end_level(self, ann: str) -> None:
+        rows = shown(superuser(), subject=ann)
+
+        assert sorted((row[1], row[4]) for row in rows) == [("login", "ban 1"), ("search", "ban 1")]
+        assert all(re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3]) for row in rows)
+
+    def test_a_confirmed_lift_ends_the_selected_bans(self, ann: str) -> None:
+        page = lift(superuser(), pair(ann), pair(ann, "search"), subject=ann)
+
+        assert "This ends 2 bans." in page
+        assert "2 bans were lifted." in page
+        assert peek("login", ann)
+        assert peek("search", ann)
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestLifting:
+    @pytest.fixture(autouse=True)
+    def ann(self, rules: None, memory_store: None) -> str:
+        return banned_ann()
+
+    def test_the_question_lifts_nothing(self, ann: str) -> None:
+        superuser().post(f"{PAGE}lift/", {"ban": pair(ann)})
+
+        assert not peek("login", ann)
+
+    def test_a_lift_leaves_the_bans_of_others(self, ann: str) -> None:
+        lift(superuser(), pair(ann), pair(ann, "search"))
+
+        assert not peek("search", SUBJECT)
+
+    def test_a_lifted_ban_is_listed_no_more(self, ann: str) -> None:
+        client = superuser()
+
+        lift(client, pair(ann), pair(ann, "search"))
+
+        assert found(client, "ann") == []
+
+    def test_a_ban_that_is_gone_cannot_be_lifted(self, ann: str) -> None:
+        unban(ann)
+
+        assert "None of these bans was in force any more." in lift(superuser(), pair(ann))
+
+    def test_a_lift_is_logged_once_for_the_subject(self, ann: str) -> None:
+        lift(superuser(), pair(ann), pair(ann, "search"))
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.change_message) == (ann, "Lift ban: 2 bans were lifted.")
 
 
 @pytest.fixture(params=["redis", "sqlite"])
-def listing_store(request: pytest.FixtureRequest, started: Any, settings: Any) -> None:
+def listing_store(request: pytest.FixtureRequest, rules: None, started: Any, settings: Any) -> None:
     """A store with a list of bans, and with events."""
     if request.param == "redis":
         server = started(server_programs()[0])
@@ -106,129 +159,296 @@ def listing_store(request: pytest.FixtureRequest, started: Any, settings: Any) -
 
 
 @pytest.mark.usefixtures("listing_store")
-def test_many_bans_have_pages_and_a_search_finds_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_of_bans, "PER_PAGE", 2)
-    client = superuser()
-    for number in range(5):
-        ban(f"ip:192.0.2.{number}", "login", 600 + number)
-    pages = [[row[0] for row in shown(client, p=number, rule="login")] for number in (1, 2, 3)]
-    assert pages == [["ip:192.0.2.0", "ip:192.0.2.1"], ["ip:192.0.2.2", "ip:192.0.2.3"], ["ip:192.0.2.4"]]
-    page = client.get(f"{PAGE}?p=2&rule=login").content.decode()
-    assert "Page 2 of 3" in page
-    assert 'href="?rule=login&amp;p=3"' in page
-    for module in (service, page_of_bans):
-        monkeypatch.setattr(module, "MOST", 1)
-    assert [row[0] for row in shown(client)] == ["ip:192.0.2.0"]
-    assert "Of 5 bans, this list has only the 1 that end first." in client.get(PAGE).content.decode()
-    assert found(client, "ip:192.0.2.4") == ["ip:192.0.2.4"]
+class TestManyBans:
+    @pytest.fixture(autouse=True)
+    def five_bans(self, listing_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two on a page."""
+        monkeypatch.setattr(page_of_bans, "PER_PAGE", 2)
+        for number in range(5):
+            ban(f"ip:192.0.2.{number}", "login", 600 + number)
+
+    @pytest.fixture
+    def room_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (service, page_of_bans):
+            monkeypatch.setattr(module, "MOST", 1)
+
+    @pytest.mark.parametrize(("number", "numbers"), [(1, [0, 1]), (2, [2, 3]), (3, [4])])
+    def test_a_page_has_the_next_to_end(self, number: int, numbers: list[int]) -> None:
+        assert subjects(superuser(), p=number, rule="login") == [f"ip:192.0.2.{each}" for each in numbers]
+
+    def test_a_page_leads_to_the_next_one_of_the_same_search(self) -> None:
+        page = superuser().get(f"{PAGE}?p=2&rule=login").content.decode()
+
+        assert "Page 2 of 3" in page
+        assert 'href="?rule=login&amp;p=3"' in page
+
+    @pytest.mark.usefixtures("room_for_one")
+    def test_of_more_bans_than_are_listed_the_first_to_end_are_shown(self) -> None:
+        client = superuser()
+
+        assert subjects(client) == ["ip:192.0.2.0"]
+        assert "Of 5 bans, this list has only the 1 that end first." in client.get(PAGE).content.decode()
+
+    @pytest.mark.usefixtures("room_for_one")
+    def test_a_search_finds_a_ban_that_is_not_listed(self) -> None:
+        assert found(superuser(), "ip:192.0.2.4") == ["ip:192.0.2.4"]
 
 
 @pytest.mark.usefixtures("listing_store")
-def test_the_first_to_end_is_first_and_the_history_tells_what_became_of_each() -> None:
-    client = superuser()
-    for _ in range(4):
-        check("2/m", SUBJECT, name="strict", ban={"after": "2/m", "for": ["20m"]})
-    ban("user:7", "login", "10m")
-    rows = shown(client)
-    assert [row[:2] for row in rows] == [["user:7", "login"], [SUBJECT, "strict"]]
-    assert all(re.search(r", 20\d\d, ", row[2]) and row[4] == "ban 1" for row in rows)
-    page = client.get(PAGE).content.decode()
-    assert '<a href="/admin/django_quota/subject/?subject=user%3A7">user:7</a>' in page
-    assert '<a href="/admin/django_quota/quotaoverride/rule/?name=strict">strict</a>' in page
-    unban("user:7")
-    for span in ("30m", "40m"):
-        ban(SUBJECT, "login", span)
-    history = [(row[0], row[5]) for row in shown(client, "History")]
-    replaced = (SUBJECT, "replaced by a newer one")
-    assert history == [(SUBJECT, "in force"), replaced, ("user:7", "lifted"), (SUBJECT, "in force")]
-    assert [row[0] for row in shown(client, "History", subject="user:7")] == ["user:7"]
-    unban(SUBJECT)
-    ban("é" * 200, "login", "10m")  # too long to keep, and so to be lifted here
-    assert shown(client)[0][0] == shown(client, "History")[0][0] == "a name too long to keep"
-    assert 'type="checkbox"' not in client.get(PAGE).content.decode()
+class TestListing:
+    """Of a ban by the limiter, for 20 minutes, and one in code, for 10."""
+
+    @pytest.fixture(autouse=True)
+    def two_bans(self, listing_store: None) -> None:
+        for _ in range(4):
+            check("2/m", SUBJECT, name="strict", ban={"after": "2/m", "for": ["20m"]})
+        ban("user:7", "login", "10m")
+
+    def test_the_first_to_end_is_first(self) -> None:
+        assert [row[:2] for row in shown(superuser())] == [["user:7", "login"], [SUBJECT, "strict"]]
+
+    def test_a_row_says_when_the_ban_began(self) -> None:
+        assert all(re.search(r", 20\d\d, ", row[2]) for row in shown(superuser()))
+
+    def test_a_row_says_how_many_bans_there_were(self) -> None:
+        assert [row[4] for row in shown(superuser())] == ["ban 1", "ban 1"]
+
+    @pytest.mark.parametrize(
+        "link",
+        [
+            pytest.param('<a href="/admin/django_quota/subject/?subject=user%3A7">user:7</a>', id="the subject"),
+            pytest.param('<a href="/admin/django_quota/quotaoverride/rule/?name=strict">strict</a>', id="the rule"),
+        ],
+    )
+    def test_a_row_leads_to(self, link: str) -> None:
+        assert link in superuser().get(PAGE).content.decode()
+
+    def test_the_history_shows_what_became_of_each_ban(self) -> None:
+        unban("user:7")
+        for span in ("30m", "40m"):
+            ban(SUBJECT, "login", span)
+
+        assert [(row[0], row[5]) for row in shown(superuser(), "History")] == [
+            (SUBJECT, "in force"),
+            (SUBJECT, "replaced by a newer one"),
+            ("user:7", "lifted"),
+            (SUBJECT, "in force"),
+        ]
+
+    def test_the_history_can_be_that_of_one_subject(self) -> None:
+        assert subjects(superuser(), "History", subject="user:7") == ["user:7"]
+
+
+@pytest.mark.usefixtures("listing_store")
+class TestSubjectTooLongToKeep:
+    @pytest.fixture(autouse=True)
+    def banned(self, listing_store: None) -> None:
+        ban("é" * 200, "login", "10m")
+
+    @pytest.mark.parametrize("title", ["Bans in force", "History"])
+    def test_it_is_listed_without_its_name(self, title: str) -> None:
+        assert subjects(superuser(), title) == ["a name too long to keep"]
+
+    def test_it_cannot_be_selected(self) -> None:
+        assert 'type="checkbox"' not in superuser().get(PAGE).content.decode()
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_it_is_searched_by_name_address_part_and_rule_and_names_need_a_permission() -> None:
-    client = superuser()
-    anna, annika = (User.objects.create_user(name) for name in ("anna", "annika"))
-    ban(anna, "login", "10m")
-    ban(f"user:{annika.pk}+ip:198.51.100.8", "search", "20m")
-    ban(SUBJECT, "login", "30m")
-    both = [f"anna (user:{anna.pk})", f"annika (user:{annika.pk})+ip:198.51.100.8"]
-    assert found(client, "anna") == both[:1]
-    assert found(client, "ann") == both
-    assert found(client, "ann", "search") == found(client, "198.51.100.8") == both[1:]
-    assert found(client, "113") == [SUBJECT]
-    assert found(client, "", "login") == [both[0], SUBJECT]
-    client = operator("view_ban")
-    assert found(client, "anna") == []
-    page = client.get(PAGE).content.decode()
-    assert f"<span>user:{anna.pk}</span>" in page
-    assert not re.search('anna|type="checkbox"|[?]name=login', page)
+class TestSearch:
+    @pytest.fixture(autouse=True)
+    def anna(self, rules: None, redis_cache: Any) -> str:
+        """Of three bans: of Anna, of Annika at an address, and of another address. Returns how Anna is shown."""
+        anna, annika = (User.objects.create_user(name) for name in ("anna", "annika"))
+        ban(anna, "login", "10m")
+        ban(f"user:{annika.pk}+ip:198.51.100.8", "search", "20m")
+        ban(SUBJECT, "login", "30m")
+        return f"anna (user:{anna.pk})"
+
+    @pytest.mark.parametrize(
+        ("text", "rule", "banned"),
+        [
+            pytest.param("anna", "", ["anna"], id="a whole name"),
+            pytest.param("ann", "", ["anna", "annika"], id="the beginning of names"),
+            pytest.param("ann", "search", ["annika"], id="the beginning of names, with a rule"),
+            pytest.param("198.51.100.8", "", ["annika"], id="one part of a subject"),
+            pytest.param("113", "", ["address"], id="a part of an address"),
+            pytest.param("", "login", ["anna", "address"], id="a rule"),
+        ],
+    )
+    def test_a_ban_is_found_by(self, text: str, rule: str, banned: list[str], anna: str) -> None:
+        annika = f"annika (user:{User.objects.get(username='annika').pk})+ip:198.51.100.8"
+        names = {"anna": anna, "annika": annika, "address": SUBJECT}
+
+        assert found(superuser(), text, rule) == [names[each] for each in banned]
+
+    def test_without_the_permission_to_view_users_no_name_is_found(self) -> None:
+        assert found(operator("view_ban"), "anna") == []
+
+    def test_without_the_permission_to_view_users_no_name_is_shown(self) -> None:
+        page = operator("view_ban").get(PAGE).content.decode()
+
+        assert f"<span>user:{User.objects.get(username='anna').pk}</span>" in page
+        assert "anna" not in page
+
+    @pytest.mark.parametrize("part", ['type="checkbox"', "?name=login"], ids=["lifting", "links to rules"])
+    def test_without_their_permissions_there_is_no(self, part: str) -> None:
+        assert part in superuser().get(PAGE).content.decode()
+        assert part not in operator("view_ban").get(PAGE).content.decode()
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_value_and_a_failed_login_are_shown_without_their_digests(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1/10m": ["username", "ip"]}}
-    settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend", MODEL]
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    User.objects.create_user("ann0")
-    client = superuser()
-    texts = ("login:username=ann0+ip:198.51.100.8", "header:X-Api-Key=secret")
-    for text in texts:
-        ban(parse_subject_input(text), "login", "10m")
-    names = [row[0] for row in shown(client)]
-    assert names[0] == "Failed logins of ann0 at 198.51.100.8"
-    assert re.fullmatch(r"header\.x-api-key:[0-9a-f]{6}…", names[1])
-    assert [found(client, text) for text in (texts[1], "login:username=ann0")] == [names[1:], names[:1]]
-    assert "secret" not in client.post(PAGE, {"find": texts[1]})["Location"]
-    wrong = client.post(PAGE, {"find": "login:typo=marked"}).content.decode()
-    assert ("errornote" in wrong, "marked" in wrong) == (True, False)
-    for _ in range(2):
-        Client(REMOTE_ADDR="198.51.100.8").post("/admin/login/", {"username": "ann0", "password": "wrong"})
-    DailyCounter.objects.create(subject=parse_subject_input(texts[0]), rule="login", day="2026-11-21")
-    for url in (OVERVIEW, "/admin/django_quota/dailycounter/"):
-        assert f"{names[0]}</a>" in client.get(url).content.decode()
-    assert "ann0" not in operator("view_overview").get(OVERVIEW).content.decode()
+class TestHiddenValues:
+    """Of bans of a failed login and of a header, whose values are kept as digests."""
+
+    LOGIN = "login:username=ann0+ip:198.51.100.8"
+    HEADER = "header:X-Api-Key=secret"
+    SHOWN_LOGIN = "Failed logins of ann0 at 198.51.100.8"
+
+    @pytest.fixture(autouse=True)
+    def two_bans(self, rules: None, redis_cache: Any, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1/10m": ["username", "ip"]}}
+        settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend", MODEL]
+        settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+        User.objects.create_user("ann0")
+        for text in (self.LOGIN, self.HEADER):
+            ban(parse_subject_input(text), "login", "10m")
+
+    def fail_to_log_in(self) -> None:
+        for _ in range(2):
+            Client(REMOTE_ADDR="198.51.100.8").post("/admin/login/", {"username": "ann0", "password": "wrong"})
+
+    def test_a_failed_login_is_shown_by_the_name_of_its_user(self) -> None:
+        assert self.SHOWN_LOGIN in subjects(superuser())
+
+    def test_a_header_is_shown_by_the_beginning_of_its_digest(self) -> None:
+        (name,) = set(subjects(superuser())) - {self.SHOWN_LOGIN}
+
+        assert re.fullmatch(r"header\.x-api-key:[0-9a-f]{6}…", name)
+
+    @pytest.mark.parametrize(
+        ("text", "beginning"),
+        [(HEADER, "header.x-api-key:"), ("login:username=ann0", SHOWN_LOGIN)],
+        ids=["a header", "the user of a failed login"],
+    )
+    def test_a_plain_value_finds_the_ban(self, text: str, beginning: str) -> None:
+        (name,) = found(superuser(), text)
+
+        assert name.startswith(beginning)
+
+    def test_a_plain_value_does_not_come_into_the_address_of_the_page(self) -> None:
+        assert "secret" not in superuser().post(PAGE, {"find": self.HEADER})["Location"]
+
+    def test_wrong_text_is_an_error_that_does_not_repeat_it(self) -> None:
+        wrong = superuser().post(PAGE, {"find": "login:typo=marked"}).content.decode()
+
+        assert "errornote" in wrong
+        assert "marked" not in wrong
+
+    def test_the_overview_shows_a_failed_login_by_the_name_of_its_user(self) -> None:
+        client = superuser()
+
+        self.fail_to_log_in()
+
+        assert f"{self.SHOWN_LOGIN}</a>" in client.get(OVERVIEW).content.decode()
+
+    def test_daily_counters_show_a_failed_login_by_the_name_of_its_user(self) -> None:
+        DailyCounter.objects.create(subject=parse_subject_input(self.LOGIN), rule="login", day="2026-11-21")
+
+        assert f"{self.SHOWN_LOGIN}</a>" in superuser().get("/admin/django_quota/dailycounter/").content.decode()
+
+    def test_without_the_permission_to_view_users_the_overview_has_no_name(self) -> None:
+        client = operator("view_overview")
+
+        self.fail_to_log_in()
+
+        assert "ann0" not in client.get(OVERVIEW).content.decode()
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_all_that_a_search_finds_are_lifted_at_once_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = superuser()
-    for number in range(25):
-        ban(f"ip:192.0.2.{number}", "login", "10m")
-    ban(SUBJECT, "search", "10m")
-    assert "Lift all 25 bans of this list" in client.get(PAGE, {"rule": "login"}).content.decode()
-    page = lift(client, all="1", rule="login")
-    for words in ("This ends 25 bans.", "and 5 more", "25 bans were lifted."):
-        assert words in page
-    assert [row[:2] for row in shown(client)] == [[SUBJECT, "search"]]
-    assert LogEntry.objects.count() == 25
-    monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 1)
-    ban("user:7", "login", "10m")
-    answer = client.post(f"{PAGE}lift/", {"all": "1"}, follow=True)
-    assert "You can lift at most 1 bans at once." in answer.content.decode()
-    assert not peek("login", "user:7")
+class TestLiftingAll:
+    @pytest.fixture(autouse=True)
+    def bans_of_two_rules(self, rules: None, redis_cache: Any) -> None:
+        """25 of one rule, one of another."""
+        for number in range(25):
+            ban(f"ip:192.0.2.{number}", "login", "10m")
+        ban(SUBJECT, "search", "10m")
+
+    def test_the_list_offers_it(self) -> None:
+        assert "Lift all 25 bans of this list" in superuser().get(PAGE, {"rule": "login"}).content.decode()
+
+    def test_the_question_names_twenty(self) -> None:
+        question = superuser().post(f"{PAGE}lift/", {"all": "1", "rule": "login"}).content.decode()
+
+        assert "This ends 25 bans." in question
+        assert "and 5 more" in question
+
+    def test_all_that_the_search_found_are_lifted(self) -> None:
+        client = superuser()
+
+        assert "25 bans were lifted." in lift(client, all="1", rule="login")
+        assert [row[:2] for row in shown(client)] == [[SUBJECT, "search"]]
+
+    def test_each_subject_gets_an_entry_in_the_log(self) -> None:
+        lift(superuser(), all="1", rule="login")
+
+        assert LogEntry.objects.count() == 25
+
+    def test_more_than_a_bound_cannot_be_lifted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 1)
+
+        answer = superuser().post(f"{PAGE}lift/", {"all": "1"}, follow=True)
+
+        assert "You can lift at most 1 bans at once." in answer.content.decode()
+        assert not peek("search", SUBJECT)
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_round_trips_are_bounded_and_a_silent_store_is_reported(
-    raw: redis.Redis, django_assert_num_queries: Any, settings: Any
-) -> None:
-    client = superuser()
-    for number in range(8):
-        ban(f"user:{number}", "login", "10m")
-    client.get(PAGE)
-    raw.config_resetstat()
-    with django_assert_num_queries(3):  # two of the admin: who it is; one of ours: the names
-        assert client.get(PAGE).status_code == 200
-    calls = {name: each["calls"] for name, each in raw.info("commandstats").items()}
-    assert sum(calls[name] for name in ("cmdstat_zcount", "cmdstat_zrangebyscore", "cmdstat_xrevrange")) == 3
-    assert not {"cmdstat_keys", "cmdstat_scan"} & set(calls)
-    assert f'<dt><a href="{PAGE}">Bans</a></dt>' in client.get(OVERVIEW).content.decode()
-    assert PAGE not in operator("view_overview").get(OVERVIEW).content.decode()
-    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
-    assert "The bans cannot be read now." in client.get(PAGE).content.decode()
-    answer = client.post(f"{PAGE}lift/", {"bans": f"[{pair(SUBJECT)}]", "confirmed": "yes"}, follow=True)
-    assert "None of these bans" not in answer.content.decode()
+class TestTrips:
+    @pytest.fixture
+    def client(self, rules: None, redis_cache: Any) -> Client:
+        """A client that has read the page once, with eight bans."""
+        for number in range(8):
+            ban(f"user:{number}", "login", "10m")
+        client = superuser()
+        client.get(PAGE)
+        return client
+
+    def test_the_names_of_all_users_are_one_query(self, client: Client, django_assert_num_queries: Any) -> None:
+        with django_assert_num_queries(3):  # two of the admin: who it is; one of ours
+            client.get(PAGE)
+
+    def test_the_page_asks_redis_three_times_without_a_scan(self, client: Client, raw: redis.Redis) -> None:
+        raw.config_resetstat()
+
+        client.get(PAGE)
+
+        calls = {name: each["calls"] for name, each in raw.info("commandstats").items()}
+        assert sum(calls[name] for name in ("cmdstat_zcount", "cmdstat_zrangebyscore", "cmdstat_xrevrange")) == 3
+        assert not {"cmdstat_keys", "cmdstat_scan"} & set(calls)
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestLinkOfTheOverview:
+    def test_it_leads_to_the_bans(self) -> None:
+        assert f'<dt><a href="{PAGE}">Bans</a></dt>' in superuser().get(OVERVIEW).content.decode()
+
+    def test_it_is_hidden_from_those_who_may_not_see_bans(self) -> None:
+        assert PAGE not in operator("view_overview").get(OVERVIEW).content.decode()
+
+
+class TestWithoutTheStore:
+    @pytest.fixture(autouse=True)
+    def no_store(self, rules: None, settings: Any) -> None:
+        default = settings.CACHES["default"]
+        settings.CACHES = {"default": {**default, "LOCATION": "unix:///nowhere/redis.sock"}}
+
+    def test_the_page_says_that_bans_cannot_be_read(self) -> None:
+        assert "The bans cannot be read now." in superuser().get(PAGE).content.decode()
+
+    def test_a_lift_does_not_say_that_there_was_no_ban(self) -> None:
+        fields = {"bans": f"[{pair(SUBJECT)}]", "confirmed": "yes"}
+
+        answer = superuser().post(f"{PAGE}lift/", fields, follow=True)
+
+        assert answer.status_code == 200
+        assert "None of these bans" not in answer.content.decode()
