@@ -2,7 +2,7 @@
 
 import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -18,15 +18,13 @@ from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from tests.admin.operators import operator, superuser
 
-pytestmark = pytest.mark.usefixtures("database")
-
 LIST = "/admin/django_quota/quotaoverride/"
 RULE = f"{LIST}rule/"
 DAY = timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
-def rules(settings: Any) -> None:
+def rules(database: Any, settings: Any) -> None:
     rules = {"search": {"rate": "10/m; 500/h"}, "login": {"rate": "2/h"}}
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": rules}
 
@@ -46,6 +44,12 @@ def row(subject: str = "user:42", **given: Any) -> QuotaOverride:
     return QuotaOverride.objects.create(**{"subject": subject, "mode": "exempt", **given})
 
 
+def one_in_each_state() -> list[QuotaOverride]:
+    """Return the overrides of three users: one in force, one that begins tomorrow, one that has ended."""
+    now = timezone.now()
+    return [row("user:1"), row("user:2", starts=now + DAY), row("user:3", expires=now - DAY)]
+
+
 def do(client: Client, action: str, rows: list[QuotaOverride], **given: str) -> Any:
     chosen = {"action": action, "_selected_action": [one.pk for one in rows], "confirmed": "yes", **given}
     return client.post(LIST, {key: value for key, value in chosen.items() if value})
@@ -63,102 +67,191 @@ def listed(client: Client, **query: str) -> list[str]:
     return [one.subject for one in answer.context["cl"].result_list]
 
 
+def has_words(**words: str) -> Any:
+    """Try a test with each of these words; their names are those of the rows."""
+    return pytest.mark.parametrize("words", [pytest.param(text, id=name) for name, text in words.items()])
+
+
 class TestList:
-    def test_it_shows_rate_mode_state_and_reason(self) -> None:
+    @has_words(
+        rate="50/m",
+        reason="an import",
+        mode="blocked",
+        before_its_start="not yet begun",
+        after_its_end="ended",
+        in_force="active",
+        no_rule="all rules",
+        an_exemption_of_everybody="off for everybody",
+        a_long_reason_escaped='title="&lt;b&gt;because',
+        a_long_reason_shortened="…</span>",
+        link_to_a_rule=f'<a href="{RULE}?name=login">login</a>',
+        link_to_the_subject='href="/admin/django_quota/subject/?subject=user%3A1"',
+    )
+    def test_it_shows(self, words: str) -> None:
         now = timezone.now()
         row("user:1", rule="search", mode="rate", rate="50/m", reason="an import")
         row("user:2", mode="blocked", starts=now + DAY, reason="<b>" + "because " * 20)
         row("user:3", expires=now - DAY)
         row("*", rule="search")
-        shown = superuser().get(LIST).content.decode()
-        for words in (
-            *("50/m", "an import", "blocked", "not yet begun", "ended", "active", "all rules", "off for everybody"),
-            *('title="&lt;b&gt;because', "…</span>", f'<a href="{RULE}?name=login">login</a>'),
-            'href="/admin/django_quota/subject/?subject=user%3A1"',
-        ):
-            assert words in shown, words
+
+        assert words in superuser().get(LIST).content.decode()
 
     @pytest.mark.parametrize(
         ("query", "finds"),
         [
-            ({"state": "active"}, ["ip:2001:db8::/64", "user:42"]),
-            ({"state": "pending"}, ["user:4"]),
-            *((query, ["ip:198.51.100.0/24"]) for query in ({"state": "ended"}, {"label": "crawlers"})),
-            *((query, ["user:42"]) for query in ({"state": "permanent"}, {"mode__exact": "blocked"}, {"q": "IMPORT"})),
-            ({"rule": "*"}, ["ip:198.51.100.0/24", "user:4", "user:42"]),
-            ({"q": "user:4"}, ["user:4", "user:42"]),
-            *(({"q": text}, ["ip:2001:db8::/64"]) for text in ("sear", "2001:DB8::77")),
-            *((query, []) for query in ({"q": "er:4"}, {"rule": "unknown"})),
+            pytest.param({"state": "active"}, ["ip:2001:db8::/64", "user:42"], id="in force"),
+            pytest.param({"state": "pending"}, ["user:4"], id="not yet begun"),
+            pytest.param({"state": "ended"}, ["ip:198.51.100.0/24"], id="ended"),
+            pytest.param({"state": "permanent"}, ["user:42"], id="without an end"),
+            pytest.param({"label": "crawlers"}, ["ip:198.51.100.0/24"], id="label"),
+            pytest.param({"mode__exact": "blocked"}, ["user:42"], id="mode"),
+            pytest.param({"rule": "*"}, ["ip:198.51.100.0/24", "user:4", "user:42"], id="all rules"),
+            pytest.param({"rule": "unknown"}, [], id="an unknown rule"),
         ],
     )
-    def test_filters_and_a_search_of_beginnings_reasons_and_addresses(
-        self, query: dict[str, str], finds: list[str]
-    ) -> None:
+    def test_a_filter_finds(self, query: dict[str, str], finds: list[str]) -> None:
+        self.four_rows()
+
+        assert listed(superuser(), **query) == finds
+
+    @pytest.mark.parametrize(
+        ("text", "finds"),
+        [
+            pytest.param("IMPORT", ["user:42"], id="words of a reason"),
+            pytest.param("user:4", ["user:4", "user:42"], id="the beginning of subjects"),
+            pytest.param("er:4", [], id="not the middle of a subject"),
+            pytest.param("sear", ["ip:2001:db8::/64"], id="the beginning of a rule"),
+            pytest.param("2001:DB8::77", ["ip:2001:db8::/64"], id="another address of the same client"),
+        ],
+    )
+    def test_a_search_finds(self, text: str, finds: list[str]) -> None:
+        self.four_rows()
+
+        assert listed(superuser(), q=text) == finds
+
+    def four_rows(self) -> None:
         now = timezone.now()
         row("user:4", starts=now + DAY, expires=now + 2 * DAY)
         row("user:42", mode="blocked", reason="an Import of theirs")
         row("ip:2001:db8::1", rule="search", expires=now + DAY)
         row("ip:198.51.100.0/24", expires=now - DAY, label="crawlers")
-        assert listed(superuser(), **query) == finds
 
 
-def test_pages_take_few_queries_and_the_list_is_in_the_order_of_an_index() -> None:
-    QuotaOverride.objects.bulk_create(
-        QuotaOverride(subject=f"user:{number}", rule="search", mode="exempt") for number in range(20)
+class TestQueries:
+    SUBJECT_PAGE = "/admin/django_quota/subject/?subject=user:7"
+
+    @pytest.fixture
+    def warm_client(self, rules: None) -> Client:
+        """A client with 20 overrides, which the process has read."""
+        QuotaOverride.objects.bulk_create(
+            QuotaOverride(subject=f"user:{number}", rule="search", mode="exempt") for number in range(20)
+        )
+        client = superuser()
+        client.get(self.SUBJECT_PAGE)
+        overrides.refresh()
+        return client
+
+    @pytest.mark.parametrize(
+        ("url", "most"),
+        [
+            pytest.param(LIST, 7, id="list"),
+            pytest.param(f"{LIST}?q=user:7", 7, id="search"),
+            pytest.param(f"{LIST}?state=active&rule=search", 7, id="filters"),
+            pytest.param(f"{RULE}?name=search", 8, id="rule"),
+            pytest.param(SUBJECT_PAGE, 8, id="subject"),
+            pytest.param(f"{LIST}{{pk}}/change/", 5, id="change"),
+            pytest.param(f"{LIST}add/", 3, id="add"),
+        ],
     )
-    client, subject = superuser(), "/admin/django_quota/subject/?subject=user:7"
-    client.get(subject)
-    overrides.refresh()  # a process reads them all once
-    change = f"{LIST}{QuotaOverride.objects.get(subject='user:7').pk}/change/"
-    for url, most in {
-        **dict.fromkeys((LIST, f"{LIST}?q=user:7", f"{LIST}?state=active&rule=search"), 7),
-        **dict.fromkeys((f"{RULE}?name=search", subject), 8),
-        change: 5,
-        f"{LIST}add/": 3,
-    }.items():
+    def test_a_page_takes_few_queries(self, url: str, most: int, warm_client: Client) -> None:
+        pk = QuotaOverride.objects.get(subject="user:7").pk
+
         with CaptureQueriesContext(connection) as queries:
-            assert client.get(url).status_code == 200
-        assert len(queries) <= most, (url, [query["sql"] for query in queries])
-    if connection.vendor == "sqlite":  # for few rows PostgreSQL plans no index
+            assert warm_client.get(url.format(pk=pk)).status_code == 200
+
+        assert len(queries) <= most, [query["sql"] for query in queries]
+
+    def test_the_list_is_in_the_order_of_an_index(self, warm_client: Client) -> None:
+        if connection.vendor != "sqlite":
+            pytest.skip("PostgreSQL plans no index for few rows.")
+
         assert "TEMP B-TREE" not in QuotaOverride.objects.order_by("subject", "rule")[:100].explain()
 
 
 class TestForm:
-    def test_a_row_is_saved_and_logged_with_who_made_it_and_then_changed(self) -> None:
-        client = superuser()
-        shown = client.get(f"{LIST}add/?subject=user:7").content.decode()
-        assert '<option value="search">' in shown
-        assert 'value="user:7"' in shown
-        assert add(client, reason="an import", label="crawlers").status_code == 302
+    @has_words(the_rules='<option value="search">', the_subject_of_the_link='value="user:7"')
+    def test_it_begins_with(self, words: str) -> None:
+        assert words in superuser().get(f"{LIST}add/?subject=user:7").content.decode()
+
+    def test_it_saves_a_row_with_who_made_it(self) -> None:
+        assert add(superuser(), reason="an import", label="crawlers").status_code == 302
+
         made = QuotaOverride.objects.get()
         assert (made.rate, made.reason, made.label, made.created_by) == ("100/m", "an import", "crawlers", "root")
+
+    def test_a_saved_row_holds_at_once(self) -> None:
+        add(superuser())
+
         assert check("search", "user:42").limit == 100
-        assert superuser("ann").post(f"{LIST}{made.pk}/change/", filled(rate="20/m")).status_code == 302
+
+    def test_a_change_keeps_who_made_the_row(self) -> None:
+        made = row(rule="search", created_by="root")
+
+        assert superuser("ann").post(f"{LIST}{made.pk}/change/", filled(rate="20/m", mode="rate")).status_code == 302
+
         made.refresh_from_db()
         assert (made.rate, made.created_by) == ("20/m", "root")
+
+    def test_a_change_is_logged(self) -> None:
+        client = superuser()
+        made = row(rule="search", mode="rate", rate="10/m")
+
+        client.post(f"{LIST}{made.pk}/change/", filled(rate="20/m"))
+
         assert "Changed Rate" in client.get(f"{LIST}{made.pk}/history/").content.decode()
 
-    def test_users_are_found_by_those_who_may_see_them_and_plain_values_are_not_shown(self) -> None:
-        client = superuser()
-        for name in ("ann", "bob"):
-            User.objects.create_user(name, "same@example.org")
+    def test_a_plain_value_is_not_sent_back(self) -> None:
         typed = "203.0.113.9+post:username=ann@example.org"
         saved = f"ip:203.0.113.9+post.username:{digest('ann@example.org')}"
-        shown = add(client, subject=typed, _preview="1").content.decode()
-        assert (f'name="subject" value="{saved}"' in shown, "ann@example.org" in shown) == (True, False)
-        assert add(client, subject="same@example.org").context["adminform"].form.errors["subject"]
+
+        shown = add(superuser(), subject=typed, _preview="1").content.decode()
+
+        assert f'name="subject" value="{saved}"' in shown
+        assert "ann@example.org" not in shown
+
+    def test_the_address_of_several_users_is_an_error(self) -> None:
+        for name in ("ann", "bob"):
+            User.objects.create_user(name, "same@example.org")
+
+        assert add(superuser(), subject="same@example.org").context["adminform"].form.errors["subject"]
+
+    def test_without_the_permission_to_view_users_a_name_stays_a_name(self) -> None:
+        User.objects.create_user("ann")
+
         assert add(operator("add_quotaoverride"), subject="ann").status_code == 302
-        made = QuotaOverride.objects.get()
-        superuser("other").post(f"{LIST}{made.pk}/change/", filled(subject="ann"))
-        assert made.subject == QuotaOverride.objects.get().subject == "ann"  # it stays what it was
+        assert QuotaOverride.objects.get().subject == "ann"
+
+    def test_a_change_by_somebody_who_may_view_users_leaves_the_subject(self) -> None:
+        User.objects.create_user("ann")
+        made = row("ann", rule="search")
+
+        superuser().post(f"{LIST}{made.pk}/change/", filled(subject="ann"))
+
+        made.refresh_from_db()
+        assert (made.subject, made.rate) == ("ann", "100/m")
 
     @pytest.mark.parametrize(
         ("given", "field"),
         [
-            *(({"rate": rate}, "rate") for rate in ("10/month", "")),
-            ({"mode": "exempt"}, "rate"),
-            ({"subject": "ip:nowhere"}, "subject"),
-            ({"starts_0": "2021-01-01", "starts_1": "0:00", "expires_0": "2020-01-01", "expires_1": "0:00"}, "expires"),
+            pytest.param({"rate": "10/month"}, "rate", id="a rate that the algorithm does not know"),
+            pytest.param({"rate": ""}, "rate", id="no rate"),
+            pytest.param({"mode": "exempt"}, "rate", id="a rate for an exemption"),
+            pytest.param({"subject": "ip:nowhere"}, "subject", id="no address"),
+            pytest.param(
+                {"starts_0": "2021-01-01", "starts_1": "0:00", "expires_0": "2020-01-01", "expires_1": "0:00"},
+                "expires",
+                id="an end before the start",
+            ),
         ],
     )
     def test_an_error_is_shown_on_its_field(self, given: dict[str, str], field: str) -> None:
@@ -167,106 +260,233 @@ class TestForm:
 
 
 class TestPreview:
-    def test_the_button_and_the_live_preview_show_changes_and_save_nothing(self) -> None:
-        client = superuser()
+    @pytest.fixture
+    def three_used(self, rules: None) -> None:
         User.objects.create_user("ann", pk=42)
         check("search", "user:42", 3)
-        page = add(client, _preview="Preview").content.decode()
-        live = preview(client)
-        for shown in (page, live):
-            assert "10/m: 3 of 10 used, 7 left; the next hit is admitted" in shown
-            assert "100/m: 3 of 100 used, 97 left; the next hit is admitted (by an override)" in shown
-        assert ('class="errornote"' in page, 'value="100/m"' in page, "<html" in live) == (False, True, False)
+
+    @pytest.mark.parametrize("is_live", [False, True], ids=["by the button", "live"])
+    @has_words(
+        before="10/m: 3 of 10 used, 7 left; the next hit is admitted",
+        after="100/m: 3 of 100 used, 97 left; the next hit is admitted (by an override)",
+    )
+    def test_it_shows_the_limit(self, words: str, is_live: bool, three_used: None) -> None:
+        client = superuser()
+
+        shown = preview(client) if is_live else add(client, _preview="Preview").content.decode()
+
+        assert words in shown
+
+    def test_the_button_keeps_what_was_typed(self, three_used: None) -> None:
+        shown = add(superuser(), _preview="Preview").content.decode()
+
+        assert 'value="100/m"' in shown
+        assert 'class="errornote"' not in shown
+
+    def test_a_live_preview_is_a_part_of_a_page(self, three_used: None) -> None:
+        assert "<html" not in preview(superuser())
+
+    @pytest.mark.parametrize("is_live", [False, True], ids=["by the button", "live"])
+    def test_it_saves_nothing(self, is_live: bool, three_used: None) -> None:
+        client = superuser()
+
+        preview(client) if is_live else add(client, _preview="Preview")
+
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
         assert peek("search", "user:42").remaining == 7
 
-    def test_it_says_what_is_in_its_place(self, settings: Any) -> None:
-        client, made = superuser(), row(rule="search")
-        assert "no hit is admitted" in preview(client, f"{made.pk}/", mode="blocked", rate="")
-        assert "(exempt by an override)" in client.get(f"{LIST}{made.pk}/change/").content.decode()
-        assert client.post(f"{LIST}preview/9999/", filled()).status_code == 404
-        assert "Complete the form to see a preview" in add(client, rate="many", _preview="1").content.decode()
-        ended = preview(client, subject="user:9", expires_0="2001-01-02", expires_1="10:00")
-        assert "the override has ended, so it changes nothing" in ended
-        settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
-        assert "There is no preview now." in preview(client, subject="user:9")
+    def test_that_of_a_change_shows_what_would_hold(self) -> None:
+        made = row(rule="search")
 
-    def test_an_override_without_effect_is_saved_only_if_that_is_wanted(self) -> None:
+        assert "no hit is admitted" in preview(superuser(), f"{made.pk}/", mode="blocked", rate="")
+
+    def test_the_form_of_a_change_shows_what_holds(self) -> None:
+        made = row(rule="search")
+
+        assert "(exempt by an override)" in superuser().get(f"{LIST}{made.pk}/change/").content.decode()
+
+    def test_a_row_that_is_gone_has_none(self) -> None:
+        assert superuser().post(f"{LIST}preview/9999/", filled()).status_code == 404
+
+    def test_a_form_with_errors_has_none(self) -> None:
+        shown = add(superuser(), rate="many", _preview="1").content.decode()
+
+        assert "Complete the form to see a preview" in shown
+
+    def test_it_says_that_an_override_has_ended(self) -> None:
+        shown = preview(superuser(), expires_0="2001-01-02", expires_1="10:00")
+
+        assert "the override has ended, so it changes nothing" in shown
+
+    def test_without_the_store_there_is_none(self, settings: Any) -> None:
+        settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
+
+        assert "There is no preview now." in preview(superuser())
+
+
+class TestOverrideWithoutEffect:
+    """Of a subject that nobody has, on a rule that there is not."""
+
+    WRONG: ClassVar = {"subject": "joe", "rule": "serch"}
+
+    @pytest.mark.parametrize("is_live", [False, True], ids=["in the form", "in the preview"])
+    @has_words(
+        subject="No request has the subject &quot;joe&quot;",
+        rule="Did you mean &quot;search&quot;?",
+    )
+    def test_what_is_odd_is_shown(self, words: str, is_live: bool) -> None:
         client = superuser()
-        wrong = {"subject": "joe", "rule": "serch"}
-        asked = add(client, **wrong, _anyway="").content.decode()
-        for shown in (asked, preview(client, **wrong)):
-            assert "No request has the subject &quot;joe&quot;" in shown
-            assert "Did you mean &quot;search&quot;?" in shown
+
+        shown = preview(client, **self.WRONG) if is_live else add(client, **self.WRONG, _anyway="").content.decode()
+
+        assert words in shown
+
+    def test_it_is_not_saved_before_a_question(self) -> None:
+        asked = add(superuser(), **self.WRONG, _anyway="").content.decode()
+
         assert 'name="_anyway"' in asked
         assert not QuotaOverride.objects.exists()
-        add(client, **wrong)
-        made = QuotaOverride.objects.get(**wrong)
-        changed = filled(**wrong, rate="20/m", _anyway="")
-        assert client.post(f"{LIST}{made.pk}/change/", changed).status_code == 302  # it was saved so before
 
-    def test_of_a_group_it_shows_the_subjects_that_the_store_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_saved_when_the_question_is_answered(self) -> None:
+        add(superuser(), **self.WRONG)
+
+        assert QuotaOverride.objects.filter(**self.WRONG).exists()
+
+    def test_a_later_change_is_not_asked_about_again(self) -> None:
+        made = row(**self.WRONG)
+
+        changed = filled(**self.WRONG, rate="20/m", _anyway="")
+
+        assert superuser().post(f"{LIST}{made.pk}/change/", changed).status_code == 302
+
+
+class TestPreviewOfGroups:
+    """Of three subjects, two of them in a network, which have used 2 of 2 and were refused once."""
+
+    BLOCK: ClassVar = {"rule": "login", "mode": "blocked", "rate": ""}
+
+    @pytest.fixture(autouse=True)
+    def three_refused(self, rules: None) -> None:
         for subject in ("ip:198.51.100.1", "ip:198.51.100.2", "user:1"):
             check("login", subject, 2)
             check("login", subject)
-        client = superuser()
-        shown = preview(client, subject="ip:198.51.100.0/24", rule="login", rate="9/h")
-        assert "2 subjects of these were refused today" in shown
-        assert "the next hits of 0 of them are refused" in shown
-        assert shown.count("2/h: 2 of 2 used, 0 left") == shown.count("9/h: 2 of 9 used, 7 left") == 2
-        assert "user:1" not in shown
-        block = {"rule": "login", "mode": "blocked", "rate": ""}
-        assert "the next hits of 3 of them are refused" in preview(client, subject="*", **block)
-        assert "The store knows none of these by name" in preview(client, subject="org:*", **block)
+
+    def of_the_network(self) -> str:
+        return preview(superuser(), subject="ip:198.51.100.0/24", rule="login", rate="9/h")
+
+    @has_words(
+        how_many_were_refused="2 subjects of these were refused today",
+        how_many_would_be="the next hits of 0 of them are refused",
+    )
+    def test_it_counts(self, words: str) -> None:
+        assert words in self.of_the_network()
+
+    @has_words(before="2/h: 2 of 2 used, 0 left", after="9/h: 2 of 9 used, 7 left")
+    def test_it_shows_the_limit_of_each(self, words: str) -> None:
+        assert self.of_the_network().count(words) == 2
+
+    def test_it_leaves_out_subjects_outside_the_group(self) -> None:
+        assert "user:1" not in self.of_the_network()
+
+    def test_everybody_is_a_group(self) -> None:
+        assert "the next hits of 3 of them are refused" in preview(superuser(), subject="*", **self.BLOCK)
+
+    def test_it_says_that_the_store_knows_nobody_of_the_group(self) -> None:
+        assert "The store knows none of these by name" in preview(superuser(), subject="org:*", **self.BLOCK)
+
+    def test_of_many_subjects_some_are_previewed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.admin.override_form.MAX_PREVIEWED", 2)
-        assert "2 subjects of these were refused today" in preview(client, subject="*", **block)
+
+        assert "2 subjects of these were refused today" in preview(superuser(), subject="*", **self.BLOCK)
 
 
 class TestActions:
-    def test_each_asks_first_then_applies_at_once_and_is_logged(self) -> None:
-        now, client = timezone.now(), superuser()
-        rows = [row("user:1"), row("user:2", starts=now + DAY), row("user:3", expires=now - DAY)]
-        for action in ("exempt_selected", "block_selected", "expire_selected"):
-            shown = do(client, action, rows, confirmed="").content.decode()
-            assert "3 overrides are selected" in shown
-            assert "1 active, 1 not yet begun, 1 ended" in shown
+    @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
+    def test_each_asks_first(self, action: str) -> None:
+        shown = do(superuser(), action, one_in_each_state(), confirmed="").content.decode()
+
+        assert "3 overrides are selected" in shown
+        assert "1 active, 1 not yet begun, 1 ended" in shown
         assert not LogEntry.objects.exists()
-        assert do(client, "block_selected", rows[:1]).status_code == 302
+
+    def test_a_block_holds_at_once(self) -> None:
+        assert do(superuser(), "block_selected", [row("user:1")]).status_code == 302
         assert not check("search", "user:1")
-        assert LogEntry.objects.count() == 1
-        do(client, "exempt_selected", rows[:1])
+
+    def test_an_exemption_holds_at_once(self) -> None:
+        do(superuser(), "exempt_selected", [row("user:1", mode="blocked")])
+
         assert check("search", "user:1", 1_000)
-        do(client, "expire_selected", rows)
+
+    def test_an_expiry_holds_at_once(self) -> None:
+        do(superuser(), "expire_selected", one_in_each_state())
+
         assert not QuotaOverride.objects.active().exists()
-        assert QuotaOverride.objects.get(subject="user:3").expires == rows[2].expires  # it had ended before
         assert check("search", "user:1").limit == 10
 
-    def test_all_listed_rows_can_be_selected_up_to_a_bound_and_none_that_are_gone(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        client, everything = superuser(), {"select_across": "1", "_selected_action": "0"}
+    def test_an_expiry_leaves_the_end_of_what_had_ended(self) -> None:
+        rows = one_in_each_state()
+
+        do(superuser(), "expire_selected", rows)
+
+        assert QuotaOverride.objects.get(subject="user:3").expires == rows[2].expires
+
+    @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
+    def test_each_is_logged(self, action: str) -> None:
+        do(superuser(), action, [row("user:1", mode="rate", rate="5/m")])
+
+        assert LogEntry.objects.count() == 1
+
+    def test_rows_that_are_gone_are_an_error(self) -> None:
+        gone = {"action": "exempt_selected", "_selected_action": "0", "confirmed": "yes"}
+
+        assert "do not exist any more." in superuser().post(LIST, gone, follow=True).content.decode()
+
+    def test_a_deletion_is_logged_for_the_subject(self) -> None:
+        client, made = superuser(), row(mode="blocked")
+
+        client.post(f"{LIST}{made.pk}/delete/", {"post": "yes"})
+
+        assert check("search", "user:42")
+        assert "Cleared: user:42, all rules: blocked" in self.page_of_the_subject(client)
+
+    def test_a_deletion_by_the_action_is_logged_for_the_subject(self) -> None:
+        client, made = superuser(), row(mode="blocked", rule="search")
+
+        do(client, "delete_selected", [made], post="yes")
+
+        assert check("search", "user:42")
+        assert "Cleared: user:42, search: blocked" in self.page_of_the_subject(client)
+
+    def page_of_the_subject(self, client: Client) -> str:
+        return client.get("/admin/django_quota/subject/?subject=user:42").content.decode()
+
+
+class TestActionsOnAllRows:
+    EVERYTHING: ClassVar = {"select_across": "1", "_selected_action": "0"}
+
+    @pytest.fixture(autouse=True)
+    def four_rows(self, rules: None) -> None:
         for number in range(4):
             row(f"user:{number}")
-        shown = do(client, "block_selected", [], **everything, confirmed="").content.decode()
-        assert 'name="select_across" value="1"' in shown
-        do(client, "block_selected", [], **everything)
-        assert QuotaOverride.objects.filter(mode="blocked").count() == 4
-        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", 3)
-        do(client, "exempt_selected", [], **everything)
-        gone = {"action": "exempt_selected", "_selected_action": "0", "confirmed": "yes"}
-        assert "do not exist any more." in client.post(LIST, gone, follow=True).content.decode()
-        assert not QuotaOverride.objects.filter(mode="exempt").exists()
 
-    def test_a_deletion_is_logged_for_the_subject_too(self) -> None:
-        client, made = superuser(), row(mode="blocked")
-        client.post(f"{LIST}{made.pk}/delete/", {"post": "yes"})
-        row(mode="blocked", rule="search")
-        do(client, "delete_selected", list(QuotaOverride.objects.all()), post="yes")
-        assert check("search", "user:42")
-        shown = client.get("/admin/django_quota/subject/?subject=user:42").content.decode()
-        assert "Cleared: user:42, all rules: blocked" in shown
-        assert "Cleared: user:42, search: blocked" in shown
+    def test_the_question_keeps_the_selection(self) -> None:
+        shown = do(superuser(), "block_selected", [], **self.EVERYTHING, confirmed="").content.decode()
+
+        assert 'name="select_across" value="1"' in shown
+
+    def test_all_are_changed(self) -> None:
+        do(superuser(), "block_selected", [], **self.EVERYTHING)
+
+        assert QuotaOverride.objects.filter(mode="blocked").count() == 4
+
+    def test_more_than_a_bound_are_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", 3)
+
+        do(superuser(), "block_selected", [], **self.EVERYTHING)
+
+        assert not QuotaOverride.objects.filter(mode="blocked").exists()
 
 
 class TestRulePage:
@@ -278,59 +498,102 @@ class TestRulePage:
     def words(self, client: Client, name: str = "search") -> str:
         return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", self.page(client, name)))
 
-    def test_it_shows_what_the_settings_say(self, settings: Any) -> None:
+    @has_words(
+        place="QUOTA[&quot;RULES&quot;][&quot;api&quot;]",
+        rates_of_tiers="Rate 5/m for anonymous, 50/m; 500/h for authenticated",
+        key="Key user, header:X-Device",
+        match="Match /api/",
+        algorithm="Algorithm sliding window",
+        methods="methods GET, HEAD, POST",
+        exempt="exempt 10.0.0.0/8, staff",
+        ban="ban after 20 refusals in 1 minute, for 10 minutes",
+    )
+    def test_it_shows_of_the_settings(self, words: str, settings: Any) -> None:
         rule = {
-            "rate": {"anonymous": "5/m", "authenticated": "50/m; 500/h"}, "key": ("user", "header:X-Device"),
-            "match": "/api/", "methods": ["POST", "GET"], "exempt": ["10.0.0.0/8", "staff"],
+            "rate": {"anonymous": "5/m", "authenticated": "50/m; 500/h"},
+            "key": ("user", "header:X-Device"),
+            "match": "/api/",
+            "methods": ["POST", "GET"],
+            "exempt": ["10.0.0.0/8", "staff"],
             "ban": {"after": "20/m", "for": "10m"},
-        }  # fmt: skip
+        }
         settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
-        shown = self.words(superuser(), "api")
-        for words in (
-            *("QUOTA[&quot;RULES&quot;][&quot;api&quot;]", "Rate 5/m for anonymous, 50/m; 500/h for authenticated"),
-            *("Key user, header:X-Device", "Match /api/", "Algorithm sliding window", "methods GET, HEAD, POST"),
-            *("exempt 10.0.0.0/8, staff", "ban after 20 refusals in 1 minute, for 10 minutes"),
-        ):
-            assert words in shown, words
 
-    def test_it_shows_what_holds_now(self) -> None:
-        client = superuser()
-        assert "holds for everybody without an override" in self.words(client)
+        assert words in self.words(superuser(), "api")
+
+    def test_it_says_that_the_rule_is_changed_for_nobody(self) -> None:
+        assert "holds for everybody without an override" in self.words(superuser())
+
+    @pytest.fixture
+    def overrides_of_all_kinds(self, rules: None) -> None:
         row("*", rule="*", mode="rate", rate="7/m")
         row("*", rule="search", reason="an incident")
         row("org:*", rule="search", mode="shadow")
         row("ip:192.0.2.0/24", mode="blocked", expires=timezone.now() - DAY)
         row("user:1", rule="search", mode="blocked")
         row("user:2", rule="login", mode="blocked")
-        shown = self.words(client)
-        for words in (
-            "For everybody without an override of their own: off for everybody",
-            "everybody search off for everybody never an incident",
-            *("everybody all rules 7/m", "org:* search reports only", "1 subject has an override of its own."),
-        ):
-            assert words in shown, words
-        assert "192.0.2.0" not in shown
 
-    def test_it_shows_what_the_rule_decided_lately(self, redis_cache: Any, settings: Any) -> None:
+    @has_words(
+        what_holds_for_everybody="For everybody without an override of their own: off for everybody",
+        the_override_of_everybody="everybody search off for everybody never an incident",
+        the_override_of_everybody_on_all_rules="everybody all rules 7/m",
+        the_override_of_a_kind="org:* search reports only",
+        how_many_subjects_have_their_own="1 subject has an override of its own.",
+    )
+    @pytest.mark.usefixtures("overrides_of_all_kinds")
+    def test_it_shows_what_holds_now(self, words: str) -> None:
+        assert words in self.words(superuser())
+
+    @pytest.mark.usefixtures("overrides_of_all_kinds")
+    def test_it_leaves_out_what_has_ended(self) -> None:
+        assert "192.0.2.0" not in self.words(superuser())
+
+    @pytest.fixture
+    def three_refusals(self, rules: None, redis_cache: Any, settings: Any) -> None:
         settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
         for number, cost in ((1, 2), (2, 2), (1, 1), (2, 1), (2, 1)):
             check("login", f"ip:198.51.100.{number}", cost)
-        shown = self.page(superuser(), "login")
-        assert "<dt>Checks today</dt><dd>5</dd> <dt>Refused</dt><dd>3</dd>" in shown
-        rows = re.findall(r"subject=ip%3A([\d.]*)[^>]*>[^<]*</a></th> <td data-label=.Time.>", shown)
+
+    @pytest.mark.usefixtures("three_refusals")
+    def test_it_counts_the_decisions_of_today(self) -> None:
+        assert "<dt>Checks today</dt><dd>5</dd> <dt>Refused</dt><dd>3</dd>" in self.page(superuser(), "login")
+
+    @pytest.mark.usefixtures("three_refusals")
+    def test_it_shows_who_was_refused_recently(self) -> None:
+        rows = re.findall(
+            r"subject=ip%3A([\d.]*)[^>]*>[^<]*</a></th> <td data-label=.Time.>", self.page(superuser(), "login")
+        )
+
         assert set(rows) == {"198.51.100.1", "198.51.100.2"}
+
+    @pytest.mark.usefixtures("three_refusals")
+    def test_decisions_need_a_permission(self) -> None:
         assert "Checks today" not in self.page(operator("view_quotaoverride"), "login")
 
-    def test_its_links_change_the_rule_for_everybody_and_a_rule_of_a_call_has_a_page(self) -> None:
-        client = superuser()
-        url = f"{LIST}add/?subject=*&rule=search&mode=exempt"
-        assert url.replace("&", "&amp;") in self.page(client)
-        form = client.get(url).context["adminform"].form
+    EXEMPT_EVERYBODY = f"{LIST}add/?subject=*&rule=search&mode=exempt"
+
+    def test_it_leads_to_a_form_that_exempts_everybody(self) -> None:
+        assert self.EXEMPT_EVERYBODY.replace("&", "&amp;") in self.page(superuser())
+
+    def test_that_form_is_filled(self) -> None:
+        form = superuser().get(self.EXEMPT_EVERYBODY).context["adminform"].form
+
         assert (form["subject"].value(), form["rule"].value(), form["mode"].value()) == ("*", "search", "exempt")
+
+    @pytest.mark.parametrize("action", ["change", "delete"])
+    def test_it_leads_to_the_change_of_an_override(self, action: str) -> None:
         made = row("*", rule="search")
-        shown = self.page(client)
-        assert all(f"{LIST}{made.pk}/{action}/" in shown for action in ("change", "delete"))
-        assert "/delete/" not in self.page(operator("view_quotaoverride", name="looks"))
-        assert "Neither the settings nor the views have this rule." in self.page(client, "transfer")
-        for name in ("", "*", "a\0b"):
-            assert client.get(RULE, {"name": name}).status_code == 404
+
+        assert f"{LIST}{made.pk}/{action}/" in self.page(superuser())
+
+    def test_without_the_permission_to_delete_no_link_does(self) -> None:
+        row("*", rule="search")
+
+        assert "/delete/" not in self.page(operator("view_quotaoverride"))
+
+    def test_a_rule_of_a_call_has_a_page(self) -> None:
+        assert "Neither the settings nor the views have this rule." in self.page(superuser(), "transfer")
+
+    @pytest.mark.parametrize("name", ["", "*", "a\0b"], ids=["no name", "all rules", "a null byte"])
+    def test_what_cannot_be_a_rule_has_no_page(self, name: str) -> None:
+        assert superuser().get(RULE, {"name": name}).status_code == 404
