@@ -17,12 +17,10 @@ from django.utils import timezone
 
 from django_quota import ban, check, peek
 from django_quota.adapters import digest
-from django_quota.admin.wording import local_moment
+from django_quota.admin.wording import moment_of
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
-
-pytestmark = pytest.mark.usefixtures("database")
 
 PAGE = "/admin/django_quota/subject/"
 SUBJECT = "user:42"
@@ -42,7 +40,7 @@ LOGIN = {"rate": "2/h", "ban": {"after": "1/m", "for": ["10m", "1h"]}}
 
 
 @pytest.fixture(autouse=True)
-def rules(settings: Any) -> None:
+def rules(database: Any, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": {**BY_USER, "login": LOGIN}}
 
 
@@ -60,6 +58,13 @@ def verdict(shown: str) -> str:
     """Return the text of the section that says what refuses now."""
     section = shown[shown.index("<h2>Right now</h2>") :]
     return re.sub(r"<[^>]*>", "", section[: section.index("</section>")])
+
+
+def red_bars(shown: str) -> dict[int, bool]:
+    """Return whether the bar of each limit, named by its size, is red."""
+    bars = re.findall(r'<meter min="0" max="(\d+)" value="(\d+)" low="([\d.]+)" high="(\d+)" optimum="0"', shown)
+    assert all(float(low) > 0 for _, _, low, _ in bars)  # else a browser takes the middle for the best
+    return {int(most): int(value) > max(float(low), int(high)) for most, value, low, high in bars}
 
 
 def ask(client: Client, name: str, rule: str = "*", subject: str = SUBJECT, **given: str) -> Any:
@@ -85,33 +90,53 @@ def check_as_user(rule: str) -> None:
     check(rule, request)
 
 
-def test_a_search_leads_to_a_subject_offers_several_or_says_what_is_wrong() -> None:
-    client, ann = superuser(), User.objects.create_user("ann", "Ann@example.org")
-    for text, subject in {
-        " ann@EXAMPLE.org ": f"user:{ann.pk}",
-        "ip:::1+post:phone=+1555": f"ip:::/64+post.phone:{digest('+1555')}",
-    }.items():
-        assert found(client, text) == subject
-    bob = User.objects.create_user("bob", "ann@example.org")
-    shown = client.post(PAGE, {"find": "ann@example.org"}).content.decode()
-    assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in (ann, bob))
-    for text in ("", "login:typo=marked"):
-        shown = client.post(PAGE, {"find": text}).content.decode()
+def has_words(**words: str) -> Any:
+    """Try a test with each of these words; their names are those of the rows."""
+    return pytest.mark.parametrize("words", [pytest.param(text, id=name) for name, text in words.items()])
+
+
+class TestSearch:
+    def test_the_address_of_a_user_leads_to_the_user(self) -> None:
+        ann = User.objects.create_user("ann", "Ann@example.org")
+
+        assert found(superuser(), " ann@EXAMPLE.org ") == f"user:{ann.pk}"
+
+    def test_plain_values_lead_to_the_subject_that_has_their_digests(self) -> None:
+        assert found(superuser(), "ip:::1+post:phone=+1555") == f"ip:::/64+post.phone:{digest('+1555')}"
+
+    def test_the_address_of_several_users_offers_each(self) -> None:
+        users = [User.objects.create_user(name, "ann@example.org") for name in ("ann", "bob")]
+
+        shown = superuser().post(PAGE, {"find": "ann@example.org"}).content.decode()
+
+        assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in users)
+
+    @pytest.mark.parametrize("text", ["", "login:typo=marked"], ids=["nothing", "a misspelled part"])
+    def test_wrong_text_is_an_error_that_does_not_repeat_it(self, text: str) -> None:
+        shown = superuser().post(PAGE, {"find": text}).content.decode()
+
         assert "errornote" in shown
         assert "marked" not in shown
 
+    @pytest.mark.parametrize("text", ["ann", "ann@example.org"], ids=["name", "address"])
+    def test_without_the_permission_to_view_users_none_is_found(self, text: str) -> None:
+        User.objects.create_user("ann", "ann@example.org")
 
-@pytest.mark.parametrize("text", ["ann", "ann@example.org"])
-def test_without_the_permission_to_view_users_a_name_finds_no_user(text: str) -> None:
-    user, client = User.objects.create_user("ann", "ann@example.org"), operator("view_subject")
-    assert found(client, text) == text
-    shown = page(client, text)
-    assert f"user:{user.pk}" not in shown
-    assert "user:&lt;key&gt;" in shown  # the hint says how to write a user instead
+        assert found(operator("view_subject"), text) == text
+
+    @pytest.mark.parametrize("text", ["ann", "ann@example.org"], ids=["name", "address"])
+    def test_without_that_permission_the_page_says_how_to_write_a_user(self, text: str) -> None:
+        user = User.objects.create_user("ann", "ann@example.org")
+
+        shown = page(operator("view_subject"), text)
+
+        assert "user:&lt;key&gt;" in shown
+        assert f"user:{user.pk}" not in shown
 
 
 class TestPage:
-    def test_it_shows_limits_overrides_bans_and_their_reasons(self) -> None:
+    @pytest.fixture
+    def overrides_with_a_ban(self, rules: None) -> None:
         User.objects.create_user("ann", pk=42)
         ends = timezone.now() + timedelta(days=1)
         override(rule="search", mode="rate", rate="20/m", reason="an import", created_by="ann", expires=ends)
@@ -119,239 +144,506 @@ class TestPage:
         override("*", rule="search", mode="exempt")
         check("search", SUBJECT, 20)
         ban(SUBJECT, "login", "10m")
-        shown = page(superuser())
-        for words in (
-            *("20/m by sliding window", "20 of 20 used, 0 left", "the next hit is admitted in", "by an override"),
-            *("an import", "by ann", "ban 1", "authenticated:", "its rates are functions of the request"),
-            *("unused rule", "Override: <strong>20/m", "no rule: another override takes precedence"),
-        ):
-            assert words in shown, words
-        assert "signup" not in shown  # which never limits a user
-        assert shown.count("action/clear/") == 2  # of its own overrides, not of everybody's
 
-    def test_a_bar_is_red_only_if_nothing_is_left_and_a_moment_has_one_name(self, settings: Any) -> None:
-        rates = {"none": 0, "one": 1, "three": 3, "six": 6, "ten": 10, "many": 5000}
-        settings.QUOTA = {**settings.QUOTA, "RULES": {name: f"{rate}/h" for name, rate in rates.items()}}
-        for name, cost in (("one", 1), ("three", 2), ("six", 6), ("ten", 9), ("many", 1234)):
-            check(name, SUBJECT, cost)
-        shown = page(superuser())
-        bars = re.findall(r'<meter min="0" max="(\d+)" value="(\d+)" low="([\d.]+)" high="(\d+)" optimum="0"', shown)
-        is_red = {int(most): int(value) > max(float(low), int(high)) for most, value, low, high in bars}
-        assert is_red == {1: True, 3: False, 6: True, 9: False, 10: False, 5000: False}
-        assert all(float(low) > 0 for _, _, low, _ in bars)  # else a browser takes the middle for the best
-        assert "1,234 of 5,000 used, 3,766 left" in shown
+    @has_words(
+        a_rate="20/m by sliding window",
+        its_use="20 of 20 used, 0 left",
+        the_next_hit="the next hit is admitted in",
+        where_a_rate_comes_from="by an override",
+        the_reason_of_an_override="an import",
+        who_made_an_override="by ann",
+        a_ban="ban 1",
+        a_tier="authenticated:",
+        rates_that_are_functions="its rates are functions of the request",
+        how_many_rules_are_unused="unused rule",
+        an_override="Override: <strong>20/m",
+        an_override_that_counts_for_nothing="no rule: another override takes precedence",
+    )
+    @pytest.mark.usefixtures("overrides_with_a_ban")
+    def test_it_shows(self, words: str) -> None:
+        assert words in page(superuser())
+
+    @pytest.mark.usefixtures("overrides_with_a_ban")
+    def test_a_rule_that_never_limits_a_user_is_left_out(self) -> None:
+        assert "signup" not in page(superuser())
+
+    @pytest.mark.usefixtures("overrides_with_a_ban")
+    def test_overrides_of_the_subject_can_be_cleared(self) -> None:
+        """Not that of everybody."""
+        assert page(superuser()).count("action/clear/") == 2
+
+    @pytest.mark.parametrize(
+        ("rate", "used", "is_red"),
+        [(1, 1, True), (3, 2, False), (6, 6, True), (10, 9, False), (5_000, 1_234, False)],
+    )
+    def test_a_bar_is_red_only_if_nothing_is_left(self, rate: int, used: int, is_red: bool, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"only": f"{rate}/h"}}
+        check("only", SUBJECT, used)
+
+        assert red_bars(page(superuser()))[rate] is is_red
+
+    def test_the_bar_of_an_unused_limit_is_not_red(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"only": "8/h"}}
+
+        assert red_bars(page(superuser()))[8] is False
+
+    def test_a_limit_of_nothing_has_no_bar(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"closed": "0/h"}}
+
+        assert 0 not in red_bars(page(superuser()))
+
+    def test_numbers_have_separators(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"many": "5000/h"}}
+        check("many", SUBJECT, 1_234)
+
+        assert "1,234 of 5,000 used, 3,766 left" in page(superuser())
+
+    def test_a_moment_has_one_name_however_soon_it_comes(self) -> None:
         midnight = 1_796_083_200_000_000
-        for now in range(midnight - 2_500_000_000_001, midnight, 123_456_789_123):
-            assert f"{local_moment(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" == "Dec 01 00:00:00"
+        before = range(midnight - 2_500_000_000_001, midnight, 123_456_789_123)
 
-    def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
-        rules = {**settings.QUOTA["RULES"], "quiet": {"rate": "1/h", "shadow": True}, "closed": "0/h"}
-        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
-        client = superuser()
-        for rule, cost in (("quiet", 1), ("quiet", 1), ("search", 10)):
-            check(rule, SUBJECT, cost)
-        shown = page(client)
-        assert "closed, 0/h: 0 of 0 used, 0 left; no hit is admitted" in verdict(shown)
-        assert "search, 10/m: 10 of 10 used, 0 left; the next hit is admitted in 60 seconds," in verdict(shown)
-        assert "quiet" not in verdict(shown)
-        assert "(a shadow rule: it only reports)" in shown
-        override(reason="spam")
-        shown = page(client)
-        assert "search, 10/m: blocked by an override; no hit is admitted" in verdict(shown)
-        assert shown.count('<p class="quota-reason">') == 1  # of all rules, once
-        QuotaOverride.objects.all().delete()
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "99/m"}}
-        assert "No limit on this page refuses the next hit." in verdict(page(client))
+        names = {f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" for now in before}
 
-    def test_it_answers_until_when_a_ban_lasts_and_lifts_it(self) -> None:
-        client = superuser()
-        with freeze(datetime(2030, 1, 31, 2, 15, 12, tzinfo=UTC)):
-            ban(SUBJECT, "login", "10m")
-            answer = page(client).split("<h2>Right now</h2>")[1].split("</div>")[0]
-            assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in answer
-            assert f'value="login" formaction="{PAGE}action/lift/"' in answer
-            override(mode="exempt")
-            assert "Refused by" not in verdict(page(client))
+        assert names == {"Dec 01 00:00:00"}
 
     @pytest.mark.parametrize(("subject", "hint"), [("nobody", "No request has the"), ("user:joe", "no user with")])
-    def test_a_text_that_is_nobody_gets_a_hint_and_no_buttons(self, subject: str, hint: str) -> None:
-        client = superuser()
-        shown = page(client, subject)
-        assert hint in shown
-        assert ("formaction" in shown) is ("Right now" in shown) is (subject == "user:joe")
-        check("search", subject)
-        shown = page(client, subject)
-        assert ("formaction" in shown, hint in shown) == (True, False)
+    def test_what_is_nobody_gets_a_hint(self, subject: str, hint: str) -> None:
+        assert hint in page(superuser(), subject)
 
-    def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
+    @pytest.mark.parametrize("words", ["formaction", "Right now"], ids=["buttons", "an answer"])
+    def test_what_is_no_subject_has_no(self, words: str) -> None:
+        assert words not in page(superuser(), "nobody")
+
+    @pytest.mark.parametrize("words", ["formaction", "Right now"], ids=["buttons", "an answer"])
+    def test_an_unknown_user_has(self, words: str) -> None:
+        assert words in page(superuser(), "user:joe")
+
+    @pytest.mark.parametrize(("subject", "hint"), [("nobody", "No request has the"), ("user:joe", "no user with")])
+    def test_a_name_under_which_something_is_counted_is_a_subject(self, subject: str, hint: str) -> None:
+        check("search", subject)
+
+        shown = page(superuser(), subject)
+
+        assert "formaction" in shown
+        assert hint not in shown
+
+    @pytest.mark.parametrize(
+        ("permissions", "parts"),
+        [
+            pytest.param(["auth.change_user"], ["ann&lt;b&gt; (user:42)"], id="to change users, the name"),
+            pytest.param(
+                ["view_dailycounter"], ["dailycounter/usage/?subject="], id="to view counts, the link to them"
+            ),
+            pytest.param(
+                ["add_quotaoverride", "change_quotaoverride"],
+                ["quotaoverride/rule/?name=", "action/block/"],
+                id="to change overrides, the buttons",
+            ),
+        ],
+    )
+    def test_with_a_permission_the_page_has_what_needs_it(self, permissions: list[str], parts: list[str]) -> None:
+        User.objects.create_user("ann<b>", pk=42)
+        ban(SUBJECT, "login", "10m")
+
+        text = page(operator("view_subject", *permissions))
+
+        all_parts = [
+            "ann&lt;b&gt; (user:42)",
+            "dailycounter/usage/?subject=",
+            "quotaoverride/rule/?name=",
+            "action/block/",
+        ]
+        assert [part for part in all_parts if part in text] == parts
+
+    def test_a_name_is_escaped(self) -> None:
+        User.objects.create_user("ann<b>", pk=42)
+
+        assert "ann<b>" not in page(superuser())
+
+
+class TestVerdict:
+    """The page begins with what refuses the subject now."""
+
+    @pytest.fixture
+    def three_limits_are_used_up(self, rules: None, settings: Any) -> None:
+        """Of a shadow rule, of `search`, of a rule that admits nothing."""
+        more = {"quiet": {"rate": "1/h", "shadow": True}, "closed": "0/h"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **more}}
+        for rule, cost in (("quiet", 1), ("quiet", 1), ("search", 10)):
+            check(rule, SUBJECT, cost)
+
+    @has_words(
+        a_rule_that_admits_nothing="closed, 0/h: 0 of 0 used, 0 left; no hit is admitted",
+        a_limit_that_is_used_up="search, 10/m: 10 of 10 used, 0 left; the next hit is admitted in 60 seconds,",
+    )
+    @pytest.mark.usefixtures("three_limits_are_used_up")
+    def test_it_names(self, words: str) -> None:
+        assert words in verdict(page(superuser()))
+
+    @pytest.mark.usefixtures("three_limits_are_used_up")
+    def test_a_shadow_rule_does_not_refuse(self) -> None:
+        shown = page(superuser())
+
+        assert "quiet" not in verdict(shown)
+        assert "(a shadow rule: it only reports)" in shown
+
+    def test_a_block_is_named_for_each_rule(self) -> None:
+        override(reason="spam")
+
+        assert "search, 10/m: blocked by an override; no hit is admitted" in verdict(page(superuser()))
+
+    def test_the_reason_of_a_block_of_all_rules_is_shown_once(self) -> None:
+        override(reason="spam")
+
+        assert page(superuser()).count('<p class="quota-reason">') == 1
+
+    def test_it_says_that_nothing_refuses(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "99/m"}}
+
+        assert "No limit on this page refuses the next hit." in verdict(page(superuser()))
+
+    def test_it_says_until_when_a_ban_refuses(self) -> None:
+        with freeze(datetime(2030, 1, 31, 2, 15, 12, tzinfo=UTC)):
+            ban(SUBJECT, "login", "10m")
+            first = page(superuser()).split("<h2>Right now</h2>")[1].split("</div>")[0]
+
+        assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in first
+        assert f'value="login" formaction="{PAGE}action/lift/"' in first
+
+    def test_an_exemption_ends_a_ban(self) -> None:
+        ban(SUBJECT, "login", "10m")
+        override(mode="exempt")
+
+        assert "Refused by" not in verdict(page(superuser()))
+
+    @pytest.fixture
+    def closed_tier(self, rules: None, settings: Any) -> None:
         rule = {"rate": {"free": "0/h", "pro": "9/h"}, "tier": tier, "key": "user"}
         settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
-        client = superuser()
-        first = verdict(page(client))
+
+    @pytest.mark.usefixtures("closed_tier")
+    def test_while_the_tier_is_unknown_it_may_refuse(self) -> None:
+        first = verdict(page(superuser()))
+
         assert "api (if its tier is free), 0/h: 0 of 0 used" in first
         assert "Refused by" not in first
+
+    @pytest.mark.usefixtures("closed_tier")
+    def test_once_the_tier_is_known_it_refuses(self) -> None:
         check_as_user("api")
-        first = verdict(page(client))
+
+        first = verdict(page(superuser()))
+
         assert "api (tier free), 0/h: 0 of 0 used" in first
         assert "Refused by api for good." in first
 
-    def test_names_links_and_buttons_need_their_permissions(self) -> None:
-        User.objects.create_user("ann<b>", pk=42)
-        ban(SUBJECT, "login", "10m")
-        parts = ("ann&lt;b&gt; (user:42)", "dailycounter/usage/?subject=", "quotaoverride/rule/?name=", "action/block/")
-        for permissions, shown in {
-            ("auth.change_user",): [True, False, False, False],
-            ("view_dailycounter",): [False, True, False, False],
-            ("add_quotaoverride", "change_quotaoverride"): [False, False, True, True],
-        }.items():
-            text = page(operator("view_subject", *permissions, name="-".join(permissions)))
-            assert [part in text for part in parts] == shown
-            assert "ann<b>" not in text
 
+class TestRecentRefusals:
+    @pytest.fixture(autouse=True)
+    def refused(self, rules: None, redis_cache: Any, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
+        check("search", SUBJECT, 4)
+        for _ in range(3):
+            check("2/h", SUBJECT, name="transfer")
 
-def test_refusals_are_shown_in_few_trips_and_without_a_scan(redis_cache: Any, raw: redis.Redis, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
-    client = superuser()
-    check("search", SUBJECT, 4)
-    for _ in range(3):
-        check("2/h", SUBJECT, name="transfer")
-    section = page(client).split("Recent refusals")[1]
-    assert '<td data-label="Rule">transfer</td>' in section
-    assert '<td data-label="Limit">2</td>' in section
-    raw.config_resetstat()
-    with CaptureQueriesContext(connection) as queries:
+    @has_words(rule='<td data-label="Rule">transfer</td>', limit='<td data-label="Limit">2</td>')
+    def test_a_row_has_the(self, words: str) -> None:
+        assert words in page(superuser()).split("Recent refusals")[1]
+
+    def test_the_page_takes_few_calls_of_redis_without_a_scan(self, raw: redis.Redis) -> None:
+        client = superuser()
         page(client)
-    stats = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
-    assert not {"scan", "keys", "hscan"} & stats.keys()
-    assert stats["evalsha"] <= 5
-    assert len(queries) <= 8
+        raw.config_resetstat()
+
+        page(client)
+
+        stats = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
+        assert not {"scan", "keys", "hscan"} & stats.keys()
+        assert stats["evalsha"] <= 5
+
+    def test_the_page_takes_few_queries(self) -> None:
+        client = superuser()
+        page(client)
+
+        with CaptureQueriesContext(connection) as queries:
+            page(client)
+
+        assert len(queries) <= 8
 
 
-@pytest.mark.parametrize("subject", ["a\x00b\n\x1b[31m", "ключ:日本語:🎈"])
-def test_any_subject_has_a_page_actions_and_a_log_whose_entries_lead_to_it(subject: str) -> None:
-    client = superuser()
-    check("search", subject, 4)
-    assert "4 of 10 used, 6 left" in page(client, subject)
-    assert ask(client, "reset", "search", subject).status_code == 200
-    assert act(client, "reset", "search", subject).status_code == 302
-    answer: Any = client.get(LogEntry.objects.get().get_admin_url() or "")
-    assert answer.url.startswith(f"{PAGE}?subject=")
-    shown = client.get(answer.url).content.decode()
-    assert "4 of 10 used" not in shown
-    assert "What was counted under rule &quot;search&quot; was forgotten." in shown.split("History")[1]
+@pytest.mark.parametrize(
+    "subject", ["a\x00b\n\x1b[31m", "ключ:日本語:🎈"], ids=["with control characters", "in other scripts"]
+)
+class TestOddSubject:
+    @pytest.fixture(autouse=True)
+    def counted(self, rules: None, subject: str) -> None:
+        check("search", subject, 4)
+
+    def test_it_has_a_page(self, subject: str) -> None:
+        assert "4 of 10 used, 6 left" in page(superuser(), subject)
+
+    def test_it_has_actions(self, subject: str) -> None:
+        client = superuser()
+
+        assert ask(client, "reset", "search", subject).status_code == 200
+        assert act(client, "reset", "search", subject).status_code == 302
+        assert "4 of 10 used" not in page(client, subject)
+
+    def test_an_entry_of_the_log_leads_to_its_page(self, subject: str) -> None:
+        client = superuser()
+        act(client, "reset", "search", subject)
+
+        answer: Any = client.get(LogEntry.objects.get().get_admin_url() or "")
+
+        assert answer.url.startswith(f"{PAGE}?subject=")
+        history = client.get(answer.url).content.decode().split("History")[1]
+        assert "What was counted under rule &quot;search&quot; was forgotten." in history
 
 
-def test_without_the_store_the_page_still_shows_overrides(settings: Any) -> None:
-    settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
-    client = superuser()
-    act(client, "block", "search", reason="abuse")
-    shown = page(client)
-    assert "The limits cannot be read now." in shown
-    assert "abuse" in shown
-    assert "unavailable" in act(client, "reset").content.decode()
-    assert LogEntry.objects.count() == 1  # of the block alone
+class TestWithoutTheStore:
+    @pytest.fixture(autouse=True)
+    def no_store(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
+
+    def test_the_page_says_so(self) -> None:
+        assert "The limits cannot be read now." in page(superuser())
+
+    def test_a_block_is_saved(self) -> None:
+        client = superuser()
+
+        act(client, "block", "search", reason="abuse")
+
+        assert "abuse" in page(client)
+
+    def test_a_reset_fails(self) -> None:
+        assert "unavailable" in act(superuser(), "reset").content.decode()
+
+    def test_a_reset_that_failed_is_not_logged(self) -> None:
+        act(superuser(), "reset")
+
+        assert not LogEntry.objects.exists()
 
 
 class TestActions:
-    def test_a_raise_holds_from_the_next_request_and_expires(self) -> None:
-        client = superuser()
-        check("search", SUBJECT, 10)
-        shown = ask(client, "raise", "search").content.decode()
+    def test_the_question_shows_what_a_raise_would_give(self) -> None:
+        shown = ask(superuser(), "raise", "search").content.decode()
+
         assert re.findall(r">(x\d+: [^<]*)<", shown) == ["x2: 20/m; 1000/h", "x5: 50/m; 2500/h", "x10: 100/m; 5000/h"]
+
+    def test_the_question_changes_nothing(self) -> None:
+        ask(superuser(), "raise", "search")
+
         assert not QuotaOverride.objects.exists()
-        assert act(client, "raise", "search", reason="an import").status_code == 302
+
+    def test_a_raise_holds_from_the_next_request(self) -> None:
+        check("search", SUBJECT, 10)
+
+        assert act(superuser(), "raise", "search").status_code == 302
+
         assert check("search", SUBJECT).limit == 20
+
+    def test_a_raise_ends(self) -> None:
+        act(superuser(), "raise", "search")
+
+        expires = QuotaOverride.objects.get().expires
+        assert expires is not None
+        assert timedelta(hours=23) < expires - timezone.now() <= timedelta(days=1)
+
+    def test_an_override_has_its_reason_with_who_made_it(self) -> None:
+        act(superuser(), "raise", "search", reason="an import")
+
         row = QuotaOverride.objects.get()
-        assert row.expires is not None
-        assert timedelta(hours=23) < row.expires - timezone.now() <= timedelta(days=1)
         assert (row.reason, row.created_by) == ("an import", "root")
 
     @pytest.mark.parametrize(
-        ("name", "given"), [("raise", {"factor": "3"}), ("raise", {"factor": "many"}), ("block", {"reason": ""})]
+        ("name", "given"),
+        [
+            pytest.param("raise", {"factor": "3"}, id="a factor that is not offered"),
+            pytest.param("raise", {"factor": "many"}, id="no number"),
+            pytest.param("block", {"reason": ""}, id="no reason"),
+        ],
     )
     def test_a_wrong_value_is_an_error_of_its_field(self, name: str, given: dict[str, str]) -> None:
         assert "errorlist" in act(superuser(), name, **given).content.decode()
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
 
-    def test_each_holds_at_once_and_is_logged_and_shown(self) -> None:
-        client = superuser()
+    @pytest.fixture
+    def banned(self, rules: None) -> None:
+        """After some hits."""
         check("search", SUBJECT, 2)
         for _ in range(4):
             check("login", SUBJECT)
-        act(client, "lift", "login")
-        decision = peek("login", SUBJECT, cost=0)
-        assert (decision.allowed, decision.remaining) == (True, 0)
-        act(client, "reset", "login")
-        assert (peek("search", SUBJECT).remaining, peek("login", SUBJECT).remaining) == (8, 2)
-        act(client, "block", "login", span="")
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_lift_ends_the_ban(self) -> None:
+        act(superuser(), "lift", "login")
+
+        assert peek("login", SUBJECT, cost=0)
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_lift_leaves_what_was_counted(self) -> None:
+        act(superuser(), "lift", "login")
+
+        assert peek("login", SUBJECT, cost=0).remaining == 0
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_reset_forgets_what_was_counted(self) -> None:
+        act(superuser(), "reset", "login")
+
+        assert peek("login", SUBJECT).remaining == 2
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_reset_of_one_rule_leaves_the_others(self) -> None:
+        act(superuser(), "reset", "login")
+
+        assert peek("search", SUBJECT).remaining == 8
+
+    def test_a_block_of_one_rule_holds_at_once(self) -> None:
+        act(superuser(), "block", "login")
+
         assert check("login", SUBJECT).outcomes[0].why == "blocked"
-        assert QuotaOverride.objects.get().expires is None
         assert check("search", SUBJECT)
-        act(client, "clear", "login")
-        assert check("login", SUBJECT)
-        act(client, "block")
+
+    def test_a_block_of_all_rules_holds_at_once(self) -> None:
+        act(superuser(), "block")
+
+        assert not check("login", SUBJECT)
         assert not check("search", SUBJECT)
-        act(client, "exempt", reason="why not")
+
+    def test_a_block_may_have_no_end(self) -> None:
+        act(superuser(), "block", "login", span="")
+
+        assert QuotaOverride.objects.get().expires is None
+
+    def test_clearing_an_override_holds_at_once(self) -> None:
+        override(rule="login")
+
+        act(superuser(), "clear", "login")
+
+        assert check("login", SUBJECT)
+
+    def test_an_exemption_holds_at_once(self) -> None:
+        act(superuser(), "exempt")
+
         assert check("search", SUBJECT, 1_000)
-        assert LogEntry.objects.filter(object_id=SUBJECT).count() == 6
-        shown = page(client).split("History")[1]
-        for words in ("1 ban was lifted", "was forgotten", "Block: login blocked", "Cleared", "(why not)"):
-            assert words in shown
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("lift", "1 ban was lifted"),
+            ("reset", "was forgotten"),
+            ("block", "Block: login blocked"),
+            ("clear", "Cleared"),
+            ("exempt", "(why not)"),
+        ],
+    )
+    @pytest.mark.usefixtures("banned")
+    def test_each_is_in_the_history_once(self, name: str, words: str) -> None:
+        client = superuser()
+        if name == "clear":
+            override(rule="login")
+
+        act(client, name, "login", reason="why not")
+
+        assert LogEntry.objects.filter(object_id=SUBJECT).count() == 1
+        assert words in page(client).split("History")[1]
 
 
 class TestRaising:
     """Raising multiplies the rates of each rule, and neither replaces nor hides another override."""
 
     @pytest.fixture(autouse=True)
-    def rules(self, settings: Any) -> None:
-        rules = {
+    def more_rules(self, rules: None, settings: Any) -> None:
+        more = {
             **BY_USER,
             "plans": {"rate": {"free": "5/m", "pro": "90/m", "own": None}, "key": "user", "tier": tier},
             "closed": {"rate": "0/m", "key": "user"},
             "free": {"rate": None, "key": "user"},
         }
-        settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": rules}
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": more}
 
     def rates(self) -> dict[str, str]:
         rows = QuotaOverride.objects.filter(subject=SUBJECT, mode="rate").values_list("rule", "rate")
         return {rule: rate for rule, rate in rows if "whoami" not in rule}
 
-    def test_all_rules_are_raised_whatever_the_plan_of_the_user_and_again(self) -> None:
-        client = superuser()
-        assert act(client, "raise", factor="5").status_code == 302
+    def test_each_rule_that_limits_the_user_is_raised(self) -> None:
+        assert act(superuser(), "raise", factor="5").status_code == 302
+
         assert self.rates() == dict.fromkeys(("search", "tiered", "odd", "plans"), "x5")
-        check_as_user("plans")
-        assert [check("plans", SUBJECT, tier=plan).limit for plan in ("free", "pro", "own")] == [25, 450, None]
-        shown = page(client)
-        assert "closed (it admits nothing)" in shown
-        assert "free (it is unlimited)" in shown
-        assert "signup" not in LogEntry.objects.get().change_message  # which never limits a user
-        shown = ask(client, "raise", "plans").content.decode()
+
+    @pytest.mark.parametrize(("plan", "limit"), [("free", 25), ("pro", 450), ("own", None)])
+    def test_each_tier_is_raised(self, plan: str, limit: int | None) -> None:
+        act(superuser(), "raise", factor="5")
+
+        assert check("plans", SUBJECT, tier=plan).limit == limit
+
+    @has_words(it_admits_nothing="closed (it admits nothing)", it_is_unlimited="free (it is unlimited)")
+    def test_the_history_says_why_a_rule_was_not_raised(self, words: str) -> None:
+        client = superuser()
+
+        act(client, "raise", factor="5")
+
+        assert words in page(client)
+
+    def test_the_log_leaves_out_a_rule_that_never_limits_a_user(self) -> None:
+        act(superuser(), "raise", factor="5")
+
+        assert "signup" not in LogEntry.objects.get().change_message
+
+    def test_the_question_shows_what_each_tier_would_get(self) -> None:
+        shown = ask(superuser(), "raise", "plans").content.decode()
+
         assert ">x2: free 10/m, pro 180/m, own unlimited<" in shown
+
+    def test_another_factor_takes_the_place_of_the_last(self) -> None:
+        client = superuser()
+        act(client, "raise", factor="5")
+
         act(client, "raise", "plans", factor="2")
+
         assert self.rates() == {**dict.fromkeys(("search", "tiered", "odd"), "x5"), "plans": "x2"}
 
     @pytest.mark.parametrize(
         ("values", "why"),
         [
-            ({"rate": "40/m"}, "an override is in force: 40/m"),
-            ({"rate": "+5"}, "an override is in force: +5"),
-            ({"rate": "x2"}, ""),
-            ({"rate": "40/m", "expires": timezone.now()}, ""),
-            ({"mode": "blocked"}, "an override is in force: blocked"),
-            ({"subject": "user:*", "rate": "40/m"}, "an override is in force: 40/m"),
-            ({"subject": "*", "rule": "*", "mode": "exempt"}, "an override is in force: exempt"),
-            ({"rate": "15/m", "starts": timezone.now() + timedelta(1)}, "its own override would be lost: 15/m"),
+            pytest.param({"rate": "40/m"}, "an override is in force: 40/m", id="a rate"),
+            pytest.param({"rate": "+5"}, "an override is in force: +5", id="an addition"),
+            pytest.param({"mode": "blocked"}, "an override is in force: blocked", id="a block"),
+            pytest.param(
+                {"subject": "user:*", "rate": "40/m"}, "an override is in force: 40/m", id="that of all users"
+            ),
+            pytest.param(
+                {"subject": "*", "rule": "*", "mode": "exempt"},
+                "an override is in force: exempt",
+                id="that of everybody",
+            ),
+            pytest.param(
+                {"rate": "15/m", "starts": timezone.now() + timedelta(days=1)},
+                "its own override would be lost: 15/m",
+                id="one that begins later",
+            ),
         ],
     )
-    def test_no_other_override_is_replaced_or_hidden(self, values: dict[str, Any], why: str) -> None:
+    def test_it_leaves_another_override(self, values: dict[str, Any], why: str) -> None:
         made, client = override(**{"rule": "search", "mode": "rate", **values}), superuser()
-        answer = act(client, "raise", "search", factor="5")
-        if why:
-            for shown in (answer, ask(client, "raise", "search")):
-                assert f"Not raised: search ({why})." in shown.content.decode()
-            made.refresh_from_db()
-            assert made.rate == values.get("rate", "")
-        else:
-            assert self.rates() == {"search": "x5"}
+
+        for answer in (act(client, "raise", "search", factor="5"), ask(client, "raise", "search")):
+            assert f"Not raised: search ({why})." in answer.content.decode()
+
+        made.refresh_from_db()
+        assert made.rate == values.get("rate", "")
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            pytest.param({"rate": "x2"}, id="an earlier raise"),
+            pytest.param({"rate": "40/m", "expires": timezone.now()}, id="one that has ended"),
+        ],
+    )
+    def test_it_replaces(self, values: dict[str, Any]) -> None:
+        override(rule="search", mode="rate", **values)
+
+        act(superuser(), "raise", "search", factor="5")
+
+        assert self.rates() == {"search": "x5"}
