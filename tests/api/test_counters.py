@@ -1,7 +1,7 @@
 """Counters as users call them, and `once`: every verb, sync and async; their bounds, keys and errors."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -42,176 +42,398 @@ def do(request: pytest.FixtureRequest) -> Do:
     return lambda of, verb, *arguments: chosen(of, verb)(*arguments)
 
 
-NEW, COUNTED, TAKEN, MOVED = (
-    [
-        ("get", "a:1", 0), ("get", "a:1", TODAY, 0), ("pop", "a:1", 0), ("take", "a:1", False),
-        ("unique_count", "a:1", 0), ("unique_count", "a:1", TODAY, 0),
-    ],
-    [
-        ("incr", "a:1", 1), ("incr", "a:1", 5, 6), ("incr", "a:1", -8, -2), ("incr", "a:1", 3, 1),
-        ("pop", "a:1", 1), ("get", "a:1", 0), ("get", "a:1", TODAY, 1),
-    ],
-    [
-        ("set", "a:1", 5, None), *[("take", "a:1", n, n != 4) for n in (3, 4, 1, 1)], ("take", "a:1", False),
-        ("set", "a:1", -5, None), ("take", "a:1", False), ("get", "a:1", -5), ("get", "a:1", TODAY, 0),
-    ],
-    [
-        ("set", "a:1", 10, None), *[("transfer", "a:1", "a:2", n, n not in (7, 1)) for n in (4, 7, 6, 1, 0)],
-        ("get", "a:1", 0), ("get", "a:2", 10), ("transfer", "a:2", "a:2", 10, True), ("get", "a:2", 10),
-        ("set", "a:1", -5, None), ("transfer", "a:1", "a:2", 0, False), ("transfer", "a:2", "a:1", 3, True),
-        ("get", "a:1", -2), ("get", "a:2", TODAY, 0),
-    ],
-)  # fmt: skip
-EXACT = [  # as doubles these numbers would be one
-    ("incr", "a:1", MAX_INT64 - 1, MAX_INT64 - 1), ("take", "a:1", MAX_INT64, False), ("incr", "a:1", MAX_INT64),
-    ("get", "a:1", TODAY, MAX_INT64), ("take", "a:1", MAX_INT64 - 2, True), ("take", "a:1", 3, False),
-    ("set", "a:2", MIN_INT64 + 1, None), ("pop", "a:2", MIN_INT64 + 1), ("set", "a:2", 2**53 + 1, None),
-    ("get", "a:2", 2**53 + 1),
-]  # fmt: skip
-TOO_LARGE = [  # it changes nothing
-    ("set", "a:1", MAX_INT64, None), ("incr", "a:1", "^Counter 'coins' of a:1: .*:c:coins:a%3A1 beyond 64"),
-    ("get", "a:1", MAX_INT64), ("get", "a:1", TODAY, 0), ("set", "a:1", -1, None),
-    ("incr", "a:1", MIN_INT64, "beyond 64 bits"), ("set", "a:1", 5, None), ("set", "a:2", MAX_INT64 - 4, None),
-    ("transfer", "a:1", "a:2", 5, "^Counter 'coins' of a:2: .*:c:coins:a%3A2 beyond 64 bits"), ("get", "a:1", 5),
-    ("set", "a:3", 0, None), ("incr", "a:3", MAX_INT64, MAX_INT64), ("pop", "a:3", MAX_INT64),
-    ("incr", "a:3", "c:coins:a%3A3:2025-11 beyond 64 bits"), ("get", "a:3", 0), ("get", "a:3", TODAY, MAX_INT64),
-]  # fmt: skip
+def row(identifier: str, *values: Any) -> Any:
+    return pytest.param(*values, id=identifier)
 
 
 @pytest.mark.usefixtures("either_store")
-@pytest.mark.parametrize("steps", [NEW, COUNTED, TAKEN, MOVED, EXACT, TOO_LARGE])
-def test_each_verb_returns_a_value_or_raises_these_words(steps: list[tuple[Any, ...]]) -> None:
-    with freeze(START):
-        for number, (verb, *arguments, expected) in enumerate(steps):
-            do = ado if number % 2 else getattr
-            if isinstance(expected, str):
-                with pytest.raises(CounterError, match=expected):
-                    do(COINS, verb)(*arguments)
-            else:
-                assert do(COINS, verb)(*arguments) == expected, (verb, arguments)
+class TestVerbs:
+    """`start`: what the counter has before, None for a new one. `left`: what it has after."""
+
+    @pytest.fixture(autouse=True)
+    def the_day_stands(self, either_store: None) -> Iterator[None]:
+        with freeze(START):
+            yield
+
+    @pytest.mark.parametrize(
+        ("start", "verb", "arguments", "returned", "left"),
+        [
+            row("get of a new counter", None, "get", (), 0, 0),
+            row("get of a counter below 0", -5, "get", (), -5, -5),
+            row("pop of a new counter", None, "pop", (), 0, 0),
+            row("pop returns all", 7, "pop", (), 7, 0),
+            row("incr of a new counter", None, "incr", (), 1, 1),
+            row("incr by more", 1, "incr", (5,), 6, 6),
+            row("incr below 0", 6, "incr", (-8,), -2, -2),
+            row("incr above 0 again", -2, "incr", (3,), 1, 1),
+            row("take of a new counter", None, "take", (), False, 0),
+            row("take of one", 5, "take", (), True, 4),
+            row("take of more", 5, "take", (3,), True, 2),
+            row("take of more than there is", 2, "take", (4,), False, 2),
+            row("take of all", 1, "take", (1,), True, 0),
+            row("take of none left", 0, "take", (1,), False, 0),
+            row("take below 0", -5, "take", (), False, -5),
+            row("set returns nothing", 5, "set", (-7,), None, -7),
+            row("unique_count of a new counter", None, "unique_count", (), 0, 0),
+            # As doubles these numbers would be one.
+            row("incr to the largest number but one", None, "incr", (MAX_INT64 - 1,), MAX_INT64 - 1, MAX_INT64 - 1),
+            row("incr to the largest number", MAX_INT64 - 1, "incr", (), MAX_INT64, MAX_INT64),
+            row("take of one more than there is", MAX_INT64 - 1, "take", (MAX_INT64,), False, MAX_INT64 - 1),
+            row("take of all but two", MAX_INT64, "take", (MAX_INT64 - 2,), True, 2),
+            row("pop of a very small number", MIN_INT64 + 1, "pop", (), MIN_INT64 + 1, 0),
+            row("get of a number that no double has", 2**53 + 1, "get", (), 2**53 + 1, 2**53 + 1),
+        ],
+    )
+    def test_a_verb_returns(
+        self, start: int | None, verb: str, arguments: tuple[Any, ...], returned: Any, left: int, do: Do
+    ) -> None:
+        if start is not None:
+            COINS.set("a:1", start)
+
+        assert do(COINS, verb, "a:1", *arguments) == returned
+        assert COINS.get("a:1") == left
+
+    @pytest.mark.parametrize(
+        ("verb", "arguments", "counted"),
+        [
+            row("incr counts", "incr", (5,), 7),
+            row("incr by less than 0 counts back", "incr", (-8,), -6),
+            row("pop leaves it", "pop", (), 2),
+            row("set leaves it", "set", (9,), 2),
+            row("take leaves it", "take", (1,), 2),
+            row("transfer leaves it", "transfer", ("a:2", 1), 2),
+        ],
+    )
+    def test_the_count_of_the_day_is_that_of_incr(
+        self, verb: str, arguments: tuple[Any, ...], counted: int, do: Do
+    ) -> None:
+        COINS.incr("a:1", 2)
+
+        do(COINS, verb, "a:1", *arguments)
+
+        assert do(COINS, "get", "a:1", TODAY) == counted
+
+    def test_a_day_without_a_count_has_0(self, do: Do) -> None:
+        assert (do(COINS, "get", "a:1", TODAY), do(COINS, "unique_count", "a:1", TODAY)) == (0, 0)
+
+    def test_a_day_counts_exactly(self, do: Do) -> None:
+        COINS.incr("a:1", MAX_INT64 - 1)
+        COINS.incr("a:1")
+
+        assert do(COINS, "get", "a:1", TODAY) == MAX_INT64
+
+    @pytest.mark.parametrize(
+        ("start", "amount", "is_moved", "left"),
+        [
+            row("a part", 10, 4, True, (6, 4)),
+            row("all", 6, 6, True, (0, 6)),
+            row("more than there is", 6, 7, False, (6, 0)),
+            row("of nothing", 0, 1, False, (0, 0)),
+            row("nothing", 0, 0, True, (0, 0)),
+            row("nothing of less than 0", -5, 0, False, (-5, 0)),
+        ],
+    )
+    def test_a_transfer_moves_what_there_is(
+        self, start: int, amount: int, is_moved: bool, left: tuple[int, int], do: Do
+    ) -> None:
+        COINS.set("a:1", start)
+
+        assert do(COINS, "transfer", "a:1", "a:2", amount) is is_moved
+        assert (COINS.get("a:1"), COINS.get("a:2")) == left
+
+    def test_a_transfer_fills_what_is_below_0(self, do: Do) -> None:
+        COINS.set("a:1", 10)
+        COINS.set("a:2", -5)
+
+        assert do(COINS, "transfer", "a:1", "a:2", 3)
+        assert (COINS.get("a:1"), COINS.get("a:2")) == (7, -2)
+
+    def test_a_transfer_to_the_same_subject_changes_nothing(self, do: Do) -> None:
+        COINS.set("a:1", 10)
+
+        assert do(COINS, "transfer", "a:1", "a:1", 10)
+        assert COINS.get("a:1") == 10
+
+    @pytest.mark.parametrize(
+        ("start", "verb", "arguments", "words"),
+        [
+            row("incr", MAX_INT64, "incr", (), "^Counter 'coins' of a:1: .*:c:coins:a%3A1 beyond 64 bits"),
+            row("incr by less than 0", -1, "incr", (MIN_INT64,), "^Counter 'coins' of a:1: .*beyond 64 bits"),
+            row(
+                "transfer",
+                5,
+                "transfer",
+                ("a:full", 5),
+                "^Counter 'coins' of a:full: .*:c:coins:a%3Afull beyond 64 bits",
+            ),
+        ],
+    )
+    def test_a_total_beyond_64_bits_is_an_error_that_changes_nothing(
+        self, start: int, verb: str, arguments: tuple[Any, ...], words: str, do: Do
+    ) -> None:
+        COINS.set("a:1", start)
+        COINS.set("a:full", MAX_INT64 - 4)
+
+        with pytest.raises(CounterError, match=words):
+            do(COINS, verb, "a:1", *arguments)
+
+        assert (COINS.get("a:1"), COINS.get("a:full"), COINS.get("a:1", TODAY)) == (start, MAX_INT64 - 4, 0)
+
+    def test_a_day_beyond_64_bits_is_an_error_that_changes_nothing(self, do: Do) -> None:
+        COINS.incr("a:1", MAX_INT64)
+        COINS.pop("a:1")
+
+        with pytest.raises(CounterError, match="c:coins:a%3A1:2025-11 beyond 64 bits"):
+            do(COINS, "incr", "a:1")
+
+        assert (COINS.get("a:1"), COINS.get("a:1", TODAY)) == (0, MAX_INT64)
 
 
 @MEMORY
 class TestDays:
-    def test_subjects_names_and_groups_are_apart(self) -> None:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            row("another name", counter("coins")),
+            row("another group", counter("coins", group="till")),
+            row("another name of the group", counter("views", group="shop")),
+            row("a name with a colon", counter("views:2")),
+        ],
+    )
+    @pytest.mark.parametrize("subject", ["user:1", "coins:user:1"])
+    def test_counters_are_apart(self, other: Counter, subject: str) -> None:
         VIEWS.incr("user:1")
         COINS.incr("user:1")
-        others = [counter("coins"), counter("coins", group="till"), counter("views", group="shop"), counter("views:2")]
-        assert [other.get(subject) for other in others for subject in ("user:1", "coins:user:1")] == [0] * 8
-        assert (VIEWS.get("user:2"), COINS.get("user:2")) == (0, 0)
 
-    def test_a_series_has_every_day_over_months_and_years(self, do: Do) -> None:
+        assert other.get(subject) == 0
+
+    @pytest.mark.parametrize("of", [VIEWS, COINS], ids=["without a group", "in a group"])
+    def test_subjects_are_apart(self, of: Counter) -> None:
+        of.incr("user:1")
+
+        assert of.get("user:2") == 0
+
+    def test_a_series_has_every_day(self, do: Do) -> None:
         for days in (0, 40, 75):
             with freeze(START + days * DAY):
                 do(VIEWS, "incr", "user:1", days + 1)
+
         first, last = TODAY - timedelta(days=1), TODAY + timedelta(days=80)
         series = do(VIEWS, "series", "user:1", first, last)
-        assert list(series) == [first + timedelta(days=n) for n in range(82)]
-        assert {day: n for day, n in series.items() if n} == {
-            date(2025, 11, 21): 1, date(2025, 12, 31): 41, date(2026, 2, 4): 76,
-        }  # fmt: skip
-        assert do(VIEWS, "series", "user:1", date.max, date.max) == {date.max: 0}
-        assert len(do(VIEWS, "series", "user:1", TODAY - timedelta(days=3_659), TODAY)) == 3_660
 
-    def test_different_values_are_counted_once_in_all_and_a_day(self, do: Do) -> None:
+        assert list(series) == [first + timedelta(days=n) for n in range(82)]
+        counted = {date(2025, 11, 21): 1, date(2025, 12, 31): 41, date(2026, 2, 4): 76}
+        assert {day: n for day, n in series.items() if n} == counted
+
+    @pytest.mark.parametrize(
+        ("first", "last", "days"),
+        [
+            row("the last day there is", date.max, date.max, 1),
+            row("ten years", TODAY - timedelta(days=3_659), TODAY, 3_660),
+        ],
+    )
+    def test_a_series_may_be(self, first: date, last: date, days: int, do: Do) -> None:
+        series = do(VIEWS, "series", "user:1", first, last)
+
+        assert (len(series), set(series.values())) == (days, {0})
+
+    def test_a_different_value_is_counted_once(self, do: Do) -> None:
+        values = ("a", "b", "a", 7, "7", "", "\ud800", 2**70)
+
+        found = [do(VIEWS, "unique", "page:1", value) for value in values]
+
+        assert found == [True, True, False, True, False, True, True, True]
+        assert do(VIEWS, "unique_count", "page:1") == 6
+
+    def test_a_value_that_was_seen_on_an_earlier_day_counts_again_that_day_alone(self, do: Do) -> None:
         with freeze(START):
-            found = [do(VIEWS, "unique", "page:1", value) for value in ("a", "b", "a", 7, "7", "", "\ud800", 2**70)]
-            assert found == [True, True, False, True, False, True, True, True]
+            assert [do(VIEWS, "unique", "page:1", value) for value in ("a", "b")] == [True, True]
+
         with freeze(START + DAY):
             assert [do(VIEWS, "unique", "page:1", value) for value in ("a", "c")] == [False, True]
-            assert do(VIEWS, "unique_count", "page:1") == 7
-            assert [do(VIEWS, "unique_count", "page:1", TODAY + timedelta(days=n)) for n in (0, 1)] == [6, 2]
-            assert do(VIEWS, "get", "page:1") == 0
+            assert do(VIEWS, "unique_count", "page:1") == 3
+            assert [do(VIEWS, "unique_count", "page:1", TODAY + timedelta(days=n)) for n in (0, 1)] == [2, 2]
 
-    def test_a_day_ends_at_midnight_of_the_zone(self, settings: Any) -> None:
-        """Berlin: 2025-10-26 has 25 hours, 2026-03-29 has 23."""
+    def test_different_values_are_no_units(self, do: Do) -> None:
+        do(VIEWS, "unique", "page:1", "a")
+
+        assert do(VIEWS, "get", "page:1") == 0
+
+    @pytest.mark.parametrize(
+        ("day", "hours"),
+        [
+            row("of 25 hours", date(2025, 10, 26), 25),
+            row("of 23 hours", date(2026, 3, 29), 23),
+            row("of 24 hours", date(2026, 1, 1), 24),
+        ],
+    )
+    def test_a_day_ends_at_midnight_of_the_zone(self, day: date, hours: int, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Europe/Berlin"}
-        for day, hours in ((date(2025, 10, 26), 25), (date(2026, 3, 29), 23), (date(2026, 1, 1), 24)):
-            midnight = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo("Europe/Berlin"))
-            begins = int(midnight.timestamp()) * SECOND
-            ends = begins + hours * 3_600 * SECOND
-            for moment, n in ((begins - 1, 1), (begins, 10), (ends - 1, 100), (ends, 1_000)):
-                with freeze(moment):
-                    VIEWS.incr("user:1", n)
-                    VIEWS.unique("user:1", n)
-            days = [day + timedelta(days=n) for n in (-1, 0, 1)]
-            assert [VIEWS.get("user:1", day) for day in days] == [1, 110, 1_000]
-            assert [VIEWS.unique_count("user:1", day) for day in days] == [1, 2, 1]
+        midnight = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo("Europe/Berlin"))
+        begins = int(midnight.timestamp()) * SECOND
+        ends = begins + hours * 3_600 * SECOND
+
+        for moment, n in ((begins - 1, 1), (begins, 10), (ends - 1, 100), (ends, 1_000)):
+            with freeze(moment):
+                VIEWS.incr("user:1", n)
+                VIEWS.unique("user:1", n)
+
+        days = [day + timedelta(days=n) for n in (-1, 0, 1)]
+        assert [VIEWS.get("user:1", day) for day in days] == [1, 110, 1_000]
+        assert [VIEWS.unique_count("user:1", day) for day in days] == [1, 2, 1]
+
+
+@MEMORY
+class TestTtl:
+    """Of a counter that lives for 60 seconds."""
+
+    SHORT = counter("short", ttl=60)
+
+    @pytest.fixture(autouse=True)
+    def counted(self, memory_store: None) -> None:
+        with freeze(START):
+            self.SHORT.incr("user:1", 5)
+            self.SHORT.unique("user:1", "a")
 
     def test_a_counter_unchanged_for_its_ttl_is_forgotten(self, do: Do) -> None:
-        short = counter("short", ttl=60)
-        with freeze(START):
-            for subject in ("user:1", "user:2"):
-                do(short, "incr", subject, 5)
-                do(short, "unique", subject, "a")
-        with freeze(START + 59 * SECOND):
-            do(short, "take", "user:2", 1)
-            do(short, "unique", "user:2", "a")
         with freeze(START + 60 * SECOND):
-            found = [(do(short, "get", name), do(short, "unique_count", name)) for name in ("user:1", "user:2")]
-            assert (found, do(short, "get", "user:1", TODAY)) == ([(0, 0), (4, 1)], 0)
+            assert do(self.SHORT, "get", "user:1") == 0
+            assert do(self.SHORT, "unique_count", "user:1") == 0
+            assert do(self.SHORT, "get", "user:1", TODAY) == 0
+
+    def test_a_change_lets_a_counter_live_for_its_ttl_again(self, do: Do) -> None:
+        with freeze(START + 59 * SECOND):
+            do(self.SHORT, "take", "user:1", 1)
+            do(self.SHORT, "unique", "user:1", "a")
+
+        with freeze(START + 60 * SECOND):
+            assert do(self.SHORT, "get", "user:1") == 4
+            assert do(self.SHORT, "unique_count", "user:1") == 1
 
 
 @MEMORY
 @pytest.mark.parametrize(
     ("verb", "arguments", "words"),
     [
-        *[("series", (TODAY, TODAY + timedelta(days=n)), "not a range of 1 to 3660") for n in (-1, 3_660)],
-        *[("get", (day,), "is not a date") for day in ("2026-11-21", datetime(2026, 11, 21, tzinfo=UTC), True)],
-        ("series", (TODAY, "2026-11-21"), "is not a date"),
-        *[("incr", (n,), "is not a whole number|does not fit into 64") for n in (MAX_INT64 + 1, 10**5_000, 1.0, True)],
-        ("set", (MIN_INT64 - 1,), "does not fit into 64"), ("take", ("1",), "is not a whole number"),
-        *[("take", (n,), f"{n} is less than 1") for n in (0, MIN_INT64)],
-        ("transfer", ("user:1", -1), "-1 is less than 0"), ("transfer", ("user:1", 1.0), "is not a whole number"),
-        *[("unique", (wrong,), "is not a value to count") for wrong in (None, True, 1.5, b"a", ["a"])],
+        row("a range that ends before it begins", "series", (TODAY, TODAY - timedelta(days=1)), "not a range of 1 to"),
+        row("a range that is too long", "series", (TODAY, TODAY + timedelta(days=3_660)), "not a range of 1 to 3660"),
+        row("a date as a string", "get", ("2026-11-21",), "is not a date"),
+        row("a moment as a date", "get", (datetime(2026, 11, 21, tzinfo=UTC),), "is not a date"),
+        row("a bool as a date", "get", (True,), "is not a date"),
+        row("a last date as a string", "series", (TODAY, "2026-11-21"), "is not a date"),
+        row("a number of 65 bits", "incr", (MAX_INT64 + 1,), "does not fit into 64"),
+        row("a number of thousands of digits", "incr", (10**5_000,), "does not fit into 64"),
+        row("a float", "incr", (1.0,), "is not a whole number"),
+        row("a bool", "incr", (True,), "is not a whole number"),
+        row("a small number of 65 bits", "set", (MIN_INT64 - 1,), "does not fit into 64"),
+        row("a string", "take", ("1",), "is not a whole number"),
+        row("taking nothing", "take", (0,), "0 is less than 1"),
+        row("taking less than nothing", "take", (MIN_INT64,), f"{MIN_INT64} is less than 1"),
+        row("moving less than nothing", "transfer", ("user:1", -1), "-1 is less than 0"),
+        row("moving a float", "transfer", ("user:1", 1.0), "is not a whole number"),
+        row("None as a value", "unique", (None,), "is not a value to count"),
+        row("a bool as a value", "unique", (True,), "is not a value to count"),
+        row("a float as a value", "unique", (1.5,), "is not a value to count"),
+        row("bytes as a value", "unique", (b"a",), "is not a value to count"),
+        row("a list as a value", "unique", (["a"],), "is not a value to count"),
     ],
-)  # fmt: skip
-def test_what_is_no_day_amount_or_value_is_refused(verb: str, arguments: Any, words: str) -> None:
-    for do in (getattr, ado):
-        VIEWS.set("user:1", 5)
-        with pytest.raises(CounterError, match=f"^Counter 'views' of user:1: .*({words})"):
-            do(VIEWS, verb)("user:1", *arguments)
-        assert VIEWS.get("user:1") == 5
+)
+def test_a_wrong_argument_is_an_error_that_changes_nothing(verb: str, arguments: Any, words: str, do: Do) -> None:
+    VIEWS.set("user:1", 5)
+
+    with pytest.raises(CounterError, match=f"^Counter 'views' of user:1: .*({words})"):
+        do(VIEWS, verb, "user:1", *arguments)
+
+    assert VIEWS.get("user:1") == 5
 
 
 @MEMORY
-def test_users_are_subjects_and_requests_and_nobody_are_not_though_limits_are_off(do: Do, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-    do(VIEWS, "incr", User(pk=42))
-    assert [do(VIEWS, "get", "user:42"), do(VIEWS, "take", "user:42")] == [1, True]
-    do(VIEWS, "incr", "ip:2001:DB8::1")
-    assert do(VIEWS, "get", "ip:2001:db8::2") == 1
-    for nobody in (AnonymousUser(), User(), None, "", RequestFactory().get("/")):
-        for verb, arguments in (("incr", (nobody,)), ("transfer", ("user:42", nobody, 1))):
-            with pytest.raises(RuleError):
-                do(VIEWS, verb, *arguments)
+class TestSubjects:
+    @pytest.fixture(autouse=True)
+    def limits_are_off(self, memory_store: None, settings: Any) -> None:
+        """Counters work all the same."""
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
+    @pytest.mark.parametrize("verb", ["get", "take"])
+    def test_a_user_is_the_subject_of_its_key(self, verb: str, do: Do) -> None:
+        do(VIEWS, "incr", User(pk=42))
+
+        assert do(VIEWS, verb, "user:42") == 1
+
+    def test_the_addresses_of_one_client_are_one_subject(self, do: Do) -> None:
+        do(VIEWS, "incr", "ip:2001:DB8::1")
+
+        assert do(VIEWS, "get", "ip:2001:db8::2") == 1
+
+    @pytest.mark.parametrize(
+        "nobody",
+        [
+            row("nobody logged in", AnonymousUser()),
+            row("a user that is not saved", User()),
+            row("None", None),
+            row("an empty string", ""),
+            row("a request", RequestFactory().get("/")),
+        ],
+    )
+    @pytest.mark.parametrize("is_target", [False, True], ids=["counted", "moved to"])
+    def test_it_is_no_subject(self, nobody: Any, is_target: bool, do: Do) -> None:
+        with pytest.raises(RuleError):
+            do(VIEWS, "transfer", "user:42", nobody, 1) if is_target else do(VIEWS, "incr", nobody)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_transfer_between_two_slots_of_a_cluster_names_both_counters_and_the_group() -> None:
-    VIEWS.set("user:1", 5)
-    with pytest.raises(ConfigurationError, match=r"of user:1 and .*of user:2 are in two slots .*group='views'\)"):
-        VIEWS.transfer("user:1", "user:2", 5)
-    assert (VIEWS.get("user:1"), VIEWS.get("user:2")) == (5, 0)
-    assert VIEWS.transfer("user:1", "user:1", 5)
+class TestTransferOnACluster:
+    @pytest.fixture(autouse=True)
+    def five_views(self, cluster: Any) -> None:
+        VIEWS.set("user:1", 5)
+
+    def test_between_two_slots_it_is_an_error_that_names_the_group_to_use(self, do: Do) -> None:
+        with pytest.raises(ConfigurationError, match=r"of user:1 and .*of user:2 are in two slots .*group='views'\)"):
+            do(VIEWS, "transfer", "user:1", "user:2", 5)
+
+        assert (VIEWS.get("user:1"), VIEWS.get("user:2")) == (5, 0)
+
+    def test_within_a_slot_it_needs_no_group(self, do: Do) -> None:
+        assert do(VIEWS, "transfer", "user:1", "user:1", 5)
+
+
+ALL_VERBS: list[tuple[Any, ...]] = [
+    ("incr", 5),
+    ("set", 9),
+    ("take",),
+    ("transfer", "user:2", 1),
+    ("unique", "a"),
+    ("unique", "a"),
+    ("incr", 0),
+    ("get",),
+    ("series", TODAY - timedelta(days=3_000), TODAY),
+    ("unique_count", TODAY),
+    ("pop",),
+]
 
 
 @REDIS
-@pytest.mark.parametrize(("of", "seconds"), [(counter("views", ttl=1_000), 1_000), (VIEWS, 400 * 86_400)])
-def test_a_verb_is_one_call_and_a_key_lives_for_its_ttl_by_default_400_days(
-    raw: redis.Redis, of: Counter, seconds: int
-) -> None:
-    verbs: list[tuple[Any, ...]] = [
-        ("incr", 5), ("set", 9), ("take",), ("transfer", "user:2", 1), ("unique", "a"), ("unique", "a"), ("incr", 0),
-        ("get",), ("series", TODAY - timedelta(days=3_000), TODAY), ("unique_count", TODAY), ("pop",),
-    ]  # fmt: skip
-    for _ in range(2):  # the first round loads the scripts
-        raw.config_resetstat()
-        for verb, *arguments in verbs:
-            getattr(of, verb)("user:1", *arguments)
-            keys = list(raw.scan_iter())
-            assert all(900 * seconds < raw.pttl(key) <= 1_000 * seconds + 1 for key in keys)
-    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == len(verbs)
+def test_each_verb_is_one_call(raw: redis.Redis) -> None:
+    for verb, *arguments in ALL_VERBS:  # loads the scripts
+        getattr(VIEWS, verb)("user:1", *arguments)
+    raw.config_resetstat()
+
+    for verb, *arguments in ALL_VERBS:
+        getattr(VIEWS, verb)("user:1", *arguments)
+
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == len(ALL_VERBS)
+
+
+@REDIS
+@pytest.mark.parametrize(
+    ("of", "seconds"),
+    [row("by default 400 days", VIEWS, 400 * 86_400), row("as long as ttl= says", counter("views", ttl=1_000), 1_000)],
+)
+def test_each_key_lives(raw: redis.Redis, of: Counter, seconds: int) -> None:
+    for verb, *arguments in ALL_VERBS:
+        getattr(of, verb)("user:1", *arguments)
+
+        assert all(900 * seconds < raw.pttl(key) <= 1_000 * seconds + 1 for key in raw.scan_iter()), verb
 
 
 TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-11", "u:views"))
@@ -219,56 +441,106 @@ TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-1
 
 @REDIS
 @pytest.mark.parametrize(
-    ("key", "values", "verbs"),
+    ("key", "value", "verbs"),
     [
-        (
-            TOTAL, [b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"9223372036854775808", ["1"]],
-            [("incr",), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1)],
-        ),
-        (MONTH, [b"12", {"21": "1.5"}], [("incr", 3), ("get", TODAY), ("series", TODAY, TODAY + timedelta(days=90))]),
-        (VALUES, [b"12", b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"], [("unique", "b"), ("unique_count",)]),
+        *[
+            row(f"a total that is {value!r}", TOTAL, value, [
+                ("incr",), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1),
+            ])
+            for value in (b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"9223372036854775808", ["1"])
+        ],
+        *[
+            row(f"a month that is {value!r}", MONTH, value, [
+                ("incr", 3), ("get", TODAY), ("series", TODAY, TODAY + timedelta(days=90)),
+            ])
+            for value in (b"12", {"21": "1.5"})
+        ],
+        *[
+            row(f"values that are {name}", VALUES, value, [("unique", "b"), ("unique_count",)])
+            for name, value in {"a number": b"12", "broken": b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"}.items()
+        ],
     ],
 )  # fmt: skip
-def test_a_key_that_holds_something_else_is_named_and_nothing_changes(
-    raw: redis.Redis, key: str, values: list[Any], verbs: list[Any]
+def test_a_key_that_holds_something_else_is_named_in_an_error_that_changes_nothing(
+    raw: redis.Redis, key: str, value: Any, verbs: list[Any], do: Do
 ) -> None:
-    for value in values:
-        raw.flushall()
-        if isinstance(value, bytes):
-            raw.set(key, value)
-        else:
-            raw.hset(key, mapping=value) if isinstance(value, dict) else raw.rpush(key, *value)
-        raw.expire(key, 7_777)
-        before = raw.dump(key)
-        for verb, *arguments in verbs:
-            with freeze(START), pytest.raises(CounterError, match=f"{key} in the store is not a counter") as error:
-                getattr(VIEWS, verb)("user:1", *arguments)
-            assert (error.value.counter, error.value.subject) == ("views", "user:1")
-        assert ([each.decode() for each in raw.scan_iter()], raw.dump(key)) == ([key], before)
-        assert 7_700 < int(raw.ttl(key)) <= 7_777
+    if isinstance(value, bytes):
+        raw.set(key, value)
+    else:
+        raw.hset(key, mapping=value) if isinstance(value, dict) else raw.rpush(key, *value)
+    raw.expire(key, 7_777)
+    before = raw.dump(key)
+
+    for verb, *arguments in verbs:
+        with freeze(START), pytest.raises(CounterError, match=f"{key} in the store is not a counter") as error:
+            do(VIEWS, verb, "user:1", *arguments)
+        assert (error.value.counter, error.value.subject) == ("views", "user:1")
+
+    assert ([each.decode() for each in raw.scan_iter()], raw.dump(key)) == ([key], before)
+    assert 7_700 < int(raw.ttl(key)) <= 7_777
 
 
-def test_a_wrong_option_is_refused() -> None:
-    wrong: list[tuple[str, list[Any], str]] = [
-        ("name", ["", " ", None], r"is not the name of a counter. Use, for example, 'pageviews'"),
-        ("group", ["", b"shop"], r"is not the group of a counter. Use, for example, group='shop'"),
-        ("ttl", [0.5, timedelta(days=36_601)], r"^ttl=.* is not a duration from 1 second to 36600 days"),
-    ]
-    for option, values, words in wrong:
-        for value in values:
-            with pytest.raises(ConfigurationError, match=words):
-                counter(**{"name": "views", option: value})
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        row("an empty name", "name", "", "is not the name of a counter. Use, for example, 'pageviews'"),
+        row("a blank name", "name", " ", "is not the name of a counter. Use, for example, 'pageviews'"),
+        row("no name", "name", None, "is not the name of a counter. Use, for example, 'pageviews'"),
+        row("an empty group", "group", "", "is not the group of a counter. Use, for example, group='shop'"),
+        row("bytes as a group", "group", b"shop", "is not the group of a counter. Use, for example, group='shop'"),
+        row("a ttl below a second", "ttl", 0.5, "^ttl=.* is not a duration from 1 second to 36600 days"),
+        row("a ttl of centuries", "ttl", timedelta(days=36_601), "^ttl=.* is not a duration from 1 second to 36600"),
+    ],
+)
+def test_a_wrong_option_is_refused(option: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        counter(**{"name": "views", option: value})
+
+
+@pytest.fixture(params=["sync", "async"])
+def is_first(request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """Call `once`, or its async twin."""
+    if request.param == "sync":
+        return once
+    return lambda *given, **options: asyncio.run(aonce(*given, **options))
 
 
 @pytest.mark.usefixtures("either_store")
 class TestOnce:
-    def test_each_name_remembers_until_the_ttl_has_passed_though_limits_are_off(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        for moment, is_first in ((0, True), (9 * SECOND, False), (10 * SECOND - 1, False), (10 * SECOND, True)):
+    @pytest.mark.parametrize(
+        ("later", "is_new"),
+        [
+            row("at once", 0, False),
+            row("just before the ttl has passed", 10 * SECOND - 1, False),
+            row("when the ttl has passed", 10 * SECOND, True),
+        ],
+    )
+    def test_a_value_is_remembered_until_its_ttl_has_passed(
+        self, later: int, is_new: bool, is_first: Callable[..., bool]
+    ) -> None:
+        with freeze(START):
+            assert is_first("event", "e1", ttl=10)
+
+        with freeze(START + later):
+            assert is_first("event", "e1", ttl=10) is is_new
+
+    def test_a_later_call_does_not_remember_a_value_for_longer(self, is_first: Callable[..., bool]) -> None:
+        for moment in (0, 9 * SECOND):
             with freeze(START + moment):
-                assert asyncio.run(aonce("event", "e1", ttl=10)) == is_first
-                assert not once("event", "e1", ttl=10)
-                assert once("payment", moment, ttl=10)
+                is_first("event", "e1", ttl=10)
+
+        with freeze(START + 10 * SECOND):
+            assert is_first("event", "e1", ttl=10)
+
+    def test_each_name_remembers_its_own_values(self, is_first: Callable[..., bool]) -> None:
+        is_first("event", "e1")
+
+        assert is_first("payment", "e1")
+
+    def test_it_remembers_though_limits_are_off(self, is_first: Callable[..., bool], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
+        assert [is_first("event", "e1") for _ in range(2)] == [True, False]
 
     def test_of_many_who_bring_the_same_value_one_is_the_first(self) -> None:
         with ThreadPoolExecutor(8) as threads:
@@ -276,28 +548,81 @@ class TestOnce:
 
 
 @MEMORY
-def test_two_values_of_once_are_one_only_where_their_bytes_are() -> None:
-    values: list[Any] = ["7", 7, b"7", "é", "é".encode(), "e\u0301", "", b"\xff", 2**70, str(2**70), "a b", "a  b"]
-    seen = set[bytes]()
-    for value in values:
-        data = value if isinstance(value, bytes) else str(value).encode()
-        assert once("event", value) == (data not in seen)
-        seen.add(data)
-    for given in (("", "e1"), (7, "e1"), ("event", None), ("event", 1.5), ("event", True)):
+class TestValuesOfOnce:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            row("a number, its digits", 7, "7"),
+            row("a string, its bytes", "é", "é".encode()),
+            row("a large number, its digits", 2**70, str(2**70)),
+        ],
+    )
+    def test_they_are_one_where_their_bytes_are(self, one: Any, other: Any) -> None:
+        once("event", one)
+
+        assert not once("event", other)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            row("two ways to write a letter", "é", "e\u0301"),
+            row("one space, two spaces", "a b", "a  b"),
+            row("nothing, a byte", "", b"\xff"),
+        ],
+    )
+    def test_they_differ_where_their_bytes_do(self, one: Any, other: Any) -> None:
+        once("event", one)
+
+        assert once("event", other)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            row("an empty name", "", "e1"),
+            row("a number as a name", 7, "e1"),
+            row("None as a value", "event", None),
+            row("a float as a value", "event", 1.5),
+            row("a bool as a value", "event", True),
+        ],
+    )
+    def test_it_is_an_error(self, name: Any, value: Any, is_first: Callable[..., bool]) -> None:
         with pytest.raises(RuleError, match=r"is not a name|value="):
-            once(*given)
+            is_first(name, value)
 
 
 @REDIS
-def test_once_keeps_no_secret_is_bounded_and_one_round_trip(raw: redis.Redis, settings: Any) -> None:
-    secret = "4111 1111 1111 1111 " * 1_000
-    assert once("card", secret, ttl=60)
-    (key,) = raw.scan_iter()
-    assert b"4111" not in key + (raw.get(key) or b"")
-    assert len(key) < 100
-    assert 0 < raw.pttl(key) <= 60_001
-    raw.config_resetstat()
-    assert not once("card", secret, ttl=60)
-    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
-    settings.QUOTA = {**settings.QUOTA, "DIGEST_KEY": "another"}
-    assert once("card", secret)
+class TestKeyOfOnce:
+    SECRET = "4111 1111 1111 1111 " * 1_000
+
+    def test_it_does_not_have_the_value(self, raw: redis.Redis) -> None:
+        once("card", self.SECRET)
+
+        (key,) = raw.scan_iter()
+        assert b"4111" not in key + (raw.get(key) or b"")
+
+    def test_it_is_short_however_long_the_value_is(self, raw: redis.Redis) -> None:
+        once("card", self.SECRET)
+
+        (key,) = raw.scan_iter()
+        assert len(key) < 100
+
+    def test_it_lives_for_the_ttl(self, raw: redis.Redis) -> None:
+        once("card", self.SECRET, ttl=60)
+
+        (key,) = raw.scan_iter()
+        assert 0 < raw.pttl(key) <= 60_001
+
+    def test_a_call_is_one_trip(self, raw: redis.Redis) -> None:
+        once("card", self.SECRET)
+        raw.config_resetstat()
+
+        once("card", self.SECRET)
+
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+    def test_another_digest_key_makes_it_another(self, settings: Any) -> None:
+        once("card", self.SECRET)
+
+        settings.QUOTA = {**settings.QUOTA, "DIGEST_KEY": "another"}
+
+        assert once("card", self.SECRET)
