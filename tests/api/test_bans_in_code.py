@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -75,124 +75,287 @@ def signalled() -> Iterator[Mock]:
     banned.disconnect(found)
 
 
-@pytest.mark.usefixtures("either_store", "rules")
-def test_a_ban_refuses_until_its_end_and_says_so(do: Callable[..., Any], signalled: Mock) -> None:
-    with freeze(START):
-        decision: Decision = do(ban, aban, SUBJECT, "search", 600)
-        assert (decision.allowed, decision.enforced, decision.retry_after) == (False, True, 600.0)
-        assert decision.explain() == f"Rule 'search' refuses {SUBJECT}, which is banned; try again in 10 minutes."
-        assert bans_of(SUBJECT) == [("search", 600.0, 1)]
-        assert check("login", SUBJECT).allowed
-        do(ban, aban, SUBJECT, "search", 60)  # changes nothing: it is shorter
-    with freeze(START + 10 * MINUTE - 1):
-        refused = check("search", SUBJECT)
-        assert (refused.allowed, refused.remaining) == (False, 3)
-    with freeze(START + 10 * MINUTE):
-        assert check("search", SUBJECT).remaining == 2
-    signalled.assert_called_once()
-    given = signalled.call_args.kwargs
-    assert (given["rule"].name, given["subject"], given["decision"].retry_after) == ("search", SUBJECT, 600.0)
+Do = Callable[..., Any]
 
 
 @pytest.mark.usefixtures("either_store", "rules")
-def test_unban_lifts_one_or_all_and_counts_them(do: Callable[..., Any]) -> None:
-    with freeze(START):
-        check("search", SUBJECT)
-        for rule in ("search", "login", Rule.make("5/d", "5/d", ban=BAN)):
-            ban(SUBJECT, rule, 600)
-        assert [do(unban, aunban, SUBJECT, "search") for _ in range(2)] == [1, 0]
-        assert check("search", SUBJECT).remaining == 1
-        assert [do(unban, aunban, SUBJECT) for _ in range(2)] == [2, 0]
-        assert bans_of(SUBJECT) == []
-        assert [ban(SUBJECT, "search", seconds).retry_after for seconds in (600, 900)] == [600.0, 900.0]
-        assert reset("search", SUBJECT)
-        assert check("search", SUBJECT).allowed
+class TestInEachStore:
+    def test_a_ban_refuses_at_once(self, do: Do) -> None:
+        with freeze(START):
+            decision: Decision = do(ban, aban, SUBJECT, "search", 600)
+
+            assert (decision.allowed, decision.enforced, decision.retry_after) == (False, True, 600.0)
+            assert bans_of(SUBJECT) == [("search", 600.0, 1)]
+
+    def test_a_ban_refuses_until_its_end(self, do: Do) -> None:
+        with freeze(START):
+            do(ban, aban, SUBJECT, "search", 600)
+
+        with freeze(START + 10 * MINUTE - 1):
+            assert not check("search", SUBJECT)
+        with freeze(START + 10 * MINUTE):
+            assert check("search", SUBJECT)
+
+    def test_what_a_ban_refuses_takes_nothing(self, do: Do) -> None:
+        with freeze(START):
+            do(ban, aban, SUBJECT, "search", 600)
+
+            assert check("search", SUBJECT).remaining == 3
+
+    def test_a_ban_from_one_rule_leaves_the_others(self, do: Do) -> None:
+        with freeze(START):
+            do(ban, aban, SUBJECT, "search", 600)
+
+            assert check("login", SUBJECT)
+
+    def test_a_shorter_ban_changes_nothing(self, do: Do) -> None:
+        with freeze(START):
+            do(ban, aban, SUBJECT, "search", 600)
+
+            do(ban, aban, SUBJECT, "search", 60)
+
+            assert bans_of(SUBJECT) == [("search", 600.0, 1)]
+
+    def test_a_ban_is_signalled_once(self, do: Do, signalled: Mock) -> None:
+        with freeze(START):
+            for seconds in (600, 60):
+                do(ban, aban, SUBJECT, "search", seconds)
+
+        signalled.assert_called_once()
+        given = signalled.call_args.kwargs
+        assert (given["rule"].name, given["subject"], given["decision"].retry_after) == ("search", SUBJECT, 600.0)
+
+    @pytest.mark.parametrize(
+        ("named", "number"), [([], 2), (["search"], 1), (["without"], 0)], ids=["all", "of a rule", "of another rule"]
+    )
+    def test_unban_counts_the_bans_that_it_lifts(self, named: list[str], number: int, do: Do) -> None:
+        with freeze(START):
+            for rule in ("search", Rule.make("5/d", "5/d", ban=BAN)):
+                ban(SUBJECT, rule, 600)
+
+            assert do(unban, aunban, SUBJECT, *named) == number
+            assert len(bans_of(SUBJECT)) == 2 - number
+
+    def test_unban_has_nothing_to_lift_the_second_time(self, do: Do) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+
+            assert [do(unban, aunban, SUBJECT) for _ in range(2)] == [1, 0]
+
+    def test_unban_leaves_what_was_counted(self, do: Do) -> None:
+        with freeze(START):
+            check("search", SUBJECT)
+            ban(SUBJECT, "search", 600)
+
+            do(unban, aunban, SUBJECT, "search")
+
+            assert check("search", SUBJECT).remaining == 1
+
+    def test_a_longer_ban_replaces_a_shorter_one(self, do: Do) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+
+            assert do(ban, aban, SUBJECT, "search", 900).retry_after == 900.0
+            assert not check("search", SUBJECT)
+
+    def test_a_reset_of_the_rule_lifts_the_ban(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+
+            assert reset("search", SUBJECT)
+            assert check("search", SUBJECT)
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestResetOfASubject:
+    """A user with a ban and with counts of two rules."""
+
+    @pytest.fixture(autouse=True)
+    def user(self, either_store: None, rules: None) -> Iterator[User]:
+        user = User(pk=7)
+        with freeze(START):
+            check("search", user)
+            check("5/h", user, name="of-the-view")
+            ban(user, "login", 600)
+            yield user
+
+    def test_it_says_what_it_forgot(self, user: User) -> None:
+        report = reset_subject(user)
+
+        assert report.dropped == 3
+        assert {"search", "login", "of-the-view"} <= set(report.rules)
+
+    @pytest.mark.parametrize(
+        ("rate", "name", "limit"),
+        [("3/m", "search", 3), ("5/h", "of-the-view", 5)],
+        ids=["a rule of the settings", "a rule of a call"],
+    )
+    def test_it_forgets_the_count_of(self, rate: str, name: str, limit: int, user: User) -> None:
+        reset_subject(user)
+
+        assert peek(rate, user, name=name).remaining == limit
+
+    def test_it_lifts_bans(self, user: User) -> None:
+        reset_subject(user)
+
+        assert check("login", user)
+
+    def test_it_leaves_other_subjects(self, user: User) -> None:
+        check("search", "user:8")
+
+        reset_subject(user)
+
+        assert peek("search", "user:8").remaining == 2
 
 
 @in_memory
 class TestBan:
-    def test_it_is_one_in_the_row_of_the_bans_of_its_rule(self) -> None:
+    def test_it_explains_itself(self) -> None:
+        decision = ban(SUBJECT, "search", 600)
+
+        assert decision.explain() == f"Rule 'search' refuses {SUBJECT}, which is banned; try again in 10 minutes."
+
+    def test_the_next_ban_of_the_limiter_is_the_second_one(self) -> None:
+        """Which lasts longer."""
         with freeze(START):
             ban(SUBJECT, "login", 60)
+
         with freeze(START + 2 * MINUTE):
             for _ in range(3):
                 check("login", SUBJECT)
             assert bans_of(SUBJECT) == [("login", 3_600.0, 2)]
 
-    def test_subjects_may_be_users_and_requests_and_rules_those_of_views_and_objects(self) -> None:
+    def test_a_user_can_be_banned(self) -> None:
         ban(User(pk=42), "search", 600)
+
         assert not check("search", "user:42")
+
+    def test_the_client_of_a_request_can_be_banned(self) -> None:
         asked = get(HTTP_X_KEY="secret")
+
         assert ban(asked, "by-header", 600).subject == check("by-header", asked).subject
         assert not check("by-header", asked)
-        assert check("by-header", get(HTTP_X_KEY="other")).allowed
-        assert unban(asked, "by-header") == 1
-        assert ban(SimpleNamespace(_request=asked), "search", 600).subject == SUBJECT  # as frameworks wrap it
-        for rule in ("of-the-view", Rule.make("own", "2/m", ban=BAN), "tiers", "dynamic", "values"):
-            assert not ban(SUBJECT, rule, 600)
-        assert [rule for rule, _, _ in bans_of(SUBJECT)][:3] == ["dynamic", "of-the-view", "own"]
-        for rule in ("tiers", "dynamic", "values"):  # whose rate only a request knows
-            assert check(rule, get(HTTP_X_DEVICE="d")).outcomes[0].why == "banned"
+        assert check("by-header", get(HTTP_X_KEY="other"))
 
-    def test_if_limiting_is_off_it_does_nothing(self, settings: Any, signalled: Mock) -> None:
+    def test_the_ban_of_the_client_of_a_request_is_lifted_by_the_request(self) -> None:
+        asked = get(HTTP_X_KEY="secret")
+        ban(asked, "by-header", 600)
+
+        assert unban(asked, "by-header") == 1
+        assert check("by-header", asked)
+
+    def test_the_request_of_a_framework_is_one_too(self) -> None:
+        assert ban(SimpleNamespace(_request=get()), "search", 600).subject == SUBJECT
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            pytest.param("of-the-view", id="a rule of a view"),
+            pytest.param(Rule.make("own", "2/m", ban=BAN), id="an object"),
+            pytest.param("tiers", id="a rule with tiers"),
+            pytest.param("dynamic", id="a rule whose rate is a function"),
+            pytest.param("values", id="a rule that counts different values"),
+        ],
+    )
+    def test_it_refuses_under(self, rule: Any) -> None:
+        assert not ban(SUBJECT, rule, 600)
+        assert [name for name, _, _ in bans_of(SUBJECT)] == [rule if isinstance(rule, str) else rule.name]
+
+    @pytest.mark.parametrize("rule", ["tiers", "dynamic", "values"])
+    def test_it_refuses_where_only_a_request_knows_the_rate(self, rule: str) -> None:
+        ban(SUBJECT, rule, 600)
+
+        assert check(rule, get(HTTP_X_DEVICE="d")).outcomes[0].why == "banned"
+
+    def test_while_limiting_is_off_it_does_nothing(self, settings: Any, signalled: Mock) -> None:
         before = settings.QUOTA
         settings.QUOTA = {**before, "ENABLED": False}
+
         assert ban(SUBJECT, "search", 600).allowed
+
         settings.QUOTA = before
-        assert (bans_of(SUBJECT), signalled.called) == ([], False)
+        assert bans_of(SUBJECT) == []
+        assert not signalled.called
 
     @pytest.mark.parametrize(
         ("rule", "problem"),
         [
-            ("shadow", "Rule 'shadow' is a shadow, which never refuses"), ("10/mm", "'mm' is not a unit"),
-            ("unlimited", "Rule 'unlimited' has no rate, so it never asks the store"),
-            ("without", "Rule 'without' has no ban=, so its checks look for no ban. .* quota_override set"),
-            ("serach", "no rule of the settings or the views. Did you mean 'search'"),
+            pytest.param("shadow", "Rule 'shadow' is a shadow, which never refuses", id="under a shadow rule"),
+            pytest.param("10/mm", "'mm' is not a unit", id="under a wrong rate"),
+            pytest.param(
+                "unlimited",
+                "Rule 'unlimited' has no rate, so it never asks the store",
+                id="under a rule without a rate",
+            ),
+            pytest.param(
+                "without",
+                "Rule 'without' has no ban=, so its checks look for no ban. .* quota_override set",
+                id="under a rule without ban=",
+            ),
+            pytest.param(
+                "serach",
+                "no rule of the settings or the views. Did you mean 'search'",
+                id="under a misspelled rule",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_a_ban_without_effect_is_an_error(self, rule: str, problem: str) -> None:
         with pytest.raises(RuleError, match=problem):
             ban(SUBJECT, rule, 600)
 
 
 @on_redis
-def test_events_show_it_and_without_events_it_bans_and_tells_nobody(settings: Any, raw: Any, signalled: Mock) -> None:
-    with freeze(START):
+class TestEvents:
+    def test_a_ban_is_an_event(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+
+        (event,) = json_of("quota_events", last=9)
+        shown = [event[name] for name in ("kind", "rule", "subject", "until", "level", "capacity", "remaining")]
+        assert shown == ["banned", "search", SUBJECT, "2025-11-21T04:50:00+00:00", 1, 3, 3]
+
+    @pytest.fixture
+    def no_events(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+    @pytest.mark.usefixtures("no_events")
+    def test_without_events_it_refuses(self) -> None:
+        assert not ban(SUBJECT, "search", 600)
+        assert not check("search", SUBJECT)
+
+    @pytest.mark.usefixtures("no_events")
+    def test_without_events_it_writes_none(self, raw: Any) -> None:
         ban(SUBJECT, "search", 600)
-    (event,) = json_of("quota_events", last=9)
-    shown = [event[name] for name in ("kind", "rule", "subject", "until", "level", "capacity", "remaining")]
-    assert shown == ["banned", "search", SUBJECT, "2025-11-21T04:50:00+00:00", 1, 3, 3]
-    raw.flushdb()
-    signalled.reset_mock()
-    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
-    assert not ban(SUBJECT, "search", 600)
-    assert not [key for key in raw.scan_iter() if b"events" in key or key.endswith(b":bans")]
-    assert not signalled.called
+
+        assert not [key for key in raw.scan_iter() if b"events" in key or key.endswith(b":bans")]
+
+    @pytest.mark.usefixtures("no_events")
+    def test_without_events_it_is_not_signalled(self, signalled: Mock) -> None:
+        ban(SUBJECT, "search", 600)
+
+        assert not signalled.called
 
 
 @in_memory
-def test_what_is_no_subject_is_an_error_and_so_is_no_answer() -> None:
-    for subject in ("", "ip:nothing", 5, None, User()):
-        for verb, given in ((ban, ("search", 600)), (unban, ()), (reset_subject, ())):
-            with pytest.raises(RuleError):
-                verb(cast("Any", subject), *given)
+@pytest.mark.parametrize(
+    ("verb", "given"),
+    [(ban, ("search", 600)), (unban, ()), (reset_subject, ())],
+    ids=["ban", "unban", "reset_subject"],
+)
+@pytest.mark.parametrize(
+    "subject",
+    ["", "ip:nothing", 5, None, User()],
+    ids=["nothing", "no address", "a number", "None", "a user that is not saved"],
+)
+def test_a_wrong_subject_is_an_error(verb: Callable[..., Any], given: tuple[Any, ...], subject: Any) -> None:
+    with pytest.raises(RuleError):
+        verb(subject, *given)
+
+
+@in_memory
+def test_a_reset_that_the_store_does_not_answer_is_an_error() -> None:
     with no_answer(), pytest.raises(StoreUnavailable):
         reset_subject(SUBJECT)
-
-
-@pytest.mark.usefixtures("either_store", "rules")
-def test_a_subject_is_reset_under_all_its_rules() -> None:
-    with freeze(START):
-        user = User(pk=7)
-        check("search", user)
-        check("5/h", user, name="of-the-view")
-        ban(user, "login", 600)
-        check("search", "user:8")
-        report = reset_subject(user)
-        assert report.dropped == 3
-        assert {"search", "login", "of-the-view"} <= set(report.rules)
-        assert (peek("search", user).remaining, peek("search", "user:8").remaining) == (3, 2)
-        assert check("login", user).allowed
 
 
 @on_redis
@@ -204,8 +367,10 @@ def test_a_subject_is_reset_under_all_its_rules() -> None:
 def test_no_later_event_forgets_a_longer_ban(raw: Any, rate: str, options: dict[str, Any], times: int) -> None:
     with freeze(START):
         ban(SUBJECT, "search", 2 * 86_400)
+
         for _ in range(times):
             check(rate, SUBJECT, name="other", **options)
         ban(SUBJECT, "login", 60)
+
     for key in (f"quota:1:{{{SUBJECT}}}:s", "quota:1:{!}:bans"):
         assert raw.ttl(key) > 86_400
