@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -22,6 +22,7 @@ from tests.support.steps import START
 
 IP = "ip:127.0.0.1"
 MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+SIZE = f"{__name__}.size"
 
 
 def size(request: HttpRequest, response: HttpResponse) -> int:
@@ -96,13 +97,17 @@ urlpatterns = [
 pytestmark = [pytest.mark.urls(__name__), pytest.mark.usefixtures("memory_store")]
 
 
-@pytest.fixture(params=["middleware", "alone"], autouse=True)
-def site(request: pytest.FixtureRequest, memory_store: None, settings: Any) -> Iterator[None]:
-    settings.MIDDLEWARE = MIDDLEWARE if request.param == "middleware" else []
-    rules = {"bytes-of-settings": {"rate": "1000/h", "settle": f"{__name__}.size"}}
-    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+@pytest.fixture(autouse=True)
+def rules(memory_store: None, settings: Any) -> Iterator[None]:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"bytes-of-settings": {"rate": "1000/h", "settle": SIZE}}}
     with freeze(START):
         yield
+
+
+@pytest.fixture(params=["middleware", "alone"])
+def site(request: pytest.FixtureRequest, rules: None, settings: Any) -> None:
+    """The views with the middleware, and with their decorators alone."""
+    settings.MIDDLEWARE = MIDDLEWARE if request.param == "middleware" else []
 
 
 def ask(where: str, **query: Any) -> Any:
@@ -119,36 +124,93 @@ def left(name: str = "bytes", rate: str = "1000/h") -> int | None:
     return peek(rate, IP, name=name).remaining
 
 
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("where", ["sync", "async", "class"])
-def test_the_real_cost_replaces_the_estimate_and_what_does_not_count_is_given_back(where: str) -> None:
-    response = ask(where, size=300)
-    assert (response.status_code, left()) == (200, 700)
-    assert '"bytes";r=700' in response.headers["RateLimit"]
-    queries: list[tuple[dict[str, Any], int, int]] = [
-        *(({"status": status}, status, 5) for status in (200, 302, 400)),
-        ({"what": "refused"}, 429, 5), ({"what": "missing"}, 404, 4), ({"what": "denied"}, 403, 3),
-        ({"what": "broken"}, 500, 2), ({"status": 401}, 401, 1), ({"status": 401}, 401, 0), ({}, 429, 0),
-    ]  # fmt: skip
-    for query, status, remaining in queries:  # an error counts as its status
-        assert (ask(where, **query).status_code, left("failed", "5/h")) == (status, remaining)
+class TestView:
+    def test_the_real_cost_replaces_the_estimate(self, where: str) -> None:
+        assert ask(where, size=300).status_code == 200
+        assert left() == 700
+
+    def test_the_headers_have_the_real_cost(self, where: str) -> None:
+        assert '"bytes";r=700' in ask(where, size=300).headers["RateLimit"]
+
+    @pytest.mark.parametrize(
+        ("query", "status"),
+        [
+            pytest.param({"status": 200}, 200, id="OK"),
+            pytest.param({"status": 302}, 302, id="a redirect"),
+            pytest.param({"status": 400}, 400, id="a bad request"),
+            pytest.param({"what": "refused"}, 429, id="a refusal within the view"),
+        ],
+    )
+    def test_what_does_not_count_is_given_back_after(self, query: dict[str, Any], status: int, where: str) -> None:
+        assert ask(where, **query).status_code == status
+        assert left("failed", "5/h") == 5
+
+    @pytest.mark.parametrize(
+        ("query", "status"),
+        [
+            pytest.param({"what": "missing"}, 404, id="Http404"),
+            pytest.param({"what": "denied"}, 403, id="PermissionDenied"),
+            pytest.param({"what": "broken"}, 500, id="an error of the view"),
+            pytest.param({"status": 401}, 401, id="a response"),
+        ],
+    )
+    def test_what_counts_stays_spent_after(self, query: dict[str, Any], status: int, where: str) -> None:
+        """An error counts as its status."""
+        assert ask(where, **query).status_code == status
+        assert left("failed", "5/h") == 4
+
+    def test_what_counts_uses_up_the_limit(self, where: str) -> None:
+        for _ in range(5):
+            ask(where, status=401)
+
+        assert ask(where).status_code == 429
+        assert left("failed", "5/h") == 0
 
 
-def test_a_stream_is_settled_at_its_end_and_a_client_that_left_pays_the_estimate() -> None:
-    response = ask("stream")
-    assert left() == 999
-    assert b"".join(response.streaming_content) == b"x" * 300
-    assert left() == 700
-    response.close()
-    assert left() == 700
-    response = ask("stream")
-    assert next(iter(response)) == b"x" * 100
-    response.close()
-    assert left() == 600
+@pytest.mark.usefixtures("site")
+class TestStream:
+    def test_until_its_end_the_estimate_is_spent(self) -> None:
+        ask("stream")
 
+        assert left() == 999
+
+    def test_it_is_settled_at_its_end(self) -> None:
+        response = ask("stream")
+
+        assert b"".join(response.streaming_content) == b"x" * 300
+        assert left() == 700
+
+    def test_it_is_settled_once(self) -> None:
+        response = ask("stream")
+        b"".join(response.streaming_content)
+
+        response.close()
+
+        assert left() == 700
+
+    def test_a_client_that_left_pays_for_what_was_sent(self) -> None:
+        response = ask("stream")
+        assert next(iter(response)) == b"x" * 100
+
+        response.close()
+
+        assert left() == 900
+
+    def test_an_async_stream_is_settled_at_its_end(self) -> None:
+        async def read() -> None:
+            response: Any = await AsyncClient().get("/astream/")
+            assert [part async for part in response] == [b"x" * 100] * 3
+
+        asyncio.run(read())
+
+        assert left() == 700
+
+
+@pytest.mark.usefixtures("site")
+def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
     async def leave() -> None:
-        response: Any = await AsyncClient().get("/astream/")
-        assert [part async for part in response] == [b"x" * 100] * 3
-        assert left() == 300
         has_begun.append(begun := asyncio.Event())
         task = asyncio.create_task(AsyncClient().get("/endless/"))
         await begun.wait()
@@ -157,79 +219,130 @@ def test_a_stream_is_settled_at_its_end_and_a_client_that_left_pays_the_estimate
             await task
 
     asyncio.run(leave())
-    assert left() == 200
+
+    assert left() == 900
 
 
-def test_rules_of_the_settings_take_dotted_paths_and_two_calls_of_the_store(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left()
-    calls = calls_of(monkeypatch)
-    ask("settings", size=40)
-    assert len(calls) == 2
-    assert peek("bytes-of-settings", IP).remaining == 960
-    if settings.MIDDLEWARE:  # which also applies rules of its own
-        rule = {"rate": "1000/h", "settle": f"{__name__}.size", "match": "/"}
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": rule}}
-        assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
+@pytest.mark.usefixtures("site")
+class TestRuleOfTheSettings:
+    def test_it_takes_the_dotted_path_of_a_function(self) -> None:
+        ask("settings", size=40)
+
+        assert peek("bytes-of-settings", IP).remaining == 960
+
+    def test_a_request_is_two_calls_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        left()
+        calls = calls_of(monkeypatch)
+
+        ask("settings", size=40)
+
+        assert len(calls) == 2
 
 
-def test_a_wrong_cost_is_an_error_stays_spent_and_leaves_no_other_unsettled(caplog: pytest.LogCaptureFixture) -> None:
-    request = RequestFactory().get("/")
-    for name, cost in (("wrong", 1.5), ("right", 3)):
-        made = Rule.make(name, "100/h", cost=10, settle=lambda request, response, cost=cost: cost)
-        apply_decision(request, decide(request, made))
-    with pytest.raises(RuleError, match=r"settle= of rule 'wrong' returned 1.5. Return a whole number"):
+def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": {"rate": "1000/h", "settle": SIZE, "match": "/"}}}
+
+    assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
+
+
+class TestWrongCost:
+    @pytest.fixture
+    def answered(self) -> HttpRequest:
+        """A request under two rules, one of which has a wrong cost."""
+        request = RequestFactory().get("/")
+        for name, cost in (("wrong", 1.5), ("right", 3)):
+            made = Rule.make(name, "100/h", cost=10, settle=lambda request, response, cost=cost: cost)
+            apply_decision(request, decide(request, made))
+        return request
+
+    def test_it_is_an_error(self, answered: HttpRequest) -> None:
+        with pytest.raises(RuleError, match=r"settle= of rule 'wrong' returned 1.5. Return a whole number"):
+            settle(answered, HttpResponse())
+
+    def test_its_estimate_stays_spent(self, answered: HttpRequest) -> None:
+        with pytest.raises(RuleError):
+            settle(answered, HttpResponse())
+
+        assert left("wrong", "100/h") == 90
+
+    def test_it_leaves_no_other_rule_unsettled(self, answered: HttpRequest) -> None:
+        with pytest.raises(RuleError):
+            settle(answered, HttpResponse())
+
+        assert left("right", "100/h") == 97
+
+    def test_that_of_a_stream_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        view: Any = quota("1000/h", name="stream", settle=lambda request, response: -1)(
+            lambda request: StreamingHttpResponse([b"x"])
+        )
+
+        view(RequestFactory().get("/")).close()
+
+        assert "the estimate stays spent" in caplog.text
+        assert left("stream") == 999
+
+
+class TestBodyReadLate:
+    """A rule by a field of the body is decided in a second step."""
+
+    FREE: ClassVar[dict[str, Any]] = {"count_when": lambda response: False}
+
+    def posted(self) -> HttpRequest:
+        return RequestFactory().post("/", {"phone": "123"})
+
+    def test_what_does_not_count_is_given_back_in_both_steps(self) -> None:
+        of_ip = Rule.make("ip", "10/h", **self.FREE)
+        of_phone = Rule.make("phone", "10/h", key="post:phone", **self.FREE)
+        request = self.posted()
+        decision = decide(request, [of_ip, of_phone])
+        assert [outcome.remaining for outcome in decision.outcomes] == [9, 9]
+
         settle(request, HttpResponse())
-    assert (left("wrong", "100/h"), left("right", "100/h")) == (90, 97)
-    view: Any = quota("1000/h", name="stream", settle=lambda request, response: -1)(
-        lambda request: StreamingHttpResponse([b"x"])
-    )
-    view(request).close()
-    assert "the estimate stays spent" in caplog.text
-    assert left("stream") == 999
 
+        assert peek(of_ip, IP).remaining == 10
+        assert peek(of_phone, decision.outcomes[1].subject).remaining == 10
 
-def test_a_body_read_late_gives_all_back_in_both_steps_and_a_refused_one_nothing() -> None:
-    free = {"count_when": lambda response: False}
-    rules: Any = [Rule.make("ip", "10/h", **free), Rule.make("phone", "10/h", key="post:phone", **free)]
-    request = RequestFactory().post("/", {"phone": "123"})
-    decision = decide(request, rules)
-    assert [outcome.remaining for outcome in decision.outcomes] == [9, 9]
-    settle(request, HttpResponse())
-    assert peek(rules[1], decision.outcomes[1].subject).remaining == left("ip", "10/h") == 10
-    for key in ("post:phone", "ip"):
-        request = RequestFactory().post("/", {"phone": "123"})
-        assert not decide(request, [rules[0], Rule.make("shut", "0/h", key=key)])
+    @pytest.mark.parametrize("key", ["post:phone", "ip"], ids=["the second step", "the first step"])
+    def test_nothing_is_given_back_twice_if_it_was_refused_in(self, key: str) -> None:
+        request = self.posted()
+        assert not decide(request, [Rule.make("ip", "10/h", **self.FREE), Rule.make("shut", "0/h", key=key)])
+
         settle(request, HttpResponse(status=429))
+
         assert left("ip", "10/h") == 10
 
+    def test_a_refusal_in_the_second_step_leaves_the_day_of_an_exempt_subject_alone(self) -> None:
+        override("x 0 0 ", "free", IP)
+        rules = [Rule.make("free", "10/h", daily=True), Rule.make("shut", "0/h", key="post:phone")]
 
-def test_a_request_that_its_second_step_refuses_leaves_the_day_of_an_exempt_subject_alone() -> None:
-    override("x 0 0 ", "free", IP)
-    rules = [Rule.make("free", "10/h", daily=True), Rule.make("shut", "0/h", key="post:phone")]
-    assert decide(RequestFactory().get("/"), rules[:1])
-    assert not decide(RequestFactory().post("/", {"phone": "123"}), rules)
-    assert count_what_waits()
-    assert checks_of(IP) == {"free": (1, 0)}
+        assert decide(RequestFactory().get("/"), rules[:1])
+        assert not decide(self.posted(), rules)
 
+        assert count_what_waits()
+        assert checks_of(IP) == {"free": (1, 0)}
 
-@pytest.mark.parametrize(("block", "remaining"), [(True, 9), (False, 10)])
-def test_a_request_that_its_second_step_refuses_stays_counted_where_refusals_count(block: bool, remaining: int) -> None:
-    first = Rule.make("first", "10/h", count_refused=True, block=block)
-    request = RequestFactory().post("/", {"phone": "123"})
-    assert not decide(request, [first, Rule.make("shut", "0/h", key="post:phone")])
-    assert peek(first, IP).remaining == remaining
+    @pytest.mark.parametrize(
+        ("block", "remaining"), [(True, 9), (False, 10)], ids=["counted where they count", "given back elsewhere"]
+    )
+    def test_refusals_in_the_second_step_are(self, block: bool, remaining: int) -> None:
+        first = Rule.make("first", "10/h", count_refused=True, block=block)
+
+        assert not decide(self.posted(), [first, Rule.make("shut", "0/h", key="post:phone")])
+
+        assert peek(first, IP).remaining == remaining
 
 
 def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once() -> None:
     options: Any = {"daily": True, "count_when": lambda response: response.status_code == 200}
     rules = [Rule.make("same", rate, **options) for rate in ("10/m", "100/h")]
     override("x 0 0 ", "same", IP)
+
     for status in (200, 200, 404):
         request = RequestFactory().get("/")
         assert decide(request, rules)
         settle(request, HttpResponse(status=status))
+
     assert count_what_waits()
     assert (checks_of(IP), units_of(IP)) == ({"same": (2, 0)}, {"same": 2})
 
@@ -237,13 +350,27 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"settle": 5}, "settle=5 is not a function. Use, for example, lambda request, response"),
-        ({"count_when": "path.to"}, "count_when='path.to' is not a function. Use, for example, lambda resp"),
-        ({"count_when": bool, "distinct": True}, "count_when= cannot be combined with distinct="),
-        ({"settle": asize}, r"settle=.*asize is async, but the view is not"),
-        ({"name": "same", "count_when": bool}, "same"),
+        pytest.param(
+            {"settle": 5},
+            "settle=5 is not a function. Use, for example, lambda request, response",
+            id="settle= is a number",
+        ),
+        pytest.param(
+            {"count_when": "path.to"},
+            "count_when='path.to' is not a function. Use, for example, lambda resp",
+            id="count_when= is a string",
+        ),
+        pytest.param(
+            {"count_when": bool, "distinct": True},
+            "count_when= does not go with distinct=",
+            id="count_when= of different values",
+        ),
+        pytest.param(
+            {"settle": asize}, r"settle=.*asize is async, but the view is not", id="an async function, a sync view"
+        ),
+        pytest.param({"name": "same", "count_when": bool}, "same", id="two rules of one name"),
     ],
 )
-def test_wrong_options_are_named_at_import(options: Any, message: str) -> None:
+def test_a_wrong_option_is_an_error_at_import(options: Any, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         quota("9/h", **options)(quota("1/m", name="same")(answer))
