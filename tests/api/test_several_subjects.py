@@ -1,7 +1,8 @@
 """Several rules, subjects and costs in one call: all of them count, or none."""
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
@@ -28,107 +29,245 @@ def left(*places: tuple[str, str]) -> list[int | None]:
     ]
 
 
+both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+def run(verb: Any, is_async: bool, *given: Any) -> Any:
+    """Call `check_all` or `peek_all`, or its async twin."""
+    twins = {check_all: acheck_all, peek_all: apeek_all}
+    return asyncio.run(twins[verb](*given)) if is_async else verb(*given)
+
+
 class TestCheckAll:
-    def test_all_entries_count_in_one_call_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture(autouse=True)
+    def the_minute_stands(self) -> Iterator[None]:
         with freeze(START):
-            left()
-            calls = calls_of(monkeypatch)
-            decision = check_all(ENTRIES)
-            assert len(calls) == 1
-            assert [(each.rule, each.subject, each.cost, each.remaining) for each in decision.outcomes] == [
-                ("rpm", USER, 1, 2), ("tpm", USER, 900, 100), ("org-tpm", ORG, 900, 600),
-            ]  # fmt: skip
-            assert (decision.rule, left()) == ("tpm", [2, 100, 600])
+            yield
 
-    @pytest.mark.parametrize("is_async", [False, True])
-    def test_if_one_refuses_none_counts_and_a_look_counts_nothing(
-        self, is_async: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def do(verb: Any, averb: Any, entries: Any) -> Any:
-            return asyncio.run(averb(entries)) if is_async else verb(entries)
+    @both
+    def test_each_entry_counts_its_cost(self, is_async: bool) -> None:
+        decision = run(check_all, is_async, ENTRIES)
 
-        with freeze(START):
-            check("org-tpm", ORG, 1_000)
-            decision = do(check_all, acheck_all, ENTRIES)
-            assert (decision.allowed, decision.rule, decision.subject) == (False, "org-tpm", ORG)
-            with pytest.raises(QuotaExceeded, match="org-tpm"):
-                reserve_all(ENTRIES)
-            calls = calls_of(monkeypatch)
-            for entries, allowed in ((ENTRIES, False), ([*ENTRIES[:2], ("org-tpm", ORG, 500)], True)):
-                decision = do(peek_all, apeek_all, entries)
-                assert (decision.allowed, decision.rule) == (allowed, "org-tpm")
-                assert [each.remaining for each in decision.outcomes] == [3, 1_000, 500]
-            assert len(calls) == 2
-            assert left() == [3, 1_000, 500]
-        with freeze(START + 61 * SECOND):  # nothing comes back that was never taken
-            assert left() == [3, 1_000, 1_500]
+        assert [(each.rule, each.subject, each.cost, each.remaining) for each in decision.outcomes] == [
+            ("rpm", USER, 1, 2),
+            ("tpm", USER, 900, 100),
+            ("org-tpm", ORG, 900, 600),
+        ]
+        assert left() == [2, 100, 600]
 
-    def test_rates_rules_users_and_requests_are_entries_too(self) -> None:
-        rule = Rule.make("per-key", "9/m", key="header:X-Key")
-        user = User(pk=5)
-        decision = check_all([("7/h", user), ("7/h", "ip:192.0.2.9"), (rule, get(HTTP_X_KEY="k"), 4)])
-        assert [outcome.subject.partition(":")[0] for outcome in decision.outcomes] == ["user", "ip", "header.x-key"]
-        assert [outcome.remaining for outcome in decision.outcomes] == [6, 6, 5]
+    @both
+    def test_all_entries_are_one_call_of_the_store(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        left()
+        calls = calls_of(monkeypatch)
+
+        run(check_all, is_async, ENTRIES)
+
+        assert len(calls) == 1
+
+    def test_the_decision_is_that_of_the_limit_that_is_nearest(self) -> None:
+        assert check_all(ENTRIES).rule == "tpm"
 
     @pytest.mark.parametrize(
-        ("entries", "message"),
+        ("entry", "kind", "remaining"),
         [
-            ([], "There is no entry. Use, for example, "), ("rpm", "'rpm' is not a list of entries"),
-            ([("rpm", USER), "tpm"], "'tpm' is not .rule, subject., .rule, subject, cost. or .rule, subject, cost, ti"),
-            ([("rpm", USER, 1, "team")], "Rule 'rpm' has no tier 'team'"),
-            ([("tpm", USER, 1), ("rpm", USER), ("tpm", USER, 2)], "Rule 'tpm' is listed twice for user:42. Give it on"),
-            ([("tpm", USER, -1)], "-1"), ([("tpmm", USER)], "Did you mean 'tpm'"),
-            ([("rpm", f"user:{number}") for number in range(1_001)], "more than 1,000 entries. Split them"),
+            pytest.param(("7/h", User(pk=5)), "user", 6, id="a rate, a user"),
+            pytest.param(("7/h", "ip:192.0.2.9"), "ip", 6, id="a rate, an address"),
+            pytest.param(
+                (Rule.make("per-key", "9/m", key="header:X-Key"), get(HTTP_X_KEY="k"), 4),
+                "header.x-key",
+                5,
+                id="a rule, a request, a cost",
+            ),
         ],
-    )  # fmt: skip
-    def test_wrong_entries_are_named(self, entries: Any, message: str) -> None:
-        for verb in (check_all, peek_all, reserve_all):
-            with pytest.raises(RuleError, match=message):
-                verb(entries)
+    )
+    def test_an_entry_may_be(self, entry: Any, kind: str, remaining: int) -> None:
+        (outcome,) = check_all([entry]).outcomes
+
+        assert (outcome.subject.partition(":")[0], outcome.remaining) == (kind, remaining)
+
+
+class TestRefusal:
+    """Of the last entry, which has 500 left of the 900 that are asked for."""
+
+    LEFT: ClassVar = [3, 1_000, 500]
+
+    @pytest.fixture(autouse=True)
+    def nearly_used_up(self, stores: None) -> Iterator[None]:
+        with freeze(START):
+            check("org-tpm", ORG, 1_000)
+            yield
+
+    @both
+    def test_it_names_what_refused(self, is_async: bool) -> None:
+        decision = run(check_all, is_async, ENTRIES)
+
+        assert (decision.allowed, decision.rule, decision.subject) == (False, "org-tpm", ORG)
+
+    @both
+    def test_no_entry_counts(self, is_async: bool) -> None:
+        run(check_all, is_async, ENTRIES)
+
+        assert left() == self.LEFT
+
+    def test_a_reservation_is_an_error(self) -> None:
+        with pytest.raises(QuotaExceeded, match="org-tpm"):
+            reserve_all(ENTRIES)
+
+        assert left() == self.LEFT
+
+    def test_nothing_comes_back_that_was_never_taken(self) -> None:
+        check_all(ENTRIES)
+
+        with freeze(START + 61 * SECOND):
+            assert left() == [3, 1_000, 1_500]
+
+    @both
+    @pytest.mark.parametrize(
+        ("cost", "is_allowed"), [(900, False), (500, True)], ids=["of too much", "of what there is"]
+    )
+    def test_a_look_answers_without_counting(self, cost: int, is_allowed: bool, is_async: bool) -> None:
+        decision = run(peek_all, is_async, [*ENTRIES[:2], ("org-tpm", ORG, cost)])
+
+        assert (decision.allowed, decision.rule) == (is_allowed, "org-tpm")
+        assert [each.remaining for each in decision.outcomes] == left() == self.LEFT
+
+    @both
+    def test_a_look_is_one_call_of_the_store(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        run(peek_all, is_async, ENTRIES)
+
+        assert len(calls) == 1
+
+    def test_a_shadow_rule_takes_nothing(self) -> None:
+        shadow, closed = Rule.make("watched", "5/m", shadow=True), Rule.make("closed", "0/m")
+
+        assert not check_all([(shadow, USER), (closed, USER)])
+
+        assert peek(shadow, USER).remaining == 5
+
+
+@pytest.mark.parametrize("verb", [check_all, peek_all, reserve_all])
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        pytest.param([], "There is no entry. Use, for example, ", id="no entries"),
+        pytest.param("rpm", "'rpm' is not a list of entries", id="a string"),
+        pytest.param(
+            [("rpm", USER), "tpm"],
+            "'tpm' is not .rule, subject., .rule, subject, cost. or .rule, subject, cost, ti",
+            id="a string as an entry",
+        ),
+        pytest.param([("rpm", USER, 1, "team")], "Rule 'rpm' has no tier 'team'", id="an unknown tier"),
+        pytest.param(
+            [("tpm", USER, 1), ("rpm", USER), ("tpm", USER, 2)],
+            "Rule 'tpm' is listed twice for user:42. Give it on",
+            id="a rule twice",
+        ),
+        pytest.param([("tpm", USER, -1)], "-1", id="a cost below 0"),
+        pytest.param([("tpmm", USER)], "Did you mean 'tpm'", id="a misspelled rule"),
+        pytest.param(
+            [("rpm", f"user:{number}") for number in range(1_001)],
+            "more than 1,000 entries. Split them",
+            id="too many entries",
+        ),
+    ],
+)
+def test_wrong_entries_are_an_error(verb: Any, entries: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        verb(entries)
 
 
 class TestReserveAll:
-    def test_each_entry_is_settled_with_its_own_cost_in_one_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        two: list[Any] = [("tpm", USER, 300), ("org-tpm", ORG, 300)]
+    TWO: ClassVar[list[Any]] = [("tpm", USER, 300), ("org-tpm", ORG, 300)]
+
+    @pytest.fixture(autouse=True)
+    def the_minute_stands(self) -> Iterator[None]:
         with freeze(START):
-            left()
-            calls = calls_of(monkeypatch)
-            with reserve_all(ENTRIES) as hold:
-                assert (hold.costs, hold.is_open) == ((1, 900, 900), True)
-                decision = hold.settle([1, 640, 640])
-            assert len(calls) == 2
-            assert [outcome.remaining for outcome in decision.outcomes] == left() == [2, 360, 860]
-            reserve_all(two).settle({"tpm": 60, "org-tpm": 60})
-            assert left() == [2, 300, 800]
-            reserve_all(two).settle(10)  # one number is that of all
-            assert left() == [2, 290, 790]
-            with pytest.raises(ZeroDivisionError), reserve_all([("tpm", USER, 90)]):
-                raise ZeroDivisionError
-            assert left() == [2, 290, 790]
+            yield
+
+    def test_a_reservation_has_the_cost_of_each_entry(self) -> None:
+        with reserve_all(ENTRIES) as hold:
+            assert hold.costs == (1, 900, 900)
+            assert hold.is_open
+
+    @pytest.mark.parametrize(
+        ("actual", "remaining"),
+        [
+            pytest.param([1, 640, 640], [2, 360, 860], id="by a list"),
+            pytest.param({"tpm": 640, "org-tpm": 640}, [2, 360, 860], id="by the names of rules"),
+            pytest.param({"org-tpm": 640}, [2, 100, 860], id="of one rule"),
+        ],
+    )
+    def test_each_entry_is_settled_with_its_own_cost(self, actual: Any, remaining: list[int]) -> None:
+        with reserve_all(ENTRIES) as hold:
+            decision = hold.settle(actual)
+
+        assert [outcome.remaining for outcome in decision.outcomes] == left() == remaining
+
+    def test_one_number_settles_entries_of_one_estimate(self) -> None:
+        reserve_all(self.TWO).settle(10)
+
+        assert left() == [3, 990, 1_490]
+
+    def test_a_reservation_is_settled_in_one_call_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold = reserve_all(ENTRIES)
+        calls = calls_of(monkeypatch)
+
+        hold.settle([1, 640, 640])
+
+        assert len(calls) == 1
+
+    def test_a_reservation_is_one_call_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        left()
+        calls = calls_of(monkeypatch)
+
+        reserve_all(ENTRIES)
+
+        assert len(calls) == 1
+
+    def test_an_error_gives_the_estimate_back(self) -> None:
+        with pytest.raises(ZeroDivisionError), reserve_all([("tpm", USER, 90)]):
+            raise ZeroDivisionError
+
+        assert left() == [3, 1_000, 1_500]
 
     @pytest.mark.parametrize(
         ("actual", "message"),
         [
-            ([1, 2], r"\[1, 2\] has 2 numbers, but the reservation has 3 entries"),
-            ({"tmp": 3}, "Rule 'tmp' is not in the reservation. Did you mean 'tpm'"),
-            ({"tpm": -3}, "-3"),
-            (640, r"One number, 640, for 3 entries with different estimates, .* settle\({'org-tpm': 640}\)"),
-            ([1, "2", 3], "'2'"),
+            pytest.param(
+                [1, 2], r"\[1, 2\] has 2 numbers, but the reservation has 3 entries", id="a list that is too short"
+            ),
+            pytest.param(
+                {"tmp": 3}, "Rule 'tmp' is not in the reservation. Did you mean 'tpm'", id="a misspelled rule"
+            ),
+            pytest.param({"tpm": -3}, "-3", id="a cost below 0"),
+            pytest.param(
+                640,
+                r"One number, 640, for 3 entries with different estimates, .* settle\({'org-tpm': 640}\)",
+                id="one number for different estimates",
+            ),
+            pytest.param([1, "2", 3], "'2'", id="a string as a number"),
         ],
     )
-    def test_a_wrong_real_cost_is_named_and_the_reservation_stays_open(self, actual: Any, message: str) -> None:
+    def test_a_wrong_real_cost_is_an_error_that_leaves_the_reservation_open(self, actual: Any, message: str) -> None:
         hold = reserve_all(ENTRIES)
+
         with pytest.raises(RuleError, match=message):
             hold.settle(actual)
+
         assert hold.is_open
-        two = reserve_all([("tpm", USER, 10), ("tpm", ORG, 10), (Rule.make("free", None), USER)])
+
+    @pytest.fixture
+    def one_rule_twice(self) -> Any:
+        """With a third entry, which nothing limits."""
+        return reserve_all([("tpm", USER, 10), ("tpm", ORG, 10), (Rule.make("free", None), USER)])
+
+    def test_the_name_of_a_rule_with_several_entries_is_an_error(self, one_rule_twice: Any) -> None:
         with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 3 numbers"):
-            two.settle({"tpm": 5})
-        two.settle([5, 6, 7])
-        assert left(("tpm", ORG)) == [994]
+            one_rule_twice.settle({"tpm": 5})
 
+    def test_a_list_settles_several_entries_of_one_rule(self, one_rule_twice: Any) -> None:
+        one_rule_twice.settle([5, 6, 7])
 
-def test_a_refused_plan_takes_nothing_of_a_rule_that_decides_for_itself() -> None:
-    shadow, closed = Rule.make("watched", "5/m", shadow=True), Rule.make("closed", "0/m")
-    assert not check_all([(shadow, USER), (closed, USER)])
-    assert peek(shadow, USER).remaining == 5
+        assert left(("tpm", USER), ("tpm", ORG)) == [995, 994]
