@@ -1,13 +1,27 @@
 """What the request decides of a rule: the rates by its tier, unless the call names the tier, and who is exempt."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
 
-from django_quota import Rule, acheck, acquire, check, check_all, peek, quota, refund, reserve, reserve_all, reset
+from django_quota import (
+    Decision,
+    Rule,
+    acheck,
+    acquire,
+    check,
+    check_all,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reserve_all,
+    reset,
+)
 from django_quota.exceptions import RuleError
 from tests.support.calls import always, calls_of, get, run
 from tests.support.overridden import override
@@ -47,79 +61,226 @@ def counts(view: Any, request: Any) -> list[int]:
     return [outcome.limit for outcome in request.quota.outcomes]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_view_has_the_rates_of_the_users_tier_or_of_that_which_a_function_returns(is_async: bool) -> None:
-    view = quota(TWO, key="user")(made(is_async))
-    statuses = [run(view, request).status_code for request in [*[asked_by()] * 2, *[asked_by(USER)] * 4, get()]]
-    assert statuses == [200, 429, 200, 200, 200, 429, 429], "a request without a user is anonymous"
-    view = quota(THREE, key="ip", tier=by_header_async if is_async else by_header)(made(is_async))
-    requests = (asked_by(tier="pro"), asked_by(USER), asked_by(tier="staff"))
-    assert [counts(view, request) for request in requests] == [[5, 100], [3], []]
-    assert run(view, asked_by()).status_code == 429, "a change of tier keeps the count"
+both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+SYNC = pytest.param(by_header, False, id="in a sync view")
+IN_ASYNC = pytest.param(by_header, True, id="in an async view")
+ASYNC = pytest.param(by_header_async, True, id="that is async")
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_unknown_tier_is_the_default_one_and_logged_once_or_an_error(is_async: bool, caplog: Any) -> None:
-    view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
-    assert [counts(view, asked_by(somebody, tier="prp")) for somebody in (None, USER, USER)] == [[1], [3], [3]]
-    assert caplog.text.count("has no tier 'prp'. It is treated as") == 2
-    for tier in (["pro"], 5, b"pro"):  # no text
-        assert counts(quota(THREE, key="ip", tier=always(tier))(made(is_async)), asked_by()) == [1]
-    view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
-    with pytest.raises(RuleError, match=r"has no tier 'prp'\. Known: 'free', 'pro'"):
-        run(view, asked_by(tier="prp"))
+class TestView:
+    @both
+    @pytest.mark.parametrize(
+        ("request_of", "limit"),
+        [
+            pytest.param(asked_by, 1, id="anonymous"),
+            pytest.param(lambda: asked_by(USER), 3, id="a user"),
+            pytest.param(get, 1, id="a request without a user"),
+        ],
+    )
+    def test_it_has_the_rates_of(self, request_of: Callable[[], Any], limit: int, is_async: bool) -> None:
+        assert counts(quota(TWO, key="user")(made(is_async)), request_of()) == [limit]
+
+    @both
+    def test_its_tiers_refuse_each_by_its_rate(self, is_async: bool) -> None:
+        view = quota(TWO, key="user")(made(is_async))
+
+        anonymous = [run(view, asked_by()).status_code for _ in range(2)]
+        user = [run(view, asked_by(USER)).status_code for _ in range(4)]
+
+        assert (anonymous, user) == ([200, 429], [200, 200, 200, 429])
+
+    @both
+    def test_a_request_without_a_user_shares_the_limit_of_anonymous_ones(self, is_async: bool) -> None:
+        view = quota(TWO, key="user")(made(is_async))
+        run(view, asked_by())
+
+        assert run(view, get()).status_code == 429
+
+    @pytest.mark.parametrize(("function", "is_async"), [SYNC, IN_ASYNC, ASYNC])
+    @pytest.mark.parametrize(
+        ("tier", "limits"),
+        [
+            pytest.param("pro", [5, 100], id="two rates"),
+            pytest.param("staff", [], id="no limit"),
+            pytest.param("", [1], id="the default"),
+        ],
+    )
+    def test_it_has_the_rates_of_the_tier_of_a_function(
+        self, tier: str, limits: list[int], function: Any, is_async: bool
+    ) -> None:
+        view = quota(THREE, key="ip", tier=function)(made(is_async))
+
+        assert counts(view, asked_by(tier=tier)) == limits
+
+    @both
+    def test_a_function_that_knows_no_tier_leaves_that_of_the_user(self, is_async: bool) -> None:
+        view = quota(THREE, key="ip", tier=by_header)(made(is_async))
+
+        assert counts(view, asked_by(USER)) == [3]
+
+    @both
+    def test_a_change_of_tier_keeps_the_count(self, is_async: bool) -> None:
+        view = quota(THREE, key="ip", tier=by_header)(made(is_async))
+        run(view, asked_by(tier="pro"))
+
+        assert run(view, asked_by()).status_code == 429
+
+    def test_a_sync_view_with_an_async_function_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match=r"tier=.*by_header_async is async, but the view is not"):
+            quota(THREE, key="ip", tier=by_header_async)(made(is_async=False))
+
+
+class TestUnknownTier:
+    """Of a function, which returns a name that the rule does not have."""
+
+    @both
+    @pytest.mark.parametrize(("somebody", "limit"), [(None, 1), (USER, 3)], ids=["anonymous", "a user"])
+    def test_it_is_treated_as_the_default_tier(self, somebody: Any, limit: int, is_async: bool) -> None:
+        view = quota(THREE, key="ip", tier=by_header)(made(is_async))
+
+        assert counts(view, asked_by(somebody, tier="prp")) == [limit]
+
+    @both
+    def test_it_is_logged_once_for_each_default_tier(self, is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+        view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
+
+        for somebody in (None, USER, USER):
+            run(view, asked_by(somebody, tier="prp"))
+
+        assert caplog.text.count("has no tier 'prp'. It is treated as") == 2
+
+    @both
+    @pytest.mark.parametrize("tier", [["pro"], 5, b"pro"], ids=["a list", "a number", "bytes"])
+    def test_what_is_not_a_string_is_treated_as_the_default_tier(self, tier: Any, is_async: bool) -> None:
+        view = quota(THREE, key="ip", tier=always(tier))(made(is_async))
+
+        assert counts(view, asked_by()) == [1]
+
+    @both
+    def test_without_a_default_tier_it_is_an_error(self, is_async: bool) -> None:
+        view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
+
+        with pytest.raises(RuleError, match=r"has no tier 'prp'\. Known: 'free', 'pro'"):
+            run(view, asked_by(tier="prp"))
+
+
+class TestCall:
+    """A call without a view, which has a subject or a request."""
+
+    @pytest.fixture
+    def rules(self, memory_store: None, settings: Any) -> None:
+        rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
+    @pytest.mark.parametrize(
+        ("subject", "limit"),
+        [("user:7", 3), (USER, 3), ("ip:192.0.2.1", 1)],
+        ids=["the key of a user", "a user", "an address"],
+    )
+    def test_the_default_tier_comes_from_the_subject(self, subject: Any, limit: int) -> None:
+        assert peek(TWO, subject, name="api").limit == limit
+
+    @pytest.mark.usefixtures("rules")
+    def test_a_function_gets_the_request(self) -> None:
+        assert check("sync", asked_by(tier="pro")).limit == 5
+
+    @pytest.mark.usefixtures("rules")
+    def test_an_async_function_gets_the_request(self) -> None:
+        assert asyncio.run(acheck("async", asked_by(tier="pro"))).limit == 5
+
+    @pytest.mark.usefixtures("rules")
+    def test_a_function_without_a_request_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match="pass the request"):
+            check("sync", "user:7")
 
 
 API = Rule.make("api", {"free": "2/m", "team": "5/m; 9/h", "staff": None}, tier=by_header)
+ORG = "org:7"
 
 
-def test_the_subject_tells_the_default_tier_and_a_function_needs_the_request(settings: Any) -> None:
-    assert [peek(TWO, subject, name="api").limit for subject in ("user:7", USER, "ip:192.0.2.1")] == [3, 3, 1]
-    rules = {"sync": {"rate": THREE, "tier": by_header}, "async": {"rate": THREE, "tier": by_header_async}}
-    settings.QUOTA = {"STORE": "memory", "RULES": rules}
-    assert check("sync", asked_by(tier="pro")).limit == 5
-    assert asyncio.run(acheck("async", asked_by(tier="pro"))).limit == 5
-    with pytest.raises(RuleError, match="pass the request"):
-        check("sync", "user:7")
-    with pytest.raises(RuleError, match=r"tier=.*by_header_async is async, but the view is not"):
-        quota(THREE, key="ip", tier=by_header_async)(made(is_async=False))
+class TestNamedTier:
+    """`tier=` of a call. `API` has 5 a minute for teams, of which two are used."""
 
+    @pytest.fixture(autouse=True)
+    def two_used(self, memory_store: None) -> None:
+        check(API, ORG, 2, tier="free")
 
-def test_the_named_tier_decides_and_all_tiers_share_the_count() -> None:
-    assert [check(API, "org:7", tier="free").allowed for _ in range(3)] == [True, True, False]
-    assert check(API, "org:7", 2, tier="team").remaining == 1
-    assert peek(API, "org:7", tier="team").used == 4
-    assert refund(API, "org:7", 1, tier="team").remaining == 2
-    assert acquire(API, "org:7", tier="team", timeout=0).remaining == 1
-    with reserve(API, "org:7", 1, tier="team") as hold:
-        assert hold.settle(0).remaining == 1
-    assert peek(API, "org:7", tier="staff").limit is None
-    assert reset(API, "org:7", tier="free")
-    assert asyncio.run(acheck(API, "org:7", tier="team")).remaining == 4
-    request = asked_by(tier="free")  # it takes precedence over the tier of a request
-    assert [check(API, request, tier="team").limit, check(API, request).limit] == [5, 2]
-    decision = check_all([(API, "org:9", None, "team"), (API, "org:8", 2, "free")])  # an entry names it after the cost
-    assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
-    with reserve_all([(API, "org:7", 3, "team")]) as hold:
-        assert hold.cost == 3
+    def test_its_rate_decides(self) -> None:
+        assert not check(API, ORG, tier="free")
 
+    def test_all_tiers_share_the_count(self) -> None:
+        assert peek(API, ORG, tier="team").used == 2
 
-def test_an_unknown_tier_is_an_error_with_those_that_there_are() -> None:
-    calls: list[Any] = [check, peek, reserve, refund, reset]
-    for call in calls:
+    @pytest.mark.parametrize(
+        ("call", "remaining"),
+        [
+            pytest.param(lambda: check(API, ORG, 2, tier="team"), 1, id="check"),
+            pytest.param(lambda: asyncio.run(acheck(API, ORG, 2, tier="team")), 1, id="acheck"),
+            pytest.param(lambda: refund(API, ORG, 1, tier="team"), 4, id="refund"),
+            pytest.param(lambda: acquire(API, ORG, tier="team", timeout=0), 2, id="acquire"),
+        ],
+    )
+    def test_a_verb_takes_it(self, call: Callable[[], Decision], remaining: int) -> None:
+        assert call().remaining == remaining
+
+    def test_a_reservation_takes_it(self) -> None:
+        with reserve(API, ORG, 1, tier="team") as hold:
+            assert hold.settle(0).remaining == 3
+
+    def test_a_reservation_of_several_takes_it(self) -> None:
+        with reserve_all([(API, ORG, 3, "team")]) as hold:
+            assert hold.cost == 3
+
+    def test_a_tier_may_have_no_limit(self) -> None:
+        assert peek(API, ORG, tier="staff").limit is None
+
+    def test_a_reset_takes_it(self) -> None:
+        assert reset(API, ORG, tier="free")
+        assert peek(API, ORG, tier="team").used == 0
+
+    def test_it_takes_precedence_over_the_tier_of_the_request(self) -> None:
+        request = asked_by(tier="free")
+
+        assert check(API, request, tier="team").limit == 5
+        assert check(API, request).limit == 2
+
+    def test_an_entry_of_several_names_it_after_the_cost(self) -> None:
+        decision = check_all([(API, "org:9", None, "team"), (API, "org:8", 2, "free")])
+
+        assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
+
+    @pytest.mark.parametrize("call", [check, peek, reserve, refund, reset])
+    def test_an_unknown_one_is_an_error_that_lists_those_there_are(self, call: Any) -> None:
         with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
-            call(API, "org:7", tier="Team")
-    with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
-        check("1/m", "org:7", tier="team")
+            call(API, ORG, tier="Team")
+
+    def test_one_of_a_rule_without_tiers_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
+            check("1/m", ORG, tier="team")
 
 
-def test_an_override_applies_to_every_tier_in_one_call(settings: Any, monkeypatch: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": TWO, "key": "user"}}}
-    override("r 0 0 9/m", "api", "user:7")
-    calls = calls_of(monkeypatch)
-    assert check("api", asked_by(USER)).limit == 9
-    assert calls == [1]
-    assert check("api", asked_by(OTHER)).limit == 3
+class TestOverride:
+    @pytest.fixture(autouse=True)
+    def raised(self, memory_store: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": TWO, "key": "user"}}}
+        override("r 0 0 9/m", "api", "user:7")
+
+    @pytest.mark.parametrize("tier", ["anonymous", "authenticated"])
+    def test_it_applies_to_every_tier(self, tier: str) -> None:
+        assert check("api", "user:7", tier=tier).limit == 9
+
+    def test_it_applies_to_a_request(self) -> None:
+        assert check("api", asked_by(USER)).limit == 9
+
+    def test_it_takes_one_call_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        check("api", asked_by(USER))
+
+        assert calls == [1]
+
+    def test_it_leaves_other_subjects(self) -> None:
+        assert check("api", asked_by(OTHER)).limit == 3
 
 
 # --- exemptions: networks, staff, and functions of the request --------------------------------------------------------
@@ -142,54 +303,95 @@ def statuses(exempt: Any, request: Any, is_async: bool = False) -> list[int]:
     return [run(limited, request).status_code for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("exempt", "meta", "proxies", "expected"),
-    [
-        ({"10.0.0.0/8", NETWORK}, {}, [], FREE), (NETWORK, {"REMOTE_ADDR": "198.51.100.1"}, [], LIMITED),
-        ("2001:db8::1", {"REMOTE_ADDR": "2001:db8::1"}, [], FREE),
-        ("2001:db8::1", {"REMOTE_ADDR": "2001:db8::2"}, [], LIMITED),
-        (NETWORK, {"REMOTE_ADDR": "::ffff:192.0.2.1"}, [], FREE),
-        # A forged header exempts nobody; behind a trusted proxy the client's address counts.
-        ("10.0.0.0/8", FORGED, [], LIMITED), ("10.0.0.0/8", FORGED, ["192.0.2.1"], FREE),
-    ],
-)  # fmt: skip
-def test_an_address_in_the_network_is_exempt(
-    exempt: Any, meta: dict[str, str], proxies: list[str], expected: list[int], settings: Any
-) -> None:
-    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
-    assert statuses(exempt, get(**meta)) == expected
+class TestExemptNetworks:
+    @pytest.mark.parametrize(
+        ("exempt", "address", "expected"),
+        [
+            pytest.param(NETWORK, "192.0.2.1", FREE, id="an address in it"),
+            pytest.param(NETWORK, "198.51.100.1", LIMITED, id="an address outside"),
+            pytest.param({"10.0.0.0/8", NETWORK}, "192.0.2.1", FREE, id="an address in one of several"),
+            pytest.param("192.0.2.1", "192.0.2.1", FREE, id="a single address"),
+            pytest.param("192.0.2.1", "192.0.2.2", LIMITED, id="a neighbour of a single address"),
+            pytest.param("2001:db8::1", "2001:db8::1", FREE, id="a single IPv6 address"),
+            pytest.param("2001:db8::1", "2001:db8::2", LIMITED, id="a neighbour of a single IPv6 address"),
+            pytest.param("2001:DB8:0:0::/64", "2001:db8::77", FREE, id="an IPv6 network in another spelling"),
+            pytest.param(NETWORK, "::ffff:192.0.2.1", FREE, id="an IPv4 address mapped into IPv6"),
+            pytest.param("::ffff:192.0.2.0/120", "192.0.2.1", FREE, id="an IPv4 network mapped into IPv6"),
+        ],
+    )
+    def test_it_exempts_the_addresses_in_it_alone(self, exempt: Any, address: str, expected: list[int]) -> None:
+        assert statuses(exempt, get(REMOTE_ADDR=address)) == expected
+
+    def test_the_address_of_a_host_as_a_network_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match=r"192\.0\.2\.77/24 has host bits set"):
+            quota("1/m", key="ip", exempt="192.0.2.77/24")
+
+    def test_a_forged_forwarding_header_exempts_nobody(self) -> None:
+        assert statuses("10.0.0.0/8", get(**FORGED)) == LIMITED
+
+    def test_behind_a_trusted_proxy_the_address_of_the_client_counts(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": ["192.0.2.1"]}
+
+        assert statuses("10.0.0.0/8", get(**FORGED)) == FREE
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@both
 @pytest.mark.parametrize(
     ("user", "expected"),
     [
-        (User(pk=1, is_staff=True), FREE), (User(pk=1), LIMITED), (AnonymousUser(), LIMITED),
-        (User(pk=1, is_staff=True, is_active=False), LIMITED), (None, LIMITED),
+        pytest.param(User(pk=1, is_staff=True), FREE, id="staff"),
+        pytest.param(User(pk=1), LIMITED, id="no staff"),
+        pytest.param(AnonymousUser(), LIMITED, id="nobody"),
+        pytest.param(User(pk=1, is_staff=True, is_active=False), LIMITED, id="staff that has left"),
+        pytest.param(None, LIMITED, id="a request without a user"),
     ],
-)  # fmt: skip
+)
 def test_active_staff_is_exempt(is_async: bool, user: Any, expected: list[int]) -> None:
     request = get()
     if user is not None:
         request.user = user
+
     assert statuses("staff", request, is_async) == expected
 
 
-@pytest.mark.parametrize(("function", "is_async"), [(is_partner, False), (is_partner, True), (is_partner_async, True)])
-def test_a_true_answer_of_a_function_exempts_without_a_call(
-    function: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = calls_of(monkeypatch)
-    assert statuses(["10.0.0.0/8", function], get(**PARTNER), is_async) == FREE
-    assert calls == []
-    assert statuses(["10.0.0.0/8", function], get(), is_async) == LIMITED
-    with pytest.raises(RuleError, match=r"exempt=.*is_partner_async is async"):
-        statuses(is_partner_async, get())
+class TestExemptFunction:
+    each_kind = pytest.mark.parametrize(
+        ("function", "is_async"),
+        [
+            pytest.param(is_partner, False, id="in a sync view"),
+            pytest.param(is_partner, True, id="in an async view"),
+            pytest.param(is_partner_async, True, id="that is async"),
+        ],
+    )
 
+    @each_kind
+    def test_it_exempts_whom_it_returns_true_for(self, function: Any, is_async: bool) -> None:
+        assert statuses(["10.0.0.0/8", function], get(**PARTNER), is_async) == FREE
 
-def test_a_configured_rule_takes_the_dotted_path_of_a_function(settings: Any) -> None:
-    exempt = {"10.0.0.0/8", "tests.core.test_tiers.is_partner"}
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "1/m", "exempt": exempt}}}
-    view = quota(rule="api")(lambda request: HttpResponse())
-    requests = [get(**PARTNER), get(**PARTNER), get(), get()]
-    assert [run(view, request).status_code for request in requests] == [*FREE, *LIMITED]
+    @each_kind
+    def test_it_limits_all_others(self, function: Any, is_async: bool) -> None:
+        assert statuses(["10.0.0.0/8", function], get(), is_async) == LIMITED
+
+    @each_kind
+    def test_an_exempt_request_asks_no_store(
+        self, function: Any, is_async: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = calls_of(monkeypatch)
+
+        statuses(["10.0.0.0/8", function], get(**PARTNER), is_async)
+
+        assert calls == []
+
+    def test_an_async_function_of_a_sync_view_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match=r"exempt=.*is_partner_async is async"):
+            statuses(is_partner_async, get())
+
+    @pytest.mark.parametrize(("meta", "expected"), [(PARTNER, FREE), ({}, LIMITED)], ids=["exempts", "limits"])
+    def test_a_rule_of_the_settings_takes_its_dotted_path(
+        self, meta: dict[str, str], expected: list[int], settings: Any
+    ) -> None:
+        exempt = {"10.0.0.0/8", f"{__name__}.is_partner"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "1/m", "exempt": exempt}}}
+        view = quota(rule="api")(lambda request: HttpResponse())
+
+        assert [run(view, get(**meta)).status_code for _ in range(2)] == expected
