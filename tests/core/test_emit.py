@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -44,95 +44,215 @@ def emitted(memory_store: None) -> Iterator[list[tuple[str, str, str]]]:
         yield found
 
 
+CROSS = [(0, check, 1)] * 9  # the eighth has used 0.8 of 10
+FALL = [(0, refund, 1), (0, refund, 1)]
+
+
 @pytest.mark.parametrize(
-    ("rate", "options", "steps", "heard"),
+    ("rate", "steps", "heard"),
     [
-        # A hit that crosses the share of 0.8 emits it once, and again after use fell below.
-        ("10/m", {}, [*[(0, check, 1)] * 9, (0, refund, 1), (0, refund, 1), (0, check, 1)], [7, 11]),
-        # Coming near again is emitted after a day, though the window is longer, and after a reset at once. At the
-        # last hit the first two units have expired.
-        ("10/30d", {}, [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 2, check, 2)], [1]),
-        ("10/30d", {}, [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 1, check, 2)], [1, 2]),
-        ("10/30d", {}, [(0, check, 8), (0, reset, None), (0, check, 8)], [0, 2]),
+        pytest.param("10/m", CROSS, [7], id="once by the hit that crosses it"),
+        pytest.param("10/m", [*CROSS, *FALL, (0, check, 1)], [7, 11], id="again after use fell below it"),
+        pytest.param("10/m", [(0, check, 10)], [0], id="by a hit that crosses it from far below"),
+        # At the last hit the first two units have expired, so that it crosses the share.
+        pytest.param(
+            "10/30d", [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 2, check, 2)], [1], id="not within a day"
+        ),
+        pytest.param(
+            "10/30d",
+            [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 1, check, 2)],
+            [1, 2],
+            id="again after a day",
+        ),
+        pytest.param("10/30d", [(0, check, 8), (0, reset, None), (0, check, 8)], [0, 2], id="at once after a reset"),
     ],
 )
-def test_near_is_emitted_by_the_hits_that_cross_the_share(
-    rate: str, options: dict[str, Any], steps: list[Any], heard: list[int], emitted: list[Any]
-) -> None:
+def test_a_share_of_the_limit_is_emitted(rate: str, steps: list[Any], heard: list[int], emitted: list[Any]) -> None:
     """`heard`: the steps that emit it."""
     found = []
+
     for number, (moment, call, cost) in enumerate(steps):
         with freeze(START + moment):
-            call(rate, SUBJECT, *([] if cost is None else [cost]), **options)
-        found += [number] * len(emitted)
+            call(rate, SUBJECT, *([] if cost is None else [cost]))
         assert set(emitted) <= {("near", rate, SUBJECT)}
+        found += [number] * len(emitted)
         emitted.clear()
+
     assert found == heard
 
 
-def test_each_of_several_shares_is_told_once_and_again_after_use_fell_below_it(memory_store: None) -> None:
-    found: list[tuple[str, float]] = []
+class TestSeveralShares:
+    """`warn_at=[1.0, 0.5, 0.8]`."""
 
-    def hear(rule: Any, share: float, **_: Any) -> None:
-        found.append((rule.name, share))
+    @pytest.fixture
+    def shares(self, memory_store: None) -> Iterator[Callable[..., list[float]]]:
+        """Call a verb with a cost; return the shares that this emitted."""
+        found: list[float] = []
 
-    def told(work: Callable[..., Any], cost: int, rate: str = "10/m", **options: Any) -> list[float]:
-        found.clear()
-        work(rate, SUBJECT, cost, warn_at=[1.0, 0.5, 0.8], **options)
-        return [share for name, share in found if name == rate]
+        def hear(share: float, **_: Any) -> None:
+            found.append(share)
 
-    with received(near_limit, hear), freeze(START):
-        assert [told(check, cost) for cost in (4, 1, 2, 1, 1, 1)] == [[], [0.5], [], [0.8], [], [1.0]]
-        assert told(refund, 1) + told(check, 1) == [1.0]
-        assert told(refund, 3) + told(check, 1) + told(check, 2) == [0.8, 1.0]
-        assert told(refund, 6) + told(check, 6) == [1.0]
-        assert [told(check, cost, "3/h") for cost in (2, 1)] == [[0.5], [1.0]], "0.8 of 3 are all of them"
-        assert [told(check, cost, "2/d", algorithm="calendar") for cost in (1, 1)] == [[0.5], [1.0]]
-        check("0/m", SUBJECT, warn_at=1.0)
-        assert told(check, 1, "1/h", shadow=True) == []
-    with received(near_limit, hear), freeze(START + MINUTE):  # another period
-        assert told(check, 10) == [1.0]
+        def shares(work: Callable[..., Any], cost: int, rate: str = "10/m", **options: Any) -> list[float]:
+            found.clear()
+            work(rate, SUBJECT, cost, **{"warn_at": [1.0, 0.5, 0.8], **options})
+            return [*found]
+
+        with received(near_limit, hear), freeze(START):
+            yield shares
+
+    def test_each_is_emitted_by_the_hit_that_crosses_it(self, shares: Callable[..., list[float]]) -> None:
+        assert [shares(check, cost) for cost in (4, 1, 2, 1, 1, 1)] == [[], [0.5], [], [0.8], [], [1.0]]
+
+    @pytest.mark.parametrize(
+        ("refunded", "costs", "emitted"),
+        [
+            pytest.param(1, [1], [[1.0]], id="the last alone"),
+            pytest.param(3, [1, 2], [[0.8], [1.0]], id="the last two, one by one"),
+            pytest.param(6, [6], [[1.0]], id="the highest of three that are crossed at once"),
+        ],
+    )
+    def test_after_use_fell_below_it_the_next_hit_emits(
+        self, refunded: int, costs: list[int], emitted: list[Any], shares: Callable[..., list[float]]
+    ) -> None:
+        shares(check, 10)
+        shares(refund, refunded)
+
+        assert [shares(check, cost) for cost in costs] == emitted
+
+    def test_a_refund_emits_none(self, shares: Callable[..., list[float]]) -> None:
+        shares(check, 10)
+
+        assert shares(refund, 1) == []
+
+    @pytest.mark.parametrize(
+        ("rate", "options", "costs"),
+        [
+            pytest.param("3/h", {}, [2, 1], id="0.8 of 3 is all of them"),
+            pytest.param("2/d", {"algorithm": "calendar"}, [1, 1], id="by the calendar"),
+        ],
+    )
+    def test_shares_of_one_number_of_units_are_emitted_once(
+        self, rate: str, options: dict[str, Any], costs: list[int], shares: Callable[..., list[float]]
+    ) -> None:
+        assert [shares(check, cost, rate, **options) for cost in costs] == [[0.5], [1.0]]
+
+    @pytest.mark.parametrize(
+        ("rate", "options"),
+        [pytest.param("0/m", {}, id="admits nothing"), pytest.param("1/h", {"shadow": True}, id="is a shadow")],
+    )
+    def test_none_is_emitted_of_a_rule_that(
+        self, rate: str, options: dict[str, Any], shares: Callable[..., list[float]]
+    ) -> None:
+        assert shares(check, 1, rate, warn_at=1.0, **options) == []
+
+    def test_another_period_emits_them_again(self, shares: Callable[..., list[float]]) -> None:
+        shares(check, 10)
+
+        with freeze(START + MINUTE):
+            assert shares(check, 10) == [1.0]
 
 
-def test_receivers_are_called_and_one_that_cannot_be_fails_no_check_and_is_logged(
-    emitted: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    heard = []
+class TestReceivers:
+    @pytest.fixture
+    def heard(self) -> Iterator[list[str]]:
+        """The subjects that an async receiver was told."""
+        found = []
 
-    async def hears(subject: str, **_: Any) -> None:
-        await asyncio.sleep(0)
-        heard.append(subject)
+        async def hears(subject: str, **_: Any) -> None:
+            await asyncio.sleep(0)
+            found.append(subject)
 
-    def fails(**_: Any) -> None:
-        raise ValueError("a receiver of somebody's")
+        with received(refused, hears):
+            yield found
 
-    async def work() -> list[Decision]:
+    @staticmethod
+    async def check_both_ways() -> list[Decision]:
+        """In an event loop, of which a sync check cannot call an async receiver."""
         return [check("0/m", "ip:192.0.2.1"), await acheck("0/m", SUBJECT)]
 
-    with freeze(START), received(refused, hears), received(refused, fails):
-        assert not any(asyncio.run(work()))  # a sync check in an event loop calls no async receiver
-    assert heard == [SUBJECT]
-    assert emitted == [("refused", "0/m", "ip:192.0.2.1"), ("refused", "0/m", SUBJECT)]
-    assert "receivers of a signal were called" in caplog.text
-    assert "a receiver of somebody's" in caplog.text
+    @pytest.mark.usefixtures("memory_store")
+    def test_an_async_one_is_called_by_an_async_check(self, heard: list[str]) -> None:
+        asyncio.run(self.check_both_ways())
+
+        assert heard == [SUBJECT]
+
+    @pytest.mark.usefixtures("heard")
+    def test_a_sync_one_is_called_beside_one_that_cannot_be(self, emitted: list[Any]) -> None:
+        asyncio.run(self.check_both_ways())
+
+        assert emitted == [("refused", "0/m", "ip:192.0.2.1"), ("refused", "0/m", SUBJECT)]
+
+    @pytest.mark.usefixtures("memory_store", "heard")
+    def test_one_that_cannot_be_called_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        asyncio.run(self.check_both_ways())
+
+        assert "receivers of a signal were called" in caplog.text
+
+    @pytest.mark.usefixtures("memory_store")
+    @pytest.mark.parametrize(
+        "checked", [lambda: check("0/m", SUBJECT), lambda: asyncio.run(acheck("0/m", SUBJECT))], ids=["sync", "async"]
+    )
+    def test_one_that_fails_is_logged_without_failing_the_check(
+        self, checked: Callable[[], Decision], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fails(**_: Any) -> None:
+            raise ValueError("a receiver of somebody's")
+
+        with received(refused, fails):
+            assert not checked()
+
+        assert "a receiver of somebody's" in caplog.text
 
 
-def test_a_refusal_is_emitted_once_a_second_a_ban_once_and_without_events_nothing(
-    emitted: list[Any], settings: Any
-) -> None:
-    ban: Any = {"after": "1/m", "for": "1h"}
-    for moment in (0, 1, SECOND - 1, SECOND, SECOND + 5):
-        with freeze(START + moment):
-            check("0/m", SUBJECT)
-            check("0/m", "ip:192.0.2.1")
-    assert emitted == [("refused", "0/m", SUBJECT), ("refused", "0/m", "ip:192.0.2.1")] * 2
-    emitted.clear()
-    with freeze(START):
-        assert [check("1/h", SUBJECT, ban=ban).allowed for _ in range(2)] == [True, False]
+class TestEvents:
+    LIMIT: ClassVar[dict[str, Any]] = {"ban": {"after": "1/m", "for": "1h"}}
+
+    @pytest.mark.parametrize(
+        ("moments", "times"),
+        [
+            pytest.param([0, 1, SECOND - 1], 1, id="within a second"),
+            pytest.param([0, SECOND], 2, id="a second later"),
+            pytest.param([0, SECOND, SECOND + 5], 2, id="within the next second"),
+        ],
+    )
+    def test_a_refusal_is_emitted_once_a_second(self, moments: list[int], times: int, emitted: list[Any]) -> None:
+        for moment in moments:
+            with freeze(START + moment):
+                check("0/m", SUBJECT)
+
+        assert emitted == [("refused", "0/m", SUBJECT)] * times
+
+    def test_each_subject_has_its_own_second(self, emitted: list[Any]) -> None:
+        with freeze(START):
+            for subject in (SUBJECT, "ip:192.0.2.1"):
+                check("0/m", subject)
+
+        assert emitted == [("refused", "0/m", SUBJECT), ("refused", "0/m", "ip:192.0.2.1")]
+
+    def test_a_refusal_that_bans_is_emitted_as_a_ban(self, emitted: list[Any]) -> None:
+        with freeze(START):
+            for _ in range(2):
+                check("1/h", SUBJECT, **self.LIMIT)
+
+        assert emitted == [("banned", "1/h", SUBJECT)]
+
+    @pytest.fixture
+    def no_events(self, memory_store: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
-        decisions = [check("1/h", "ip:192.0.2.1", ban=ban) for _ in range(3)]
-    assert decisions[-1].outcomes[0].why == "banned"
-    assert emitted == [("banned", "1/h", SUBJECT)]
+
+    @pytest.mark.usefixtures("no_events")
+    def test_without_events_nothing_is_emitted(self, emitted: list[Any]) -> None:
+        for _ in range(3):
+            check("1/h", SUBJECT, **self.LIMIT)
+
+        assert emitted == []
+
+    @pytest.mark.usefixtures("no_events")
+    def test_without_events_a_ban_holds(self) -> None:
+        for _ in range(2):
+            check("1/h", SUBJECT, **self.LIMIT)
+
+        assert check("1/h", SUBJECT, **self.LIMIT).outcomes[0].why == "banned"
 
 
 def counts(raw: redis.Redis, subject: str = "user:42", day: str = "2025-11-21") -> dict[str, int]:
@@ -141,49 +261,98 @@ def counts(raw: redis.Redis, subject: str = "user:42", day: str = "2025-11-21") 
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_checks_are_counted_by_rule_and_day_of_users_and_where_daily_says_so(raw: redis.Redis) -> None:
-    with freeze(START):
-        for _ in range(3):
-            check("2/m", User(pk=42))
-        check("9/h", "user:42")
-        check("9/h", SUBJECT)
-        check("2/m", "ip:192.0.2.1", daily=True)
-        check("2/h", "user:42", daily=False)
-        peek("2/m", "user:42")
-        refund("2/m", "user:42")
-        check(Rule.make("free", "2/m", cost=lambda request: 0), "user:42", cost=0)
-    with freeze(START + DAY):
+class TestCountsOfTheDay:
+    def test_the_checks_of_a_user_are_counted_by_rule(self, raw: redis.Redis) -> None:
+        with freeze(START):
+            for _ in range(3):
+                check("2/m", User(pk=42))
+            check("9/h", "user:42")
+
+        assert counts(raw) == {"2/m:a": 2, "2/m:r": 1, "9/h:a": 1}
+
+    def test_each_day_has_its_own_count(self, raw: redis.Redis) -> None:
+        for moment in (START, START + DAY):
+            with freeze(moment):
+                check("2/m", "user:42")
+
+        assert counts(raw, day="2025-11-21") == counts(raw, day="2025-11-22") == {"2/m:a": 1}
+
+    @pytest.mark.parametrize(
+        ("subject", "options", "counted"),
+        [
+            pytest.param(SUBJECT, {}, {}, id="an address is not"),
+            pytest.param(SUBJECT, {"daily": True}, {"2/m:a": 1}, id="an address is with daily=True"),
+            pytest.param("user:42", {"daily": False}, {}, id="a user is not with daily=False"),
+        ],
+    )
+    def test_whether_a_subject_is_counted(
+        self, subject: str, options: dict[str, Any], counted: dict[str, int], raw: redis.Redis
+    ) -> None:
+        with freeze(START):
+            check("2/m", subject, **options)
+
+        assert counts(raw, subject) == counted
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            pytest.param(lambda: peek("2/m", "user:42"), id="a look"),
+            pytest.param(lambda: refund("2/m", "user:42"), id="a refund"),
+            pytest.param(
+                lambda: check(Rule.make("free", "2/m", cost=lambda request: 0), "user:42", cost=0), id="a free request"
+            ),
+        ],
+    )
+    def test_what_is_no_check_is_not_counted(self, call: Callable[[], object], raw: redis.Redis) -> None:
+        with freeze(START):
+            call()
+
+        assert counts(raw) == {}
+
+    def test_the_clock_of_the_store_says_which_day_it_is(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: START * 1_000)
+
         check("2/m", "user:42")
-    assert counts(raw) == {"2/m:a": 2, "2/m:r": 1, "9/h:a": 1}
-    assert counts(raw, day="2025-11-22") == {"2/m:a": 1}
-    assert (counts(raw, SUBJECT), counts(raw, "ip:192.0.2.1")) == ({}, {"2/m:a": 1})
+
+        today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
+        assert counts(raw, day=str(today)) == {"2/m:a": 1}
+
+    def test_the_zone_of_the_settings_says_when_a_day_begins(self, raw: redis.Redis, settings: Any) -> None:
+        settings.QUOTA = {"TIME_ZONE": "Pacific/Auckland"}
+
+        with freeze(START + 7 * HOUR):  # 11:40 UTC, after midnight there
+            check("2/m", "user:42")
+
+        assert counts(raw, day="2025-11-22") == {"2/m:a": 1}
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_stores_clock_and_the_zone_of_the_settings_part_the_days(
-    raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("django_quota.core.clock.time.time_ns", lambda: START * 1_000)
-        check("2/m", "user:7")
-    today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
-    assert counts(raw, "user:7", str(today)) == {"2/m:a": 1}
-    settings.QUOTA = {"TIME_ZONE": "Pacific/Auckland"}
-    with freeze(START + 7 * HOUR):  # 11:40 UTC, after midnight there
-        check("2/m", "user:42")
-    assert counts(raw, day="2025-11-22") == {"2/m:a": 1}
+class TestIndexOfBans:
+    INDEX = "quota:1:{!}:bans"
 
+    @pytest.fixture
+    def banned(self, redis_cache: Any) -> None:
+        with freeze(START):
+            for _ in range(4):
+                check("1/m", SUBJECT, ban=BAN)
 
-@pytest.mark.usefixtures("redis_cache")
-def test_the_index_has_a_ban_until_it_ends_or_is_lifted(raw: Any) -> None:
-    index = "quota:1:{!}:bans"
-    with freeze(START):
-        for _ in range(4):
-            check("1/m", SUBJECT, ban=BAN)
-    assert raw.zrange(index, 0, -1, withscores=True) == [(f"{SUBJECT} 1/m".encode(), float(START + 10 * MINUTE))]
-    reset("1/m", SUBJECT, ban=BAN)
-    assert raw.zcard(index) == 0
-    for number in range(60):
-        with freeze(START + number * SECOND):
-            check("0/m", f"ip:192.0.2.{number}", ban={"after": "1/m", "for": "1s"})
-    assert 1 <= raw.zcard(index) <= 2
+    @pytest.mark.usefixtures("banned")
+    def test_it_has_a_ban_with_its_end(self, raw: redis.Redis) -> None:
+        entries = raw.zrange(self.INDEX, 0, -1, withscores=True)
+
+        assert entries == [(f"{SUBJECT} 1/m".encode(), float(START + 10 * MINUTE))]
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_ban_that_is_lifted_leaves_it(self, raw: redis.Redis) -> None:
+        reset("1/m", SUBJECT, ban=BAN)
+
+        assert raw.zcard(self.INDEX) == 0
+
+    def test_bans_that_have_ended_leave_it(self, raw: redis.Redis) -> None:
+        for number in range(60):
+            with freeze(START + number * SECOND):
+                check("0/m", f"ip:192.0.2.{number}", ban={"after": "1/m", "for": "1s"})
+
+        assert 1 <= raw.zcard(self.INDEX) <= 2
