@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from django.urls import path
 
 from django_quota import peek, quota
 from django_quota.exceptions import RuleError
-from django_quota.testing import clear
+from django_quota.testing import clear, freeze
 from tests.support.calls import both, calls_of, fetch, matches_that_are_compared
 from tests.support.memory import remembered_paths, with_room_for_paths
+from tests.support.steps import START
 from tests.support.urls_of_rules import guarded, seen
 
 URLS = "tests.support.urls_of_rules"
@@ -26,95 +27,199 @@ def urls(settings: Any) -> None:
 
 
 def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
+    """Return which of the rules a request meets."""
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}):
         decision = getattr(Client().get(path, **meta).wsgi_request, "quota", None)
     return [outcome.rule for outcome in decision.outcomes if outcome.rule in rules] if decision else []
 
 
 def matching(*matches: Any, **more: Any) -> dict[str, Any]:
+    """Return rules with these matches; they are named by their numbers."""
     return {str(number): {"rate": "9/m", "match": match, **more} for number, match in enumerate(matches)}
 
 
-class TestFinding:
+def is_met(path: str, match: Any, exclude: Any = None, **meta: Any) -> bool:
+    """Return whether a request meets a rule with this `match`."""
+    options = {} if exclude is None else {"exclude": exclude}
+    return bool(found(path, {"the-rule": {"rate": "9/m", "match": match, **options}}, **meta))
+
+
+class TestMatch:
     @pytest.mark.parametrize(
-        ("path", "matches", "expected"),
+        ("match", "path"),
         [
-            ("/api/search/", ["/", "/api/", "api:search", "/*/search/"], "0123"),
-            ("/api/v1/items/", ["api:*", "api:v1:*", "api:v1:items"], "012"),
-            ("/plain/", ["re:^/pl", "plain"], "01"),
-            ("/twice/", ["/api/", "api:*", "re:^/pl", "plain", f"{URLS}.twice", "host:testserver"], "45"),
-            ("/hosting/list/", [{"view": "host:list"}, {"view": ["host:*"]}], "01"),
-            ("/api/plain/", ["plain", "api:plain"], "1"),  # a view of a namespace has no name without it
-            ("/api/search/", ["re:.", ["api:*", "/api/", "api:search"], "/x/"], "01"),  # each once
+            pytest.param("/", "/api/search/", id="every path"),
+            pytest.param("/api/", "/api/search/", id="the beginning of a path"),
+            pytest.param("/*/search/", "/api/search/", id="a path with an asterisk"),
+            pytest.param("re:^/pl", "/plain/", id="a regular expression"),
+            pytest.param("plain", "/plain/", id="the name of a view"),
+            pytest.param("api:search", "/api/search/", id="the name of a view in a namespace"),
+            pytest.param("api:*", "/api/search/", id="a namespace"),
+            pytest.param("api:*", "/api/v1/items/", id="the outer namespace"),
+            pytest.param("api:v1:*", "/api/v1/items/", id="the inner namespace"),
+            pytest.param("api:v1:items", "/api/v1/items/", id="the name of a view in two namespaces"),
+            pytest.param(f"{URLS}.twice", "/twice/", id="the dotted path of a view"),
+            pytest.param("host:testserver", "/twice/", id="a host"),
+            pytest.param({"view": "host:list"}, "/hosting/list/", id="a view in a namespace called host"),
+            pytest.param({"view": ["host:*"]}, "/hosting/list/", id="a namespace called host"),
+            pytest.param(["/x/", "api:search"], "/api/search/", id="one of several"),
         ],
     )
-    def test_a_rule_is_found_by_path_view_namespace_or_host(self, path: str, matches: Any, expected: str) -> None:
-        assert found(path, matching(*matches)) == list(expected)
+    def test_a_rule_is_found_by(self, match: Any, path: str) -> None:
+        assert is_met(path, match)
 
-    def test_what_is_excluded_is_left_out_and_what_has_no_match_holds_nowhere_by_itself(self) -> None:
-        rules = matching("/api/", exclude=["api:v1:*", "/api/plain/"])
-        assert [found(f"/api/{path}/", rules) for path in ("search", "v1/items", "plain")] == [["0"], [], []]
-        assert found("/plain/", {"a": "1/m", "b": {"rate": "1/m", "match": None}}) == []
+    @pytest.mark.parametrize(
+        ("match", "path"),
+        [
+            pytest.param("/api/", "/twice/", id="the beginning of another path"),
+            pytest.param("re:^/pl", "/twice/", id="a regular expression that does not fit"),
+            pytest.param("plain", "/twice/", id="the name of another view"),
+            pytest.param("plain", "/api/plain/", id="the name of a view without its namespace"),
+            pytest.param("api:*", "/twice/", id="another namespace"),
+            pytest.param("host:a.example", "/twice/", id="another host"),
+            pytest.param(None, "/plain/", id="no match at all"),
+        ],
+    )
+    def test_a_rule_is_not_found_by(self, match: Any, path: str) -> None:
+        assert not is_met(path, match)
 
-    @pytest.mark.parametrize("option", [{"match": "host:a.example"}, {"match": "/", "exclude": "host:b.example"}])
-    def test_what_one_host_meets_is_not_remembered_for_another(self, option: dict[str, Any], settings: Any) -> None:
+    def test_a_rule_without_a_match_holds_nowhere_by_itself(self) -> None:
+        assert found("/plain/", {"only": "1/m"}) == []
+
+    def test_rules_are_found_in_the_order_of_the_settings(self) -> None:
+        assert found("/api/search/", matching("/api/", "api:search", "/x/", "/")) == ["0", "1", "3"]
+
+    def test_a_rule_is_found_once_though_several_of_its_matches_fit(self) -> None:
+        assert found("/api/search/", matching(["api:*", "/api/", "api:search"])) == ["0"]
+
+    @pytest.mark.parametrize(
+        ("path", "is_limited"),
+        [
+            pytest.param("/api/search/", True, id="nothing"),
+            pytest.param("/api/v1/items/", False, id="a namespace"),
+            pytest.param("/api/plain/", False, id="a path"),
+        ],
+    )
+    def test_what_is_excluded_is_left_out_by(self, path: str, is_limited: bool) -> None:
+        assert is_met(path, "/api/", exclude=["api:v1:*", "/api/plain/"]) is is_limited
+
+    @pytest.mark.parametrize(
+        ("rules", "words"),
+        [
+            pytest.param(
+                {**matching("/"), "odd": {"rate": "9/m", "match": "/", "key": None}},
+                "key=None is not a key",
+                id="a wrong key beside a right rule",
+            ),
+            pytest.param(matching(5), r"RULES.*'0'.*match=5", id="a wrong match"),
+        ],
+    )
+    def test_a_rule_that_cannot_be_read_is_an_error(self, rules: dict[str, Any], words: str) -> None:
+        """It is no limit that is missing."""
+        with pytest.raises(RuleError, match=words):
+            found("/plain/", rules)
+
+
+class TestHost:
+    @pytest.mark.parametrize(
+        "option",
+        [{"match": "host:a.example"}, {"match": "/", "exclude": "host:b.example"}],
+        ids=["that is matched", "that is excluded"],
+    )
+    def test_what_one_meets_is_not_remembered_for_another(self, option: dict[str, Any], settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory", "RULES": {"some": {"rate": "9/m", **option}}}
+
         hosts = ["b.example", "a.example", "b.example", "a.example"]
         replies = [Client().get("/plain/", HTTP_HOST=host) for host in hosts]
+
         assert ["RateLimit" in reply.headers for reply in replies] == [False, True, False, True]
 
-    def test_a_host_that_is_not_allowed_escapes_no_rule(self, settings: Any) -> None:
-        settings.ALLOWED_HOSTS = ["testserver"]
-        rules = matching("host:testserver", {"path": "/plain/", "host": "*.example"}, {"path": "/x/", "host": "a.b"})
-        for host in ("evil.example", "a b", ""):
-            assert found("/plain/", rules, HTTP_HOST=host) == ["0", "1"]
-        excluding = matching("/", exclude=["host:evil.example", {"path": "/plain/", "host": "*.example"}])
-        assert found("/plain/", excluding, HTTP_HOST="evil.example") == ["0"]
-        assert found("/plain/", matching("/", exclude="host:testserver"), HTTP_HOST="testserver") == []
-        assert found("/plain/", matching("host:testserver"), HTTP_HOST="TestServer:8000") == ["0"]
-        every = matching("/", {"path": "/", "host": "testserver"}, "/x")
-        for target in ("*", "http://h/x", "", "x"):  # that no slash begins
-            assert found("/", every, PATH_INFO=target) == ["0", "1"]
+    def test_it_is_compared_without_its_port_in_any_case(self) -> None:
+        assert is_met("/plain/", "host:testserver", HTTP_HOST="TestServer:8000")
 
-    def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
-        odd = {"first": {"rate": "9/m", "match": "/"}, "odd": {"rate": "9/m", "match": "/", "key": None}}
-        for rules, words in ((odd, "key=None is not a key"), (matching(5), r"RULES.*'0'.*match=5")):
-            with pytest.raises(RuleError, match=words):
-                found("/plain/", rules)
+
+@pytest.mark.parametrize("host", ["evil.example", "a b", ""], ids=["another name", "no name", "nothing"])
+class TestHostThatIsNotAllowed:
+    """It escapes no rule."""
+
+    @pytest.fixture(autouse=True)
+    def one_host(self, settings: Any) -> None:
+        settings.ALLOWED_HOSTS = ["testserver"]
+
+    @pytest.mark.parametrize(
+        ("match", "is_limited"),
+        [
+            pytest.param("host:testserver", True, id="of another host"),
+            pytest.param({"path": "/plain/", "host": "*.example"}, True, id="of a path, of other hosts"),
+            pytest.param({"path": "/x/", "host": "a.b"}, False, id="but not of another path"),
+        ],
+    )
+    def test_it_meets_a_rule(self, match: Any, is_limited: bool, host: str) -> None:
+        assert is_met("/plain/", match, HTTP_HOST=host) is is_limited
+
+    @pytest.mark.parametrize(
+        "exclude",
+        ["host:evil.example", {"path": "/plain/", "host": "*.example"}],
+        ids=["by host", "by path, by host"],
+    )
+    def test_it_is_not_excluded(self, exclude: Any, host: str) -> None:
+        assert is_met("/plain/", "/", exclude=exclude, HTTP_HOST=host)
+
+
+def test_a_host_that_is_allowed_can_be_excluded() -> None:
+    assert not is_met("/plain/", "/", exclude="host:testserver", HTTP_HOST="testserver")
+
+
+@pytest.mark.parametrize("target", ["*", "http://h/x", "", "x"])
+def test_a_request_whose_path_does_not_begin_with_a_slash_meets_the_rules_of_every_path(target: str) -> None:
+    every = matching("/", {"path": "/", "host": "testserver"}, "/x")
+
+    assert found("/", every, PATH_INFO=target) == ["0", "1"]
 
 
 def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {f"r{n}": {"rate": "9/m", "match": [f"/area{n}/", f"shop{n}:item", f"ns{n}:*"][n % 3]} for n in range(200)}
     settings.QUOTA = {"STORE": "memory", "RULES": {**rules, "api": {"rate": "9/m", "match": "api:*"}}}
     compared = matches_that_are_compared(monkeypatch)
+
     for _ in range(2):  # the second time from memory
         assert '"api"' in Client().get("/api/search/").headers["RateLimit"]
+
     assert len(compared) == 1
 
 
 @pytest.mark.parametrize(
     ("match", "fits"),
     [
-        ("/area/part{}/", "/area/part7/x"), ("/area/*/part{}", "/area/x/part7"), ("/*/part{}/**", "/x/part7/y/z"),
-        ("re:^/area/part{}/", "/area/part7/x"), ("host:site{}.example", ""), ("host:*.site{}.example", ""),
+        pytest.param("/area/part{}/", "/area/part7/x", id="paths"),
+        pytest.param("/area/*/part{}", "/area/x/part7", id="paths with an asterisk within"),
+        pytest.param("/*/part{}/**", "/x/part7/y/z", id="paths with an asterisk at first"),
+        pytest.param("re:^/area/part{}/", "/area/part7/x", id="regular expressions"),
+        pytest.param("host:site{}.example", "", id="hosts"),
+        pytest.param("host:*.site{}.example", "", id="hosts with an asterisk"),
     ],
-)  # fmt: skip
+)
 def test_rules_that_begin_alike_are_not_compared_one_by_one(
     match: str, fits: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": matching(*(match.format(number) for number in range(200)))}
     settings.ALLOWED_HOSTS = ["*"]
     compared = matches_that_are_compared(monkeypatch)
+
     meta: Any = {} if fits else {"HTTP_HOST": match.format(7).removeprefix("host:").replace("*", "a.b")}
-    assert '"7"' in Client().get(fits or "/x/", **meta).headers["RateLimit"]
+    reply = Client().get(fits or "/x/", **meta)
+
+    assert '"7"' in reply.headers["RateLimit"]
     assert len(compared) == 1
 
 
 def test_a_rule_by_host_leaves_what_is_remembered_of_the_others(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": matching("/**.zip", "re:zip$", "host:testserver")}
     compared = matches_that_are_compared(monkeypatch)
+
     for _ in range(3):
         assert '"2"' in Client().get("/a.zip").headers["RateLimit"]
+
     assert len(compared) == 3
 
 
@@ -122,18 +227,32 @@ def test_a_rule_by_host_leaves_what_is_remembered_of_the_others(settings: Any, m
 def test_what_a_client_makes_long_is_not_remembered(meta: Any, settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": matching("/", exclude="host:a.example")}
     settings.ALLOWED_HOSTS = ["*"]
+
     assert '"0"' in Client().get("/x", **meta).headers["RateLimit"]
     assert remembered_paths() == []
 
 
-def test_paths_that_clients_choose_do_not_fill_the_memory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_room_for_paths(3, monkeypatch)
-    settings.QUOTA = {"STORE": "memory", "RULES": matching("/a/")}
-    for chosen in [*(f"/a/{number}/" for number in range(10)), f"/a/{'x' * 300}/"]:
-        for _ in range(2):
-            assert '"0"' in Client().get(chosen).headers["RateLimit"]
-        assert len(remembered_paths()) <= 3
-        assert max(map(len, remembered_paths()), default=0) < 300
+class TestRememberedPaths:
+    """Clients choose them; there is room for three."""
+
+    CHOSEN = (*(f"/a/{number}/" for number in range(10)), f"/a/{'x' * 300}/")
+
+    @pytest.fixture(autouse=True)
+    def room_for_three(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with_room_for_paths(3, monkeypatch)
+        settings.QUOTA = {"STORE": "memory", "RULES": matching("/a/")}
+
+    def test_they_do_not_fill_the_memory(self) -> None:
+        for chosen in self.CHOSEN:
+            Client().get(chosen)
+
+            assert len(remembered_paths()) <= 3
+            assert max(map(len, remembered_paths()), default=0) < 300
+
+    def test_each_meets_its_rules_whether_it_is_remembered_or_not(self) -> None:
+        for chosen in self.CHOSEN:
+            for _ in range(2):
+                assert '"0"' in Client().get(chosen).headers["RateLimit"]
 
 
 SEARCH = {"sync": "/api/search/", "async": "/api/search-async/"}
@@ -143,101 +262,246 @@ RULES = {
 }
 
 
+HERE = "ip:127.0.0.1"
+
+
 @both
-@pytest.mark.usefixtures("memory_store")
 @pytest.mark.django_db
 class TestJoining:
+    """Rules of the settings are decided together with those of decorators."""
+
     @pytest.fixture(autouse=True)
-    def rules(self, settings: Any) -> None:
+    def rules(self, memory_store: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
 
-    def test_two_rules_and_a_decorator_with_two_rates_are_one_call_and_no_sql(
-        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
-    ) -> None:
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]  # once more, in vain
-        fetch(kind, SEARCH[kind])  # reads the overrides, once
-        calls = calls_of(monkeypatch)
-        with django_assert_num_queries(0):
-            (reply,) = fetch(kind, SEARCH[kind])
-        assert calls == [1]
+    def test_all_rules_of_a_request_are_one_decision(self, kind: str) -> None:
+        (reply,) = fetch(kind, SEARCH[kind])
+
         assert reply.json() == {"rules": ["site", "api", "two", "two"]}
         assert reply.headers["RateLimit-Policy"] == (
             '"site";q=30;w=60, "api";q=25;w=60, "two-m";q=20;w=60, "two-h";q=200;w=3600'
         )
-        assert fetch(kind, "/nowhere/")[0].status_code == 404
-        assert peek("site", "ip:127.0.0.1").remaining == 27
 
-    @pytest.mark.parametrize("path", ["/class/", "/class-async/", "/method/", "/method-async/", "/unhashable/"])
-    def test_a_decorator_that_stands_outermost_is_joined_on_whatever_kind_of_view(
-        self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_rules_of_a_request_are_one_call_of_the_store(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
-        own = [] if path == "/unhashable/" else [path[1:-1].partition("-")[0]]
-        assert list(dict.fromkeys(fetch(kind, path)[0].json()["rules"])) == ["site", *own]
+
+        fetch(kind, SEARCH[kind])
+
         assert calls == [1]
 
-    @pytest.mark.parametrize("path", ["/exempt-of-csrf/", "/guarded/", "/guarded-class/", "/by-method-decorator/"])
-    def test_what_stands_in_front_runs_first_and_then_the_decorator_decides_for_itself(
+    def test_a_request_takes_no_sql(self, kind: str, django_assert_num_queries: Any) -> None:
+        fetch(kind, SEARCH[kind])  # reads the overrides, once
+
+        with django_assert_num_queries(0):
+            fetch(kind, SEARCH[kind])
+
+    def test_a_middleware_that_is_there_twice_decides_once(
+        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]
+        calls = calls_of(monkeypatch)
+
+        fetch(kind, SEARCH[kind])
+
+        assert calls == [1]
+        assert peek("site", HERE).remaining == 29
+
+    def test_a_path_without_a_view_is_limited_too(self, kind: str) -> None:
+        assert fetch(kind, "/nowhere/")[0].status_code == 404
+        assert peek("site", HERE).remaining == 29
+
+    @pytest.mark.parametrize(
+        ("path", "rules_met"),
+        [
+            pytest.param("/class/", ["site", "class"], id="a class"),
+            pytest.param("/class-async/", ["site", "class"], id="an async class"),
+            pytest.param("/method/", ["site", "method"], id="a method"),
+            pytest.param("/method-async/", ["site", "method"], id="an async method"),
+            pytest.param("/unhashable/", ["site"], id="an object without a hash, which has no decorator"),
+        ],
+    )
+    def test_the_outermost_decorator_is_joined_on(
+        self, kind: str, path: str, rules_met: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = calls_of(monkeypatch)
+
+        (reply,) = fetch(kind, path)
+
+        assert (reply.json()["rules"], calls) == (rules_met, [1])
+
+    @pytest.mark.parametrize(
+        ("path", "own"),
+        [
+            pytest.param("/exempt-of-csrf/", ["two", "two"], id="csrf_exempt"),
+            pytest.param("/guarded/", ["two", "two"], id="a decorator of somebody's"),
+            pytest.param("/guarded-class/", ["class"], id="a decorator of somebody's around a class"),
+            pytest.param("/by-method-decorator/", ["by-method-decorator"], id="method_decorator"),
+        ],
+    )
+    def test_a_decorator_decides_for_itself_behind(
+        self, kind: str, path: str, own: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = calls_of(monkeypatch)
+
+        (reply,) = fetch(kind, path)
+
+        assert (reply.json()["rules"], calls) == (["site", *own], [1, 1])
+
+    @pytest.mark.parametrize("path", ["/guarded/", "/guarded-class/"], ids=["a function", "a class"])
+    def test_what_stands_in_front_of_a_decorator_runs_first(
         self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = calls_of(monkeypatch)
-        (first, *own) = fetch(kind, path)[0].json()["rules"]
-        assert (first, bool(own), calls) == ("site", True, [1, 1])
-        if "guarded" in path:
-            assert (fetch(kind, f"{path}?no")[0].status_code, calls) == (403, [1, 1, 1])
 
-    def test_the_decorator_of_one_method_limits_no_other_one_and_head_is_get(
-        self, kind: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert Client().post("/method/").json() == {"rules": ["site"]}
-        (reply,) = fetch(kind, "/method-of-post-alone/")  # as_view leaves the method out
-        assert (reply.status_code, reply.headers["RateLimit"].count('"')) == (405, 2)
-        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 20
-        calls = calls_of(monkeypatch)
-        reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
-        assert (reply.status_code, '"method";r=19' in reply.headers["RateLimit"], calls) == (200, True, [1])
+        (reply,) = fetch(kind, f"{path}?no")
 
-    def test_a_limited_view_that_calls_itself_or_another_decides_each_time(self, kind: str) -> None:
-        for path_, name in (("/again/", "again"), ("/twice/", "two")):
-            fetch(kind, path_)
-            assert peek("20/m", "ip:127.0.0.1", name=name).remaining == 18
+        assert (reply.status_code, calls) == (403, [1])
 
-    def test_a_rule_that_holds_anyway_counts_once_and_twice_for_two_subjects(self, kind: str, settings: Any) -> None:
+    def test_a_view_that_calls_itself_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/again/")
+
+        assert peek("20/m", HERE, name="again").remaining == 18
+
+    def test_a_view_that_calls_a_limited_one_twice_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/twice/")
+
+        assert peek("20/m", HERE, name="two").remaining == 18
+
+    def test_a_rule_that_a_decorator_names_counts_once(self, kind: str, settings: Any) -> None:
+        settings.ROOT_URLCONF = __name__  # whose view has a decorator that decides for itself
+
+        (reply,) = fetch(kind, "/by-the-settings/")
+
+        assert reply.json() == {"rules": ["site"]}
+        assert peek("site", HERE).remaining == 29
+
+    def test_a_rule_that_a_decorator_names_counts_twice_for_two_subjects(self, kind: str, settings: Any) -> None:
         names = iter(["before", "after"])
 
         def by_name(request: HttpRequest) -> str:
             return next(names)
 
-        settings.ROOT_URLCONF = __name__  # whose view has a decorator that decides for itself
-        assert fetch(kind, "/by-the-settings/")[0].json() == {"rules": ["site"]}
-        assert peek("site", "ip:127.0.0.1").remaining == 29
+        settings.ROOT_URLCONF = __name__
         settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "30/m", "match": "/", "key": by_name}}}
-        assert fetch(kind, "/by-the-settings/")[0].json() == {"rules": ["site", "site"]}
+
+        (reply,) = fetch(kind, "/by-the-settings/")
+
+        assert reply.json() == {"rules": ["site", "site"]}
+
+
+@pytest.mark.django_db
+class TestDecoratorOfAMethod:
+    """Of GET alone, in a class."""
+
+    @pytest.fixture(autouse=True)
+    def rules(self, memory_store: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+    def test_it_limits_no_other_method(self) -> None:
+        assert Client().post("/method/").json() == {"rules": ["site"]}
+        assert peek("20/m", HERE, name="method").remaining == 20
+
+    @both
+    def test_it_limits_no_method_that_as_view_leaves_out(self, kind: str) -> None:
+        (reply,) = fetch(kind, "/method-of-post-alone/")
+
+        assert (reply.status_code, reply.headers["RateLimit"].count('"')) == (405, 2)
+        assert peek("20/m", HERE, name="method").remaining == 20
+
+    @both
+    def test_it_limits_head_with_the_headers_of_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        reply = head(kind, "/method/")
+
+        assert (reply.status_code, calls) == (200, [1])
+        assert '"method";r=19' in reply.headers["RateLimit"]
+
+
+def head(kind: str, path: str) -> Any:
+    return Client().head(path) if kind == "sync" else asyncio.run(AsyncClient().head(path))
 
 
 @both
-@pytest.mark.usefixtures("memory_store")
+class TestHeadRequest:
+    """It is a GET without a body: it takes as much, and is answered with the same headers."""
+
+    @pytest.fixture(autouse=True)
+    def rules(self, memory_store: None, settings: Any) -> Iterator[None]:
+        rules = {"site": {"rate": "1/m", "match": "/", "key": "ip", "methods": ["GET"]}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+        with freeze(START):
+            yield
+
+    @pytest.mark.parametrize("before", [0, 1], ids=["admitted", "refused"])
+    def test_it_has_the_headers_of_a_get(self, kind: str, before: int) -> None:
+        fetch(kind, "/plain/", before)
+        of_head = head(kind, "/plain/")
+        clear()
+        of_get = fetch(kind, "/plain/", before + 1)[-1]
+
+        assert (of_head.status_code, of_head.content) == (of_get.status_code, b"")
+        assert dict(of_head.headers) == dict(of_get.headers)
+
+    def test_a_rule_of_get_limits_it(self, kind: str) -> None:
+        head(kind, "/plain/")
+
+        assert fetch(kind, "/plain/")[0].status_code == 429
+
+
+@both
 class TestWithoutAView:
     @pytest.fixture(autouse=True)
-    def rules(self, settings: Any) -> None:
+    def rules(self, memory_store: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "2/m", "match": "/"}}}
 
-    def test_it_is_limited_too_and_what_another_middleware_would_have_sent_is_closed(
-        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls = calls_of(monkeypatch)
-        replies = fetch(kind, "/wp-login.php", 3)
-        assert ([reply.status_code for reply in replies], calls) == ([404, 404, 429], [1] * 3)
-        assert replies[0].headers["RateLimit"].startswith('"site";r=1')
-        clear()
+    @pytest.fixture
+    def files_are_served(self, settings: Any) -> None:
+        """By another middleware."""
         opened.clear()
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.files"]
+
+    def test_a_path_of_no_view_is_limited(self, kind: str) -> None:
+        assert [reply.status_code for reply in fetch(kind, "/wp-login.php", 3)] == [404, 404, 429]
+
+    def test_a_path_of_no_view_has_headers(self, kind: str) -> None:
+        assert fetch(kind, "/wp-login.php")[0].headers["RateLimit"].startswith('"site";r=1')
+
+    def test_each_request_is_one_call_of_the_store(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        fetch(kind, "/wp-login.php", 3)
+
+        assert calls == [1] * 3
+
+    @pytest.mark.usefixtures("files_are_served")
+    def test_what_another_middleware_answers_is_limited(self, kind: str) -> None:
         assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [200, 200, 429]
+
+    @pytest.mark.usefixtures("files_are_served")
+    def test_what_another_middleware_would_have_sent_is_closed(self, kind: str) -> None:
+        fetch(kind, "/plain/", 3)
+
         assert [file.closed for file in opened[2:]] == [True]
+
+    @pytest.mark.usefixtures("files_are_served")
+    def test_while_limiting_is_off_nothing_is_limited(self, kind: str, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
         replies = fetch(kind, "/plain/", 4)
+
         assert [reply.status_code for reply in replies] == [200] * 4
-        assert ("RateLimit" in replies[0].headers, len(calls)) == (False, 6)
+        assert "RateLimit" not in replies[0].headers
+
+    def test_while_limiting_is_off_no_store_is_asked(
+        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        calls = calls_of(monkeypatch)
+
+        fetch(kind, "/plain/", 4)
+
+        assert calls == []
 
 
 opened: list[io.BytesIO] = []
@@ -256,10 +520,28 @@ urlpatterns = [path("by-the-settings/", guarded(quota(rule="site")(seen)))]
 
 
 @both
-def test_a_view_that_costs_names_takes_more_of_the_budget(kind: str, memory_store: None, settings: Any) -> None:
-    budget = {"rate": "100/m", "match": "/", "cost": lambda request: 2, "costs": {"api:search": 50, "api:plain": 7}}
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"budget": budget}}
-    for path_, left in (("/api/search/", 50), ("/api/plain/", 43), ("/plain/", 41), ("/nowhere/", 39)):
-        fetch(kind, path_)
-        assert peek("budget", "ip:127.0.0.1").remaining == left
-    assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 19, "other rules cost what they did"
+class TestCosts:
+    @pytest.fixture(autouse=True)
+    def budget(self, memory_store: None, settings: Any) -> None:
+        costs = {"api:search": 50, "api:plain": 7}
+        budget = {"rate": "100/m", "match": "/", "cost": lambda request: 2, "costs": costs}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"budget": budget}}
+
+    @pytest.mark.parametrize(
+        ("path", "remaining"),
+        [
+            pytest.param("/api/search/", 50, id="a view that it names"),
+            pytest.param("/api/plain/", 93, id="another view that it names"),
+            pytest.param("/plain/", 98, id="a view that it does not name"),
+            pytest.param("/nowhere/", 98, id="a path without a view"),
+        ],
+    )
+    def test_a_rule_takes_what_it_says_of(self, kind: str, path: str, remaining: int) -> None:
+        fetch(kind, path)
+
+        assert peek("budget", HERE).remaining == remaining
+
+    def test_other_rules_cost_what_they_did(self, kind: str) -> None:
+        fetch(kind, "/api/search/")
+
+        assert peek("20/m", HERE, name="two").remaining == 19
