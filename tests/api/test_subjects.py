@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
-from django.contrib.sessions.backends import db, signed_cookies
+from django.contrib.sessions.backends import cache, db, signed_cookies
 from django.contrib.sessions.models import Session
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
@@ -450,6 +450,14 @@ class TestSessions:
             assert subject_of("session", with_session(session)) == IP
             assert session is flushed or not getattr(session, "modified", False)
         assert (subject_of("session", request()), Session.objects.count()) == (IP, before)
+
+    @pytest.mark.parametrize("find", [subject_of, async_to_sync(asubject_of)], ids=["sync", "async"])
+    @pytest.mark.parametrize(("is_known", "subject"), [(True, "session:{}"), (False, IP)], ids=["known", "unknown"])
+    def test_a_session_in_the_cache_counts_too(self, find: Any, is_known: bool, subject: str, settings: Any) -> None:
+        settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+        key = saved(cache) if is_known else UNKNOWN
+
+        assert find("session", with_session(cache.SessionStore(key))) == subject.format(digest(key))
 
     @pytest.mark.usefixtures("memory_store")
     @pytest.mark.parametrize("order", [[0], [0, 1], [1, 0]])

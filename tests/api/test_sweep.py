@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -259,6 +260,71 @@ def test_the_command_says_what_it_did_and_names_wrong_options(raw: redis.Redis) 
     for words in ("--budget-ms 0", "--budget-ms 1001", "--every 0", "--every nan"):
         with pytest.raises(CommandError, match=words.split()[0]):
             call_command("quota_sweep", *words.split())
+
+
+class TestEvery:
+    """`--every` repeats the sweep, with a pause."""
+
+    @pytest.fixture
+    def repeat(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+        """Sweep three times; return the reports. What expires in a pause is given."""
+
+        def repeat(in_a_pause: Callable[[], object]) -> list[dict[str, Any]]:
+            stop, pauses, written = threading.Event(), list[float](), io.StringIO()
+
+            def wait(seconds: float) -> bool:
+                if seconds == 600:  # else it is a pause within a sweep
+                    pauses.append(seconds)
+                    in_a_pause()
+                return stop.is_set() or len(pauses) == 3
+
+            monkeypatch.setattr(stop, "wait", wait)
+            monkeypatch.setattr("django_quota.management.console.stopping", lambda: nullcontext(stop))
+            call_command("quota_sweep", "--every", "10m", "--json", stdout=written, stderr=io.StringIO())
+            return [json.loads(line) for line in written.getvalue().splitlines()]
+
+        return repeat
+
+    def test_each_sweep_is_reported(self, repeat: Callable[..., list[dict[str, Any]]]) -> None:
+        assert [report["complete"] for report in repeat(lambda: None)] == [True] * 3
+
+    def test_each_sweep_removes_what_has_expired_since_the_last(
+        self, raw: redis.Redis, repeat: Callable[..., list[dict[str, Any]]]
+    ) -> None:
+        fill(raw, 5)
+
+        reports = repeat(lambda: fill(raw, 2))
+
+        assert [report["removed"] for report in reports] == [15, 6, 6]
+
+    def test_an_outage_does_not_end_it(
+        self, raw: redis.Redis, repeat: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(raw, 5)
+        answers = iter([StoreUnavailable("gone"), None, None])
+        sweep = Sweeper.sweep
+
+        def sometimes(sweeper: Sweeper, *given: Any) -> Report:
+            error = next(answers)
+            if error is not None:
+                raise error
+            return sweep(sweeper, *given)
+
+        monkeypatch.setattr(Sweeper, "sweep", sometimes)
+
+        assert [report["removed"] for report in repeat(lambda: None)] == [15, 0]
+
+
+@pytest.mark.thorough("processes")
+def test_a_signal_ends_a_sweep_that_repeats(manage: Manage, raw: redis.Redis) -> None:
+    process = manage.start("quota_sweep", "--every", "0.01", "--json")
+
+    for _ in range(3):
+        fill(raw, 5)
+        wait_until(lambda: left(raw) == 0)
+    reports = [json.loads(line) for line in manage.stop(process, signal.SIGINT).splitlines()]
+
+    assert sum(report["removed"] for report in reports) == 45
 
 
 def test_progress_is_drawn_on_a_terminal_without_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import json
 import re
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,7 +94,9 @@ def allauth(folder: str, middleware: str) -> dict[str, Any]:
         page = client.get(re.findall(r"http://testserver(/\S+)", str(mail.outbox[0].body))[0]).headers["Location"]
         found["reset"] = client.post(page, {"password1": new, "password2": new}).status_code
         found["after"] = [log_in(name, new, address)[0] for name, address in places]
-        found["sign_ups"] = [client.post("/accounts/signup/").status_code for _ in range(21)]
+        with ThreadPoolExecutor(60) as pool:
+            sign_up = partial(Client(REMOTE_ADDR=home).post, "/accounts/signup/")
+            found["sign_ups"] = sorted(reply.status_code for reply in pool.map(lambda _: sign_up(), range(60)))
         by_mail = [Client(REMOTE_ADDR=f"192.0.2.{number}") for number in range(5)]
         found["resets"] = [
             each.post("/accounts/password/reset/", {"email": "ann@example.org"}).status_code for each in by_mail

@@ -229,19 +229,33 @@ def test_install_or_an_exception_handler_answers_in_the_form_of_the_api() -> Non
 @pytest.mark.parametrize(
     ("number", "trusted", "came", "answered"),
     [
-        # A proxy adds what is right; a client writes what is left of it. A client of IPv6 has a whole network.
-        (1, [], ["203.0.113.1", "203.0.113.2", "198.51.100.1, 203.0.113.1"], [200, 200, 429]),
-        (1, [], ["2001:db8::1", "2001:db8::2", "a", "a"], [200, 429, 200, 429]),
-        (1, [], ["203.0.113.1:4711", "203.0.113.1:4712"], [200, 429]),
-        (0, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 429]),
+        pytest.param(1, [], ["203.0.113.1", "203.0.113.2"], [200, 200], id="one proxy, two clients"),
+        pytest.param(
+            1, [], ["203.0.113.1", "198.51.100.1, 203.0.113.1"], [200, 429], id="one proxy, a client that wrote more"
+        ),
+        pytest.param(
+            2, [], ["203.0.113.1, 10.0.0.9", "203.0.113.2, 10.0.0.9"], [200, 200], id="two proxies, two clients"
+        ),
+        pytest.param(1, [], ["2001:db8::1", "2001:db8::2"], [200, 429], id="two addresses of one IPv6 network"),
+        pytest.param(1, [], ["2001:db8::1", "2001:db8:1::1"], [200, 200], id="two IPv6 networks"),
+        pytest.param(1, [], ["a", "b", "a"], [200, 200, 429], id="what is no address"),
+        pytest.param(1, [], ["203.0.113.1:4711", "203.0.113.1:4712"], [200, 429], id="two ports of one client"),
+        pytest.param(0, [], ["198.51.100.1", "198.51.100.2"], [200, 429], id="no proxy"),
+        pytest.param(0, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 429], id="no proxy, one that we trust"),
+        pytest.param(None, [], ["198.51.100.1", "198.51.100.2"], [200, 429], id="not set"),
+        pytest.param(
+            None, ["127.0.0.1"], ["198.51.100.1", "198.51.100.2"], [200, 200], id="not set, a proxy that we trust"
+        ),
     ],
 )
-def test_a_throttle_finds_clients_behind_as_many_proxies_as_ninja_is_told(
-    number: int, trusted: list[str], came: list[str], answered: list[int], settings: Any
+def test_a_throttle_finds_clients_by_ninja_num_proxies(
+    number: int | None, trusted: list[str], came: list[str], answered: list[int], settings: Any
 ) -> None:
     settings.NINJA_NUM_PROXIES = number
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
+
     found = [get("/throttled/visitors", **{"X-Forwarded-For": address}).status_code for address in came]
+
     assert found == answered
 
 
@@ -283,14 +297,27 @@ def test_w027_an_api_that_answers_no_refusal(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("throttle", "number", "warns"),
-    [(contrib.AnonRateThrottle, None, True), (contrib.UserRateThrottle, 0, False), (ByTenant, None, False)],
+    ("throttle", "number", "trusted", "warns"),
+    [
+        pytest.param(contrib.AnonRateThrottle, None, [], True, id="by address"),
+        pytest.param(contrib.UserRateThrottle, None, [], True, id="by user or address"),
+        pytest.param(contrib.AnonRateThrottle, 1, [], False, id="by address, one proxy"),
+        pytest.param(contrib.UserRateThrottle, 0, [], False, id="by user or address, no proxy"),
+        pytest.param(contrib.AnonRateThrottle, None, ["10.0.0.1"], False, id="by address, a proxy that we trust"),
+        pytest.param(ByTenant, None, [], False, id="by something else"),
+    ],
 )
-def test_w028_a_throttle_that_is_told_of_no_proxies(throttle: Any, number: Any, warns: bool, settings: Any) -> None:
-    proxied = NinjaAPI(urls_namespace=f"quota-tests-{throttle}-{number}")
+def test_w028_a_throttle_that_is_told_of_no_proxies(
+    throttle: Any, number: int | None, trusted: list[str], warns: bool, settings: Any, request: Any
+) -> None:
+    proxied = NinjaAPI(urls_namespace=f"quota-tests-{request.node.callspec.id}")
     proxied.get("/search", throttle=throttle("1/m"))(named("search"))
     settings.NINJA_NUM_PROXIES = number
-    assert ["NINJA_NUM_PROXIES" in each.hint for each in findings(settings, "W028", proxied)] == [True] * warns
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
+
+    found = findings(settings, "W028", proxied)
+
+    assert ["NINJA_NUM_PROXIES" in each.hint for each in found] == [True] * warns
 
 
 @dataclass

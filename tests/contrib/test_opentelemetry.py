@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_quota import Rule, acheck, check, check_all, peek, refund, slot
-from django_quota.contrib.opentelemetry import instrument, uninstrument
+from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
 from django_quota.limiting import observers
@@ -82,6 +82,12 @@ def test_each_check_counts_by_rule_and_outcome_and_takes_its_time_once(meters: M
     assert sum(meters.durations.values()) == 12
     data: Any = meters.reader.get_metrics_data()
     assert "secret" not in data.to_json()
+
+
+def test_the_bounds_of_the_histogram_suit_checks(meters: Meters) -> None:
+    check("3/m", "user:1", name="search")
+
+    assert meters.points("quota.check.duration", "explicit_bounds") == {("search", "allowed"): BUCKETS}
 
 
 def test_what_the_store_did_not_decide_is_degraded(meters: Meters) -> None:

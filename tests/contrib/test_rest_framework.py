@@ -489,6 +489,70 @@ class TestTheFrameworksThrottles:
         assert len(subjects) == 2
         assert all(len(subject) < 50 and "secret" not in subject for subject in subjects)
 
+    def test_parse_rate_of_a_subclass_is_obeyed(self) -> None:
+        half_minutes = type(
+            "HalfMinutes",
+            (UserRateThrottle,),
+            {"rate": "any", "scope": "half", "parse_rate": lambda self, rate: (1, 30)},
+        )
+
+        (reply,) = called(view_of(half_minutes))
+
+        assert reply.headers["RateLimit-Policy"] == '"half";q=1;w=30'
+
+    @pytest.mark.parametrize("rate", ["10/m", "10/min", "10/month"])
+    def test_a_rate_is_read_as_the_framework_reads_it(self, rate: str) -> None:
+        throttle = type("Read", (UserRateThrottle,), {"rate": rate, "scope": "read"})
+
+        (reply,) = called(view_of(throttle))
+
+        assert reply.headers["RateLimit-Policy"] == '"read";q=10;w=60'
+
+    def test_a_throttle_without_a_rate_limits_nobody(self) -> None:
+        unlimited = type("Unlimited", (UserRateThrottle,), {"rate": None, "THROTTLE_RATES": {"user": None}})
+
+        assert codes(view_of(unlimited), times=6) == [200] * 6
+
+    def test_throttle_success_of_a_subclass_may_refuse(self) -> None:
+        strict = type("Strict", (Burst,), {"scope": "strict", "throttle_success": lambda self: False})
+
+        assert codes(view_of(strict)) == [429]
+
+    def test_throttle_failure_of_a_subclass_may_allow(self) -> None:
+        lenient = type("Lenient", (Burst,), {"scope": "lenient", "throttle_failure": lambda self: True})
+
+        assert codes(view_of(lenient), times=4) == [200] * 4
+
+    def test_each_hook_of_a_subclass_is_called_once_a_request(self) -> None:
+        heard: list[str] = []
+
+        class Telling(UserRateThrottle):
+            rate, scope = "3/min", "telling"
+
+            def throttle_success(self) -> bool:
+                heard.append("success")
+                return super().throttle_success()
+
+            def throttle_failure(self) -> bool:
+                heard.append("failure")
+                return bool(super().throttle_failure())
+
+        called(view_of(Telling), times=4)
+
+        assert heard == ["success", "success", "success", "failure"]
+
+    def test_wait_of_a_subclass_is_what_the_client_waits(self) -> None:
+        class Patient(UserRateThrottle):
+            rate, scope = "1/min", "patient"
+
+            def wait(self) -> float | None:
+                return 2 * (super().wait() or 0)
+
+        with freeze(NOON):
+            *_, refused = called(view_of(Patient), times=2)
+
+        assert refused.headers["Retry-After"] == "120"
+
     def test_one_that_is_not_ours_refuses_without_a_wait_and_ours_are_shown(self) -> None:
         never = type("Never", (BaseThrottle,), {"allow_request": lambda self, request, view: False})
         (refused,) = called(view_of(Sustained, never))

@@ -162,6 +162,7 @@ FAULTS = {
         Fault("no-replicas", "NOREPLICAS", _configured("min-replicas-to-write", "1", "0")),
         Fault("max-clients", "max number of clients", _MAX_CLIENTS),
         Fault("wrong-password", "(?i)username-password|invalid", _permitted("resetpass", ">another-one")),
+        Fault("user-off", "(?i)username-password|invalid", _permitted("off")),
         Fault("not-permitted", "(?i)permission", _permitted("-evalsha")),
         Fault("keys-not-permitted", "(?i)permission", _permitted("resetkeys", "~other:*")),
         Fault("busy", "BUSY", _busy),
