@@ -119,6 +119,57 @@ def test_every_form_is_answered(client: Client, asked: tuple[str, dict[str, str]
     answered(client.post(named(page), {"mode": "rate", **fields}))
 
 
+NETWORKS = ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8", "::ffff:10.0.0.0/104", "::1/" + "0" * 90]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+class TestNetworks:
+    """A subject is one address, and an override may be about a network: nothing breaks, and no typing error is lost."""
+
+    def test_every_page_that_takes_a_subject_answers(self, client: Client, network: str) -> None:
+        for page, parameters in PAGES.items():
+            for name in {"q", "subject"} & {*parameters.split()}:
+                answered(client.get(named(page), {name: network}))
+
+    def test_every_form_that_takes_a_subject_answers(self, client: Client, network: str) -> None:
+        for page, fields in FORMS.items():
+            for name in {"find", "subject"} & {*fields.split()}:
+                answered(client.post(named(page), {name: network, "mode": "blocked", "rule": "*"}))
+
+    def test_a_block_is_saved_or_its_error_is_shown(self, client: Client, network: str) -> None:
+        QuotaOverride.objects.all().delete()
+
+        fields = {"subject": network, "rule": "*", "mode": "blocked"}
+        answer = client.post(f"{ROOT}quotaoverride/add/", fields, follow=True).content.decode()
+
+        is_wrong = "is not a network" in answer or "is smaller than a /64" in answer
+        assert [row.subject.startswith("ip:") for row in QuotaOverride.objects.all()] == [True] * (not is_wrong)
+
+    def test_a_row_that_has_it_is_found(self, client: Client, network: str) -> None:
+        self.make_the_only_row(network)
+
+        assert "1 override" in client.get(f"{ROOT}quotaoverride/", {"q": network}).content.decode()
+
+    @pytest.mark.parametrize("page", ["change", "delete", "history"])
+    def test_a_row_that_has_it_has_a_page(self, client: Client, network: str, page: str) -> None:
+        self.make_the_only_row(network)
+
+        answered(client.get(named(f"quotaoverride/1/{page}/")))
+
+    def test_a_row_that_has_it_can_be_deleted(self, client: Client, network: str) -> None:
+        self.make_the_only_row(network)
+
+        answered(client.post(named("quotaoverride/1/delete/"), {"post": "yes"}))
+
+        assert not QuotaOverride.objects.exists()
+
+    def make_the_only_row(self, subject: str) -> None:
+        """Write it past the form, which would correct or refuse it."""
+        QuotaOverride.objects.all().delete()
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject="x", rule="*", mode="blocked")])
+        QuotaOverride.objects.update(subject=subject)
+
+
 def test_a_row_with_a_wrong_subject_can_be_opened_and_deleted(client: Client) -> None:
     QuotaOverride.objects.all().delete()
     QuotaOverride.objects.bulk_create([QuotaOverride(subject="x10.0.0.0/8/8", rule="*", mode="blocked")])

@@ -122,6 +122,8 @@ class TestList:
             pytest.param("er:4", [], id="not the middle of a subject"),
             pytest.param("sear", ["ip:2001:db8::/64"], id="the beginning of a rule"),
             pytest.param("2001:DB8::77", ["ip:2001:db8::/64"], id="another address of the same client"),
+            pytest.param("198.51.100.77/24", ["ip:198.51.100.0/24"], id="a network in another spelling"),
+            pytest.param("ip:198.51.100.0/24", ["ip:198.51.100.0/24"], id="a network with its kind"),
         ],
     )
     def test_a_search_finds(self, text: str, finds: list[str]) -> None:
@@ -239,6 +241,34 @@ class TestForm:
 
         made.refresh_from_db()
         assert (made.subject, made.rate) == ("ann", "100/m")
+
+    @pytest.mark.parametrize(
+        ("typed", "saved", "concerned", "other"),
+        [
+            pytest.param("*", "*", "org:1", None, id="everybody"),
+            pytest.param("user:*", "user:*", "user:1", "org:1", id="all users"),
+            pytest.param(
+                "198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77", "ip:198.51.101.1", id="a network"
+            ),
+            pytest.param(
+                "2001:DB8::1/32", "ip:2001:db8::/32", "ip:2001:db8:7::1", "ip:2001:db9::1", id="an IPv6 network"
+            ),
+            pytest.param(
+                "2001:DB8:0:0::7", "ip:2001:db8::/64", "ip:2001:db8::9", "ip:2001:db8:0:1::9", id="an IPv6 client"
+            ),
+            pytest.param(
+                "::ffff:203.0.113.9", "ip:203.0.113.9", "ip:203.0.113.9", "ip:203.0.113.8", id="an IPv4 client as IPv6"
+            ),
+        ],
+    )
+    def test_a_subject_is_saved_in_one_spelling(
+        self, typed: str, saved: str, concerned: str, other: str | None
+    ) -> None:
+        assert add(superuser(), subject=typed, rule="login", rate="3/m", _anyway="").status_code == 302
+
+        assert QuotaOverride.objects.get().subject == saved
+        assert check("login", concerned).limit == 3
+        assert other is None or check("login", other).limit == 2
 
     @pytest.mark.parametrize(
         ("given", "field"),

@@ -104,6 +104,22 @@ class TestSearch:
     def test_plain_values_lead_to_the_subject_that_has_their_digests(self) -> None:
         assert found(superuser(), "ip:::1+post:phone=+1555") == f"ip:::/64+post.phone:{digest('+1555')}"
 
+    @pytest.mark.parametrize(
+        ("text", "subject"),
+        [
+            pytest.param("203.0.113.9", "ip:203.0.113.9", id="a bare address"),
+            pytest.param("::ffff:203.0.113.9", "ip:203.0.113.9", id="an IPv4 address as IPv6"),
+            pytest.param("2001:DB8:0:0::7", "ip:2001:db8::/64", id="an IPv6 address"),
+            pytest.param("2001:db8::/64", "ip:2001:db8::/64", id="the network of an IPv6 client"),
+            pytest.param("ip:2001:db8::9", "ip:2001:db8::/64", id="an IPv6 address with its kind"),
+            pytest.param("user:7", "user:7", id="a user"),
+            pytest.param("global", "global", id="the site"),
+            pytest.param("of-a-call", "of-a-call", id="a name"),
+        ],
+    )
+    def test_a_subject_is_found_in_any_spelling(self, text: str, subject: str) -> None:
+        assert found(superuser(), text) == subject
+
     def test_the_address_of_several_users_offers_each(self) -> None:
         users = [User.objects.create_user(name, "ann@example.org") for name in ("ann", "bob")]
 

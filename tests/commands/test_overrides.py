@@ -90,6 +90,7 @@ class TestSet:
         ("typed", "saved", "concerned"),
         [
             pytest.param("198.51.100.7/24", "ip:198.51.100.0/24", "ip:198.51.100.77", id="a network"),
+            pytest.param("ip:2001:DB8::7/32", "ip:2001:db8::/32", "ip:2001:db8:1::/64", id="an IPv6 network"),
             pytest.param("*", "*", "org:7", id="everybody"),
             pytest.param("user:*", "user:*", "user:42", id="all users"),
         ],

@@ -310,7 +310,8 @@ class TestSubjectOfSeveralParts:
     ("words", "says"),
     [
         pytest.param(["quota_status", "ip:nowhere"], "is not an IP address", id="no address"),
-        pytest.param(["quota_status", "ip:2001:db8::/32"], "is a network. Use one address", id="a network"),
+        pytest.param(["quota_status", "ip:2001:db8::/32"], "is a network. Use one address", id="an IPv6 network"),
+        pytest.param(["quota_status", "ip:10.0.0.0/8"], "is a network. Use one address", id="a network"),
         pytest.param(["quota_status", USER, "--rule", "serach"], "Did you mean 'search'", id="a misspelled rule"),
         pytest.param(["quota_bans", "set", SUBJECT, "search", "10m"], "has no ban=", id="a rule that bans nobody"),
         pytest.param(
@@ -498,6 +499,14 @@ class TestNotes:
 
     def test_a_bare_address_is_taken_for_that_client(self, command: str) -> None:
         assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
+
+    @pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8"])
+    def test_a_network_is_an_error(self, command: str, network: str) -> None:
+        with pytest.raises(CommandError, match="is a network. Use one address"):
+            run(command, network)
+
+    def test_a_bare_ipv6_address_is_taken_for_its_network(self, command: str) -> None:
+        assert "'ip:2001:db8::/64'" in run(command, "2001:DB8::7")
 
     def test_a_user_name_gets_a_hint_with_the_subject_of_the_user(self, command: str) -> None:
         ann = User.objects.create_user("ann")
