@@ -17,6 +17,7 @@ from django_quota.adapters import digest
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from tests.admin.operators import operator, superuser
+from tests.support.rows import has_words
 
 LIST = "/admin/django_quota/quotaoverride/"
 RULE = f"{LIST}rule/"
@@ -65,11 +66,6 @@ def listed(client: Client, **query: str) -> list[str]:
     answer = client.get(LIST, query)
     assert answer.status_code == 200
     return [one.subject for one in answer.context["cl"].result_list]
-
-
-def has_words(**words: str) -> Any:
-    """Try a test with each of these words; their names are those of the rows."""
-    return pytest.mark.parametrize("words", [pytest.param(text, id=name) for name, text in words.items()])
 
 
 class TestList:

@@ -21,6 +21,7 @@ from django_quota.admin.wording import moment_of
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
+from tests.support.rows import has_words
 
 PAGE = "/admin/django_quota/subject/"
 SUBJECT = "user:42"
@@ -88,11 +89,6 @@ def check_as_user(rule: str) -> None:
     request = RequestFactory().get("/")
     request.user = User(pk=42)
     check(rule, request)
-
-
-def has_words(**words: str) -> Any:
-    """Try a test with each of these words; their names are those of the rows."""
-    return pytest.mark.parametrize("words", [pytest.param(text, id=name) for name, text in words.items()])
 
 
 class TestSearch:

@@ -222,8 +222,8 @@ class TestRedisThatTakesNoChanges:
 
     @pytest.fixture(autouse=True)
     def full_redis(self, rules: None, raw: redis.Redis, settings: Any) -> Iterator[None]:
-        rules = {how: {"rate": "10/m", "on_unavailable": how} for how in ("deny", "allow", "local")}
-        settings.QUOTA = {"RULES": {**rules, "used": "1/m", "free": "10/m"}}
+        asked = {how: {"rate": "10/m", "on_unavailable": how} for how in ("deny", "allow", "local")}
+        settings.QUOTA = {"RULES": {**asked, "used": "1/m", "free": "10/m"}}
         with freeze(START):
             check("used", SUBJECT)
             override("x 0 0 ", "free")

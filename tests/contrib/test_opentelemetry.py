@@ -36,7 +36,7 @@ class Meters:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], views=views)
 
-    def points(self, name: str, value: str) -> dict[tuple[str, str], int]:
+    def points(self, name: str, value: str) -> dict[tuple[str, str], Any]:
         """Return this value of the points of an instrument, by rule and outcome."""
         data: Any = self.reader.get_metrics_data()
         return {
