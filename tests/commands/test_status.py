@@ -502,7 +502,7 @@ class TestNotes:
 
     @pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8"])
     def test_a_network_is_an_error(self, command: str, network: str) -> None:
-        with pytest.raises(CommandError, match="is a network. Use one address"):
+        with pytest.raises(CommandError, match=r"is a network\. Use one address"):
             run(command, network)
 
     def test_a_bare_ipv6_address_is_taken_for_its_network(self, command: str) -> None:
