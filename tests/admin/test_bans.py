@@ -144,6 +144,20 @@ class TestLifting:
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.change_message) == (ann, "Lift ban: 2 bans were lifted.")
 
+    def test_a_ban_that_was_gone_is_not_logged(self, ann: str) -> None:
+        unban(ann)
+
+        lift(superuser(), pair(ann))
+
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("bans", ["[", "7", "[7]", '[["a"]]', "[[null, null]]", ""])
+    def test_a_form_that_names_no_ban_is_refused(self, bans: str) -> None:
+        answer = superuser().post(f"{PAGE}lift/", {"bans": bans, "confirmed": "yes"}, follow=True)
+
+        assert answer.status_code == 200
+        assert re.search("The request names no ban|Select the bans to lift", answer.content.decode())
+
 
 @pytest.fixture(params=["redis", "sqlite"])
 def listing_store(request: pytest.FixtureRequest, rules: None, started: Any, settings: Any) -> None:
@@ -434,6 +448,44 @@ class TestLinkOfTheOverview:
 
     def test_it_is_hidden_from_those_who_may_not_see_bans(self) -> None:
         assert PAGE not in operator("view_overview").get(OVERVIEW).content.decode()
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestMemoryStore:
+    @pytest.mark.parametrize(
+        "words",
+        ["The memory store keeps no list of bans.", "The memory store keeps no events."],
+        ids=["a list", "a history"],
+    )
+    def test_the_page_says_that_it_has_not(self, words: str) -> None:
+        assert words in superuser().get(PAGE).content.decode()
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestEvents:
+    def test_the_history_says_that_there_are_none_yet(self) -> None:
+        assert "There are no events yet." in superuser().get(PAGE).content.decode()
+
+    @pytest.fixture
+    def no_events(self, rules: None, redis_cache: Any, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+        ban(SUBJECT, "login", "10m")
+
+    @pytest.mark.usefixtures("no_events")
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "EVENTS is 0, so there is no list of bans.",
+            "EVENTS is 0, so no events tell when bans began.",
+        ],
+        ids=["a list", "a history"],
+    )
+    def test_if_they_are_off_the_page_says_that_it_has_not(self, words: str) -> None:
+        assert words in superuser().get(PAGE).content.decode()
+
+    @pytest.mark.usefixtures("no_events")
+    def test_if_they_are_off_a_search_finds_a_ban(self) -> None:
+        assert found(superuser(), SUBJECT) == [SUBJECT]
 
 
 class TestWithoutTheStore:

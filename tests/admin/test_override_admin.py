@@ -134,6 +134,22 @@ class TestList:
         row("ip:2001:db8::1", rule="search", expires=now + DAY)
         row("ip:198.51.100.0/24", expires=now - DAY, label="crawlers")
 
+    @pytest.mark.parametrize(
+        ("title", "choices"),
+        [
+            ("rule", [("*", "all rules"), ("of-a-call", "of-a-call")]),
+            ("label", [("crawlers", "crawlers"), ("customers", "customers")]),
+        ],
+    )
+    def test_a_filter_offers_what_there_is(self, title: str, choices: list[Any]) -> None:
+        row("user:1", label="crawlers")
+        row("user:2", rule="of-a-call", label="customers")
+        row("user:3", rule="of-a-call")
+
+        specs = superuser().get(LIST).context["cl"].filter_specs
+
+        assert next(list(spec.lookup_choices) for spec in specs if spec.title == title) == choices
+
 
 class TestQueries:
     SUBJECT_PAGE = "/admin/django_quota/subject/?subject=user:7"
@@ -387,6 +403,38 @@ class TestOverrideWithoutEffect:
         assert superuser().post(f"{LIST}{made.pk}/change/", changed).status_code == 302
 
 
+class TestSubjectThatARuleDoesNotLimit:
+    """Of a rule that limits addresses."""
+
+    BLOCK: ClassVar = {"rule": "signup", "mode": "blocked", "rate": "", "_anyway": ""}
+
+    @pytest.fixture(autouse=True)
+    def by_address(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"signup": {"rate": "5/m", "key": "ip"}}}
+
+    @pytest.mark.parametrize("subject", ["user:1", "user:*"], ids=["a user", "all users"])
+    def test_it_is_not_saved_before_a_question(self, subject: str) -> None:
+        User.objects.create_user("joe", pk=1)
+
+        shown = add(superuser(), subject=subject, **self.BLOCK).content.decode()
+
+        assert f"No request has the subject &quot;{subject}&quot; under the rule &quot;signup&quot;" in shown
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_network_is_saved_without_one(self) -> None:
+        assert add(superuser(), subject="198.51.100.0/24", **self.BLOCK).status_code == 302
+        assert not check("signup", "ip:198.51.100.7")
+
+
+def test_without_the_permission_to_view_users_a_hint_reveals_none() -> None:
+    User.objects.create_user("joe", pk=77)
+
+    shown = preview(operator("add_quotaoverride"), subject="joe")
+
+    assert "user:&lt;key&gt;" in shown
+    assert "user:77" not in shown
+
+
 class TestPreviewOfGroups:
     """Of three subjects, two of them in a network, which have used 2 of 2 and were refused once."""
 
@@ -468,6 +516,36 @@ class TestActions:
         gone = {"action": "exempt_selected", "_selected_action": "0", "confirmed": "yes"}
 
         assert "do not exist any more." in superuser().post(LIST, gone, follow=True).content.decode()
+
+    @pytest.mark.parametrize("confirmed", ["", "yes"], ids=["asked", "confirmed"])
+    def test_rows_that_are_gone_let_no_others_be_changed(self, confirmed: str) -> None:
+        row("user:1", mode="rate", rate="5/m")
+
+        chosen = {"action": "block_selected", "_selected_action": "0", "confirmed": confirmed}
+        shown = superuser().post(LIST, chosen, follow=True).content.decode()
+
+        assert "These overrides do not exist any more." in shown
+        assert 'name="select_across" value="1"' not in shown
+        assert QuotaOverride.objects.get().mode == "rate"
+
+    def test_without_the_permission_to_change_none_is_offered(self) -> None:
+        client = operator("view_quotaoverride", "add_quotaoverride", "delete_quotaoverride")
+        row("user:1", mode="blocked")
+
+        assert "exempt_selected" not in client.get(LIST).content.decode()
+
+    def test_without_the_permission_to_change_none_is_done(self) -> None:
+        client, made = operator("view_quotaoverride", "add_quotaoverride"), row("user:1", mode="blocked")
+
+        do(client, "exempt_selected", [made])
+
+        made.refresh_from_db()
+        assert made.mode == "blocked"
+
+    def test_a_forged_form_is_refused(self) -> None:
+        made = row("user:1", mode="blocked")
+
+        assert do(superuser(enforce_csrf_checks=True), "exempt_selected", [made]).status_code == 403
 
     def test_a_deletion_is_logged_for_the_subject(self) -> None:
         client, made = superuser(), row(mode="blocked")
@@ -616,6 +694,9 @@ class TestRulePage:
         row("*", rule="search")
 
         assert "/delete/" not in self.page(operator("view_quotaoverride"))
+
+    def test_without_the_permission_to_add_no_link_exempts_everybody(self) -> None:
+        assert self.EXEMPT_EVERYBODY.replace("&", "&amp;") not in self.page(operator("view_quotaoverride"))
 
     def test_a_rule_of_a_call_has_a_page(self) -> None:
         assert "Neither the settings nor the views have this rule." in self.page(superuser(), "transfer")

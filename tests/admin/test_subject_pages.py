@@ -1,8 +1,9 @@
 """The admin page of a subject: search, figures, and actions that hold at once."""
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -122,6 +123,10 @@ class TestSearch:
         shown = superuser().post(PAGE, {"find": "ann@example.org"}).content.decode()
 
         assert all(f'{PAGE}?subject=user%3A{user.pk}"' in shown and str(user) in shown for user in users)
+
+    @pytest.mark.parametrize("text", ["ip:nowhere", "post:phone="], ids=["no address", "no value"])
+    def test_what_cannot_be_a_subject_is_an_error(self, text: str) -> None:
+        assert "errornote" in superuser().post(PAGE, {"find": text}).content.decode()
 
     @pytest.mark.parametrize("text", ["", "login:typo=marked"], ids=["nothing", "a misspelled part"])
     def test_wrong_text_is_an_error_that_does_not_repeat_it(self, text: str) -> None:
@@ -271,6 +276,100 @@ class TestPage:
         User.objects.create_user("ann<b>", pk=42)
 
         assert "ann<b>" not in page(superuser())
+
+
+class TestLongerSubjects:
+    """Of a rule by address with a name."""
+
+    @pytest.fixture(autouse=True)
+    def login(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": {"rate": "5/m", "key": ("ip", "post:username")}}}
+
+    def test_one_part_is_counted_together_with_more(self) -> None:
+        assert "Other rules count it together with more" in page(superuser(), "ip:203.0.113.9")
+
+    def test_all_parts_are_not(self) -> None:
+        shown = page(superuser(), f"ip:203.0.113.9+post.username:{digest('ann')}")
+
+        assert "Other rules count it together with more" not in shown
+
+
+class TestImpossibleTiers:
+    TIERED: ClassVar = {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}
+
+    @pytest.mark.parametrize(
+        ("key", "subject", "tiers"),
+        [
+            pytest.param("user", SUBJECT, ["authenticated"], id="a user is authenticated"),
+            pytest.param("user", "ip:192.0.2.1", ["anonymous"], id="who is counted by address is not"),
+            pytest.param("ip", "ip:192.0.2.1", ["anonymous", "authenticated"], id="an address has any"),
+        ],
+    )
+    def test_they_are_not_shown(self, key: str, subject: str, tiers: list[str], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"tiered": {**self.TIERED, "key": key}}}
+
+        shown = page(superuser(), subject)
+
+        assert [tier for tier in self.TIERED["rate"] if f"{tier}:" in shown] == tiers
+
+
+class TestOverrides:
+    def rows(self, subject: str) -> list[list[str]]:
+        """Return the first four cells of each override."""
+        section = page(superuser(), subject).split("<h2>Overrides</h2>")[1].split("</section>")[0]
+        found = [re.sub(r"<[^>]*>", "|", each) for each in section.split("<tr>")[2:]]
+        return [[cell.strip() for cell in each.split("|") if cell.strip()][:4] for each in found]
+
+    def test_the_most_specific_comes_first_with_the_rules_for_which_it_holds(self) -> None:
+        override("*", rule="search", mode="exempt")
+        override("ip:*", mode="rate", rate="30/m")
+        override("ip:198.51.0.0/16", rule="login", mode="rate", rate="5/h")
+        override("ip:198.51.100.0/24", rule="login", mode="rate", rate="9/h")
+        override("ip:198.51.100.7", rule="search", mode="rate", rate="20/m")
+        override("ip:198.51.100.8")
+
+        assert self.rows("ip:198.51.100.7") == [
+            ["search", "ip:198.51.100.7", "20/m", "search"],
+            ["login", "ip:198.51.100.0/24", "9/h", "login"],
+            ["login", "ip:198.51.0.0/16", "5/h", "no rule: another override takes precedence"],
+            ["all rules", "ip:*", "30/m", "all rules but login, search"],
+            ["search", "everybody", "off for everybody", "no rule: another override takes precedence"],
+        ]
+
+    def test_the_override_of_a_group_is_shown_at_its_rule(self) -> None:
+        override("user:*", rule="search", mode="rate", rate="20/m", reason="a sale")
+
+        shown = page(superuser())
+
+        assert "Override (user:*): <strong>20/m</strong>" in shown
+        assert "a sale" in shown
+
+    def test_the_override_of_a_group_cannot_be_cleared_here(self) -> None:
+        override("user:*", rule="search", mode="rate", rate="20/m")
+
+        assert "action/clear/" not in page(superuser())
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestRedisThatTakesNoChanges:
+    @pytest.fixture(autouse=True)
+    def replica(self, rules: None, redis_cache: Any, raw: redis.Redis, settings: Any) -> Iterator[None]:
+        asked = {"open": {"rate": "3/m", "on_unavailable": "allow"}, "shut": {"rate": "3/m", "on_unavailable": "deny"}}
+        settings.QUOTA = {**settings.QUOTA, "STORE": "redis", "RULES": asked}
+        raw.replicaof("127.0.0.1", 1)
+        yield
+        raw.replicaof("NO", "ONE")
+
+    def test_a_rule_that_denies_refuses(self) -> None:
+        words = "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes"
+
+        assert words in verdict(page(superuser()))
+
+    def test_a_rule_that_allows_counts_nothing(self) -> None:
+        shown = page(superuser())
+
+        assert "open" not in verdict(shown)
+        assert "the next hit is admitted, and not counted" in shown
 
 
 class TestVerdict:
@@ -479,6 +578,23 @@ class TestActions:
         assert "errorlist" in act(superuser(), name, **given).content.decode()
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("on", ["[", "7", "[7]", "[]", '{"a": 1}', '["a", 1]'])
+    def test_a_button_that_names_no_rule_does_nothing(self, on: str) -> None:
+        check("search", SUBJECT)
+
+        assert act(superuser(), "reset", on).status_code in (200, 302)
+        assert peek("search", SUBJECT).remaining == 9
+
+    def test_a_subject_too_long_for_a_row_is_an_error(self) -> None:
+        answer = act(superuser(), "block", subject="x" * 600)
+
+        assert (answer.status_code, "500" in answer.content.decode()) == (200, True)
+        assert not QuotaOverride.objects.exists()
+
+    @pytest.mark.parametrize("name", ["raise", "exempt", "block", "reset", "lift", "clear"])
+    def test_permissions_are_checked_before_what_was_sent_is_read(self, name: str) -> None:
+        assert act(operator("view_subject"), name, "no rule", subject="").status_code == 403
 
     @pytest.fixture
     def banned(self, rules: None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -20,6 +21,7 @@ from tests.support.calls import always
 from tests.support.commands import json_of
 from tests.support.counts import bans_of
 from tests.support.outages import no_answer
+from tests.support.overridden import override
 from tests.support.steps import MINUTE, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -267,6 +269,20 @@ class TestBan:
 
         assert check(rule, get(HTTP_X_DEVICE="d")).outcomes[0].why == "banned"
 
+    def test_an_exemption_takes_precedence_over_it(self) -> None:
+        ban(SUBJECT, "search", 600)
+
+        override("x 0 0 ", "search")
+
+        assert check("search", SUBJECT)
+
+    def test_a_block_takes_precedence_over_it(self) -> None:
+        ban(SUBJECT, "search", 600)
+
+        override("b 0 0 ", "search")
+
+        assert check("search", SUBJECT).outcomes[0].why == "blocked"
+
     def test_while_limiting_is_off_it_does_nothing(self, settings: Any, signalled: Mock) -> None:
         before = settings.QUOTA
         settings.QUOTA = {**before, "ENABLED": False}
@@ -353,9 +369,17 @@ def test_a_wrong_subject_is_an_error(verb: Callable[..., Any], given: tuple[Any,
 
 
 @in_memory
-def test_a_reset_that_the_store_does_not_answer_is_an_error() -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda do: do(ban, aban, SUBJECT, "search", 9), id="ban"),
+        pytest.param(lambda do: do(unban, aunban, SUBJECT), id="unban"),
+        pytest.param(lambda do: do(reset_subject, sync_to_async(reset_subject), SUBJECT), id="reset_subject"),
+    ],
+)
+def test_without_the_store_it_is_an_error(call: Callable[[Do], object], do: Do) -> None:
     with no_answer(), pytest.raises(StoreUnavailable):
-        reset_subject(SUBJECT)
+        call(do)
 
 
 @on_redis

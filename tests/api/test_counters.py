@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from itertools import count
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -11,12 +12,17 @@ import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from django_quota import aonce, counter, once
-from django_quota.exceptions import ConfigurationError, CounterError, RuleError
+from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
 from django_quota.testing import freeze
 from django_quota.types import Counter
+from tests.support.inputs import inputs
+from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
 
 REDIS = pytest.mark.usefixtures("redis_cache")
 MEMORY = pytest.mark.usefixtures("memory_store")
@@ -27,6 +33,8 @@ COINS = counter("coins", group="shop")
 """A transfer on a Cluster needs a group."""
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 BASE = "quota:1:{user:1}"
+
+NUMBERS = count()  # of subjects that no other test has
 
 Do = Callable[..., Any]
 
@@ -426,6 +434,25 @@ def test_each_verb_is_one_call(raw: redis.Redis) -> None:
 
 @REDIS
 @pytest.mark.parametrize(
+    ("of", "keys"),
+    [
+        row("without a group", VIEWS, ["user:1}:c:views", "user:1}:u:views"]),
+        row("in a group", COINS, ["group!shop}:c:coins:user%3A1", "group!shop}:u:coins:user%3A1"]),
+    ],
+)
+def test_a_counter_has_a_key_for_all_with_one_for_a_month_or_day(
+    raw: redis.Redis, of: Counter, keys: list[str]
+) -> None:
+    with freeze(START):
+        of.incr("user:1", 5)
+        of.unique("user:1", "a")
+
+    units, values = (f"quota:1:{{{key}" for key in keys)
+    assert {key.decode() for key in raw.scan_iter()} == {units, f"{units}:2025-11", values, f"{values}:2025-11-21"}
+
+
+@REDIS
+@pytest.mark.parametrize(
     ("of", "seconds"),
     [row("by default 400 days", VIEWS, 400 * 86_400), row("as long as ttl= says", counter("views", ttl=1_000), 1_000)],
 )
@@ -434,6 +461,106 @@ def test_each_key_lives(raw: redis.Redis, of: Counter, seconds: int) -> None:
         getattr(of, verb)("user:1", *arguments)
 
         assert all(900 * seconds < raw.pttl(key) <= 1_000 * seconds + 1 for key in raw.scan_iter()), verb
+
+
+@REDIS
+class TestFullRedis:
+    @pytest.fixture(autouse=True)
+    def full(self, redis_cache: Any, raw: redis.Redis) -> Iterator[None]:
+        for verb, *arguments in ALL_VERBS:  # loads the scripts
+            getattr(VIEWS, verb)("user:1", *arguments)
+        VIEWS.set("user:1", 5)
+        raw.config_set("maxmemory", 1)
+        yield
+        raw.config_set("maxmemory", 0)
+
+    @pytest.mark.parametrize(
+        ("verb", "arguments"),
+        [("incr", ()), ("set", (1,)), ("take", ()), ("transfer", ("user:2", 1)), ("unique", ("b",))],
+        ids=["incr", "set", "take", "transfer", "unique"],
+    )
+    def test_a_change_is_an_error_that_changes_nothing(
+        self, raw: redis.Redis, verb: str, arguments: tuple[Any, ...], do: Do
+    ) -> None:
+        before = {key: raw.dump(key) for key in raw.scan_iter()}
+
+        with pytest.raises(StoreUnavailable, match=r"OOM|OutOfMemory"):
+            do(VIEWS, verb, "user:1", *arguments)
+
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+    def test_it_can_be_read(self, do: Do) -> None:
+        assert do(VIEWS, "get", "user:1") == 5
+
+
+@REDIS
+def test_a_crowd_of_values_is_counted_in_12_kilobytes(raw: redis.Redis) -> None:
+    for value in range(5_000):
+        VIEWS.unique("page:1", value)
+
+    assert abs(VIEWS.unique_count("page:1") - 5_000) < 150
+    assert raw.strlen("quota:1:{page:1}:u:views") <= 12_304
+
+
+@pytest.mark.usefixtures("either_store")
+def test_takers_at_once_take_what_there_is() -> None:
+    VIEWS.set("sku:1", 100)
+
+    with ThreadPoolExecutor(8) as threads:
+        taken = sum(threads.map(lambda _: VIEWS.take("sku:1", 3), range(100)))
+
+    assert (taken, VIEWS.get("sku:1")) == (33, 1)
+
+
+@MEMORY
+def test_a_store_whose_day_runs_away_is_asked_five_times(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, calls = current_store(), list[int]()
+    run = store.run
+
+    def a_day_later(operation: Any, now: int | None = None) -> Any:
+        calls.append(1)
+        return run(operation, START + len(calls) * DAY)
+
+    monkeypatch.setattr(store, "run", a_day_later)
+
+    with pytest.raises(StoreUnavailable, match="another day with each call"):
+        do(VIEWS, "incr", "user:1")
+
+    assert len(calls) == 5
+
+
+@MEMORY
+@inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    hits=st.lists(st.tuples(st.integers(0, 40 * 3_600), st.integers(-50, 50)), max_size=30),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia", "Asia/Kolkata"]),
+)
+def test_the_days_of_a_series_add_up_to_the_total(hits: list[tuple[int, int]], zone: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": zone}
+    subject, now, expected = f"user:{next(NUMBERS)}", START, dict[date, int]()
+
+    for gap, n in hits:
+        now += gap * SECOND
+        with freeze(now):
+            VIEWS.incr(subject, n)
+        day = datetime.fromtimestamp(now // SECOND, ZoneInfo(zone)).date()
+        expected[day] = expected.get(day, 0) + n
+
+    with freeze(now):
+        series = VIEWS.series(subject, TODAY - timedelta(days=1), TODAY + timedelta(days=60))
+        assert {day: n for day, n in series.items() if n} == {day: n for day, n in expected.items() if n}
+        assert sum(series.values()) == VIEWS.get(subject)
+
+
+@pytest.mark.parametrize(
+    ("of", "shown"),
+    [
+        row("without a group", counter("views", ttl=60), "counter('views', ttl=datetime.timedelta(seconds=60))"),
+        row("in a group", COINS, "counter('coins', ttl=datetime.timedelta(days=400), group='shop')"),
+    ],
+)
+def test_a_counter_shows_itself(of: Counter, shown: str) -> None:
+    assert repr(of) == shown
 
 
 TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-11", "u:views"))
@@ -588,6 +715,11 @@ class TestValuesOfOnce:
     def test_it_is_an_error(self, name: Any, value: Any, is_first: Callable[..., bool]) -> None:
         with pytest.raises(RuleError, match=r"is not a name|value="):
             is_first(name, value)
+
+
+def test_once_does_not_guess_without_the_store(is_first: Callable[..., bool]) -> None:
+    with no_answer(), pytest.raises(StoreUnavailable):
+        is_first("event", "e1")
 
 
 @REDIS

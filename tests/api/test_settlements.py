@@ -11,8 +11,8 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.views import View
 
-from django_quota import Rule, check, peek, quota
-from django_quota.adapters import apply_decision, decide, settle
+from django_quota import Rule, check, peek, quota, reserve
+from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
@@ -131,6 +131,12 @@ class TestView:
         assert ask(where, size=300).status_code == 200
         assert left() == 700
 
+    def test_the_real_cost_may_exceed_the_limit(self, where: str) -> None:
+        ask(where, size=5_000)
+
+        assert ask(where).status_code == 429
+        assert left() == 0
+
     def test_the_headers_have_the_real_cost(self, where: str) -> None:
         assert '"bytes";r=700' in ask(where, size=300).headers["RateLimit"]
 
@@ -244,6 +250,26 @@ def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": {"rate": "1000/h", "settle": SIZE, "match": "/"}}}
 
     assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_integration_settles_what_it_decided(is_async: bool) -> None:
+    rule, request = Rule.make("mine", "1000/h", settle=size), RequestFactory().get("/")
+    apply_decision(request, asyncio.run(adecide(request, [rule])) if is_async else decide(request, [rule]))
+
+    response = HttpResponse(b"x" * 40)
+    asyncio.run(asettle(request, response)) if is_async else settle(request, response)
+
+    assert peek(rule, IP).remaining == 960
+
+
+@pytest.mark.parametrize("call", [check, lambda *given: reserve(*given).settle(1)], ids=["check", "reserve"])
+def test_a_call_without_a_response_settles_nothing(call: Any) -> None:
+    rule = Rule.make("rule", "10/h", count_when=lambda response: False)
+
+    call(rule, IP)
+
+    assert peek(rule, IP).remaining == 9
 
 
 class TestWrongCost:

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 import pytest
 from django.contrib.auth.models import User
 
-from django_quota import Rule, acheck_all, apeek_all, check, check_all, peek, peek_all, reserve_all
+from django_quota import Rule, acheck_all, apeek_all, areserve_all, check, check_all, peek, peek_all, reserve_all
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
+from tests.support.counts import checks_of
+from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
 
 USER, ORG = "user:42", "org:7"
@@ -84,6 +86,13 @@ class TestCheckAll:
         (outcome,) = check_all([entry]).outcomes
 
         assert (outcome.subject.partition(":")[0], outcome.remaining) == (kind, remaining)
+
+
+def test_a_thousand_entries_are_decided_together() -> None:
+    entries = [("1/m", f"user:{number}") for number in range(1_000)]
+
+    assert len(check_all(entries).outcomes) == 1_000
+    assert not any(outcome.allowed for outcome in check_all(entries).outcomes)
 
 
 class TestRefusal:
@@ -204,6 +213,56 @@ class TestReserveAll:
             decision = hold.settle(actual)
 
         assert [outcome.remaining for outcome in decision.outcomes] == left() == remaining
+
+    def test_without_a_real_cost_the_estimate_stays_spent(self) -> None:
+        with reserve_all(ENTRIES):
+            pass
+
+        assert left() == [2, 100, 600]
+
+    def test_async_each_entry_is_settled_with_its_own_cost(self) -> None:
+        async def work() -> None:
+            async with areserve_all(ENTRIES) as hold:
+                await hold.asettle([1, 5, 6])
+
+        asyncio.run(work())
+
+        assert left() == [2, 995, 1_494]
+
+    def test_async_a_reservation_can_be_cancelled(self) -> None:
+        async def work() -> None:
+            hold = await areserve_all(ENTRIES)
+            await hold.acancel()
+
+        asyncio.run(work())
+
+        assert left() == [3, 1_000, 1_500]
+
+    def test_a_shadow_rule_that_refuses_is_not_charged(self) -> None:
+        shadow = Rule.make("shadow", "5/m", shadow=True)
+        check(shadow, USER, 5)
+
+        reserve_all([(shadow, USER, 3), ("tpm", USER, 10)]).settle([3, 4])
+
+        assert left(("tpm", USER)) == [996]
+        assert peek(shadow, USER).remaining == 0
+
+    def test_without_the_store_a_settlement_is_degraded(self) -> None:
+        hold = reserve_all(ENTRIES)
+
+        with no_answer():
+            assert hold.settle([1, 2, 3]).degraded
+
+    def test_the_day_counts_a_reservation_once(self) -> None:
+        reserve_all([("tpm", "user:1", 900), ("org-tpm", "user:2", 900)])
+
+        assert [checks_of(subject) for subject in ("user:1", "user:2")] == [{"tpm": (1, 0)}, {"org-tpm": (1, 0)}]
+
+    def test_the_day_counts_no_reservation_that_is_refused(self) -> None:
+        with pytest.raises(QuotaExceeded):
+            reserve_all([("rpm", "user:1"), ("org-tpm", "user:2", 1_600)])
+
+        assert checks_of("user:2") == {"org-tpm": (0, 1)}
 
     def test_one_number_settles_entries_of_one_estimate(self) -> None:
         reserve_all(self.TWO).settle(10)

@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from django_quota import peek, quota
 from django_quota.exceptions import RuleError
+from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import clear, freeze
 from tests.support.calls import both, calls_of, fetch, matches_that_are_compared
+from tests.support.inputs import inputs
 from tests.support.memory import remembered_paths, with_room_for_paths
 from tests.support.steps import START
 from tests.support.urls_of_rules import guarded, seen
@@ -42,6 +47,12 @@ def is_met(path: str, match: Any, exclude: Any = None, **meta: Any) -> bool:
     """Return whether a request meets a rule with this `match`."""
     options = {} if exclude is None else {"exclude": exclude}
     return bool(found(path, {"the-rule": {"rate": "9/m", "match": match, **options}}, **meta))
+
+
+PLACES: list[Any] = [
+    "/", "/api/", "/api", "/api/*", "/*/search/", "re:s", "api:*", "api:search", "plain", "api:v1:*", "/plain",
+    "host:testserver", "host:*.example", ["/x/", "plain"], {"path": "/api/", "view": ["plain", "api:*"]},
+]  # fmt: skip
 
 
 class TestMatch:
@@ -103,6 +114,19 @@ class TestMatch:
     def test_what_is_excluded_is_left_out_by(self, path: str, is_limited: bool) -> None:
         assert is_met(path, "/api/", exclude=["api:v1:*", "/api/plain/"]) is is_limited
 
+    def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
+        assert found("/plain/", matching("/plain/", "/mounted/"), SCRIPT_NAME="/mounted") == ["0"]
+
+    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        st.lists(st.sampled_from(PLACES), max_size=6),
+        st.sampled_from(["/api/search/", "/api/plain/", "/api/v1/items/", "/plain/", "/twice/", "/class/"]),
+    )
+    def test_looking_rules_up_finds_what_comparing_them_one_by_one_would(self, matches: list[Any], path: str) -> None:
+        one_by_one = [str(number) for number, match in enumerate(matches) if not is_met(path, "/", exclude=match)]
+
+        assert found(path, matching(*matches)) == one_by_one
+
     @pytest.mark.parametrize(
         ("rules", "words"),
         [
@@ -133,6 +157,19 @@ class TestHost:
         replies = [Client().get("/plain/", HTTP_HOST=host) for host in hosts]
 
         assert ["RateLimit" in reply.headers for reply in replies] == [False, True, False, True]
+
+    @pytest.mark.parametrize(
+        ("match", "host"),
+        [
+            pytest.param("host:Bücher.example", "xn--bcher-kva.example", id="a name"),
+            pytest.param("host:*.bücher.example", "www.xn--bcher-kva.example", id="a name with an asterisk"),
+        ],
+    )
+    def test_it_may_be_written_with_the_letters_of_its_language(self, match: str, host: str) -> None:
+        assert is_met("/plain/", match, HTTP_HOST=host)
+
+    def test_letters_of_another_language_are_another_host(self) -> None:
+        assert not is_met("/plain/", "host:bucher.example", HTTP_HOST="xn--bcher-kva.example")
 
     def test_it_is_compared_without_its_port_in_any_case(self) -> None:
         assert is_met("/plain/", "host:testserver", HTTP_HOST="TestServer:8000")
@@ -288,6 +325,15 @@ class TestJoining:
         fetch(kind, SEARCH[kind])
 
         assert calls == [1]
+
+    def test_what_one_rule_refuses_the_others_do_not_count(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "api": {"rate": "2/m", "match": "api:*"}}}
+
+        replies = fetch(kind, SEARCH[kind], 4)
+
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+        assert peek("site", HERE).remaining == 28
+        assert peek("20/m", HERE, name="two").remaining == 18
 
     def test_a_request_takes_no_sql(self, kind: str, django_assert_num_queries: Any) -> None:
         fetch(kind, SEARCH[kind])  # reads the overrides, once
@@ -545,3 +591,50 @@ class TestCosts:
         fetch(kind, "/api/search/")
 
         assert peek("20/m", HERE, name="two").remaining == 19
+
+
+class Derived(QuotaMiddleware):
+    def process_view(self, request: HttpRequest, *args: Any) -> Any:
+        return HttpResponse(status=418) if "derived" in request.GET else super().process_view(request, *args)
+
+
+@both
+class TestDerivedMiddleware:
+    @pytest.fixture(autouse=True)
+    def derived(self, memory_store: None, settings: Any) -> None:
+        settings.MIDDLEWARE = [f"{__name__}.Derived"]
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "1/m", "match": "/plain/"}}}
+
+    def test_it_may_answer_before_the_view(self, kind: str) -> None:
+        assert fetch(kind, "/plain/?derived")[0].status_code == 418
+
+    def test_it_limits(self, kind: str) -> None:
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 429]
+
+
+def tier_that_asks_the_database(request: HttpRequest) -> str:
+    return "pro" if User.objects.filter(username=request.user.get_username()).exists() else "anonymous"
+
+
+async def tier_async(request: HttpRequest) -> str:
+    user = await request.auser()
+    return "pro" if await User.objects.filter(username=user.get_username()).aexists() else "anonymous"
+
+
+@both
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("path", ["/api/search/", "/api/search-async/", "/api/plain/"])
+@pytest.mark.parametrize(("is_known", "limit"), [(False, 5), (True, 50)], ids=["anonymous", "a user"])
+@pytest.mark.parametrize("tier", [tier_that_asks_the_database, tier_async], ids=["a function", "an async function"])
+def test_the_tier_of_a_rule_may_ask_the_database(
+    kind: str, path: str, is_known: bool, limit: int, tier: Any, memory_store: None, settings: Any
+) -> None:
+    rule = {"rate": {"anonymous": "5/m", "pro": "50/m"}, "tier": tier, "match": "api:*", "key": "user"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
+    client: Any = Client() if kind == "sync" else AsyncClient()
+    if is_known:
+        client.force_login(User.objects.create_user("ann"))
+
+    reply = client.get(path) if kind == "sync" else asyncio.run(client.get(path))
+
+    assert reply.headers["RateLimit-Policy"].partition(",")[0] == f'"api";q={limit};w=60'

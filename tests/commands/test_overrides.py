@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
+from django_quota.limiting.override_rows import set_override
 from django_quota.models import QuotaOverride
 from django_quota.operating import override_lists
 from tests.support import commands
@@ -137,6 +139,43 @@ class TestWithoutEffect:
     def test_force_saves_it_with_a_note(self, words: tuple[str, ...], why: str) -> None:
         assert why in said("set", *words, "--force")
         assert len(rows()) == 1
+
+
+@pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*"])
+def test_what_has_an_effect_is_saved_without_a_note(subject: str) -> None:
+    assert "Note" not in said("set", subject, "blocked")
+
+
+def test_the_name_of_a_user_is_refused_with_the_subject_to_write() -> None:
+    joe = User.objects.create_user("joe")
+
+    with pytest.raises(CommandError, match=f'"user:{joe.pk}"'):
+        said("set", "user:joe", "blocked")
+
+
+def test_a_rule_of_a_call_is_named_by_its_rate_in_any_spelling() -> None:
+    said("set", SUBJECT, "5/m", "--rule", "10 per minute")
+
+    assert rows() == {(SUBJECT, "10/m"): "5/m"}
+
+
+class TestAddressWithoutItsKind:
+    """As code has saved it, past the form and the commands."""
+
+    @pytest.fixture(autouse=True)
+    def saved(self, rules: None) -> None:
+        QuotaOverride.objects.create(subject="127.0.0.1", mode="blocked")
+
+    def test_it_is_listed(self) -> None:
+        assert said("list", "--subject", "127.0.0.1").count("blocked") == 1
+
+    def test_it_is_cleared(self) -> None:
+        said("clear", "127.0.0.1")
+
+        assert rows() == {}
+
+    def test_a_note_says_what_an_address_is_taken_for(self) -> None:
+        assert "'127.0.0.1' is taken for 'ip:127.0.0.1'" in said("set", "127.0.0.1", "blocked")
 
 
 @pytest.mark.parametrize(
@@ -352,6 +391,15 @@ class TestSecondImport:
 
         assert QuotaOverride.objects.get(subject="ip:192.0.2.3").change == before
 
+    @pytest.mark.parametrize("what", ["shadow", "5/h", "exempt"])
+    def test_what_a_list_says_is_changed_for_all_of_it(self, what: str, imported: Import) -> None:
+        assert "changed 3" in imported("192.0.2.2\n192.0.2.3\n192.0.2.4", "--as", what)
+        assert {mode for (subject, _), mode in rows().items() if subject != "ip:192.0.2.1"} == {what}
+
+    def test_another_rule_replaces_the_rows_of_the_last(self, imported: Import) -> None:
+        assert "Added 1, changed 0 and deleted 3" in imported("192.0.2.2", "--rule", "search")
+        assert rows() == {("ip:192.0.2.1", "*"): "blocked", ("ip:192.0.2.2", "search"): "blocked"}
+
     def test_the_same_list_again_writes_nothing(self, imported: Import) -> None:
         imported(self.NEXT)
 
@@ -472,6 +520,21 @@ def test_two_imports_of_a_new_list_at_the_same_time_save_it_once() -> None:
 
     assert QuotaOverride.objects.filter(label="crawlers").count() == 100
     assert sorted(len(change.added) for change in changes) == [0, 100]
+
+
+def test_overrides_that_are_set_at_the_same_time_are_all_saved() -> None:
+    """SQLite fails at once if two transactions read before they write."""
+
+    def set_one(number: int) -> None:
+        try:
+            set_override(f"org:{number % 3}", "*", {"mode": "rate", "rate": f"{number + 1}/m"})
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(set_one, range(30)))
+
+    assert len(rows()) == 3
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

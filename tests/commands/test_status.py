@@ -48,6 +48,16 @@ def run(*words: str) -> Any:
 
 class TestLimits:
     @pytest.mark.parametrize(
+        ("command", "words"), [("quota_status", "search: 10/m"), ("quota_reset", f"Reset search for {USER}")]
+    )
+    def test_a_site_without_urls_has_the_rules_of_its_settings(self, command: str, words: str, settings: Any) -> None:
+        del settings.ROOT_URLCONF
+        with freeze(START):
+            check("search", USER)
+
+        assert words in run(command, USER)
+
+    @pytest.mark.parametrize(
         ("rule", "lines"),
         [
             pytest.param(
@@ -167,6 +177,11 @@ class TestWhatElseIsKnown:
 
         assert {(event["rule"], event["subject"]) for event in refused} == {("banning", USER), ("transfer", USER)}
 
+    def test_the_newest_refusal_comes_first(self) -> None:
+        refused = run("quota_status", USER, "--json")["refused"]
+
+        assert [event["rule"] for event in refused] == ["transfer", "banning"]
+
     def test_json_has_the_counts_of_each_day(self) -> None:
         (today,) = run("quota_status", USER, "--json")["days"].values()
 
@@ -206,6 +221,17 @@ class TestOverrides:
             "  override  search for ip:*: shadow",
             "  override  search for *: shadow",
         ]
+
+    def test_an_override_of_all_rules_is_printed_once(self) -> None:
+        override("b 0 0 ", ALL_RULES)
+
+        assert run("quota_status", SUBJECT).splitlines()[-1] == "  override  *: blocked"
+        assert run("quota_status", SUBJECT).count("override") == 1
+
+    def test_one_on_all_rules_blocks_the_unused_limits_too(self) -> None:
+        override("b 0 0 ", ALL_RULES)
+
+        assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
 
     def test_a_note_says_why_they_could_not_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Away(DatabaseRows):

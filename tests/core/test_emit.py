@@ -10,9 +10,10 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import Decision, Rule, acheck, check, peek, refund, reset
+from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reset
 from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
+from tests.support.calls import calls_of
 from tests.support.steps import MINUTE, SECOND, START, SUBJECT
 
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
@@ -269,6 +270,26 @@ class TestCountsOfTheDay:
             check("9/h", "user:42")
 
         assert counts(raw) == {"2/m:a": 2, "2/m:r": 1, "9/h:a": 1}
+
+    def test_a_request_that_one_rule_refuses_is_counted_there_alone(self, raw: redis.Redis) -> None:
+        with freeze(START):
+            for _ in range(2):
+                check_all([("1/m", "user:42"), ("9/m", "user:42")])
+
+        assert counts(raw) == {"1/m:a": 1, "1/m:r": 1, "9/m:a": 1}
+
+    def test_counting_takes_no_call_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        check("2/m", "user:42")
+
+        assert len(calls) == 1
+
+    def test_the_counts_of_a_day_wait_eight_days_for_the_roll_up(self, raw: redis.Redis) -> None:
+        check("2/m", "user:42")
+
+        (key,) = raw.scan_iter(match="*:day:*")
+        assert 8 * DAY // 1_000 - 60_000 < raw.pttl(key) <= 8 * DAY // 1_000 + 1
 
     def test_each_day_has_its_own_count(self, raw: redis.Redis) -> None:
         for moment in (START, START + DAY):

@@ -254,6 +254,10 @@ class TestNamedTier:
         with pytest.raises(RuleError, match=r"^Rule 'api' has no tier 'Team'\. Known: 'free', 'team', 'staff'\."):
             call(API, ORG, tier="Team")
 
+    def test_none_where_only_a_request_knows_it_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match=r"pass the request as subject, or tier=\. Known: 'free', 'team', 'staff'"):
+            check(API, ORG)
+
     def test_one_of_a_rule_without_tiers_is_an_error(self) -> None:
         with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
             check("1/m", ORG, tier="team")
