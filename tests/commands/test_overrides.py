@@ -303,6 +303,14 @@ class TestLabel:
     def test_of_many_the_first_twenty_are_printed(self) -> None:
         assert said("clear", "--label", "bots").count("Cleared") == 21  # the last line is that of the other 10
 
+    def test_of_twenty_all_are_printed(self) -> None:
+        QuotaOverride.objects.filter(subject__regex=r"^ip:198\.51\.100\.[0-9]$").delete()
+
+        printed = said("clear", "--label", "bots")
+
+        assert printed.count("Cleared") == 20
+        assert "more override" not in printed
+
     def test_an_unknown_label_has_nothing_to_clear(self) -> None:
         assert said("clear", "--label", "boots") == "There was no override with the label boots.\n"
 

@@ -126,6 +126,10 @@ def test_a_rule_whose_key_fails_is_shown_with_the_error(settings: Any) -> None:
     assert "tenant (settings): not known, RuntimeError: no tenant" in said("/search/")
 
 
+def test_a_quiet_command_prints_what_was_asked_for() -> None:
+    assert "flood (settings)" in said("/nowhere/", "--verbosity", "0")
+
+
 class TestAllRules:
     """Without a path."""
 

@@ -148,6 +148,7 @@ class TestWhatElseIsKnown:
                 id="an unknown rule",
             ),
             pytest.param(", by transfer (limit 1)", id="a recent refusal"),
+            pytest.param("  banned    2025-11-21 04:40:00Z, until 2025-11-21 05:40:00Z, by banning", id="a recent ban"),
         ],
     )
     def test_it_is_shown_below_the_limits(self, line: str) -> None:
@@ -390,6 +391,14 @@ class TestBans:
         printed = run("quota_bans", "set", "user:7", "banning", "20m", "--json")
 
         assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
+
+    @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+    def test_a_note_says_that_a_ban_has_no_effect_while_limiting_is_off(self, is_on: bool, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": is_on}
+
+        printed = run("quota_bans", "set", SUBJECT, "banning", "10m")
+
+        assert ("Note: the ban has no effect now." in printed) is not is_on
 
     @pytest.mark.usefixtures("two_bans")
     @pytest.mark.parametrize(
