@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_quota import ban, check, peek
 from django_quota.adapters import digest
-from django_quota.admin.wording import moment_of
+from django_quota.admin.wording import local_moment
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
@@ -219,7 +219,7 @@ class TestPage:
         midnight = 1_796_083_200_000_000
         before = range(midnight - 2_500_000_000_001, midnight, 123_456_789_123)
 
-        names = {f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" for now in before}
+        names = {f"{local_moment(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" for now in before}
 
         assert names == {"Dec 01 00:00:00"}
 

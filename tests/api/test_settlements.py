@@ -388,7 +388,7 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
         ),
         pytest.param(
             {"count_when": bool, "distinct": True},
-            "count_when= does not go with distinct=",
+            "count_when= cannot be combined with distinct=",
             id="count_when= of different values",
         ),
         pytest.param(

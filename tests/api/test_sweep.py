@@ -304,7 +304,7 @@ class TestEvery:
         answers = iter([StoreUnavailable("gone"), None, None])
         sweep = Sweeper.sweep
 
-        def sometimes(sweeper: Sweeper, *given: Any) -> Report:
+        def sometimes(sweeper: Sweeper, *given: Any) -> SweepReport:
             error = next(answers)
             if error is not None:
                 raise error

@@ -198,7 +198,7 @@ class TestAddressWithoutItsKind:
         pytest.param(
             ("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate", id="an unknown mode"
         ),
-        pytest.param(("import", "binary", "--label", "bots"), "is not a text in UTF-8", id="a binary file"),
+        pytest.param(("import", "binary", "--label", "bots"), "is not UTF-8 text", id="a binary file"),
         pytest.param(
             ("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"', id="a misspelled rule"
         ),
@@ -492,7 +492,7 @@ def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
 
 
 def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(override_lists, "BATCH_SIZE", 1)
+    monkeypatch.setattr(override_lists, "ROWS_PER_QUERY", 1)
     imported("192.0.2.2")
     written: list[str] = []
 

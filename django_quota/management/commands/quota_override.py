@@ -178,7 +178,7 @@ def _lines_of(name: str) -> list[str]:
     except OSError as error:
         raise CommandError(f"{name}: {error.strerror}. Use a file with an address a line, or - for stdin.") from error
     except UnicodeDecodeError as error:
-        raise CommandError(f"{name} is not a string in UTF-8: {error.reason} at byte {error.start}.") from error
+        raise CommandError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
 
 def _values(options: dict[str, Any]) -> dict[str, Any]:
