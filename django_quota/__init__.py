@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_quota.core.decisions import Decision
     from django_quota.core.rules import Rule
-    from django_quota.features.bans import aban, aunban, ban, unban
-    from django_quota.features.counters import counter
+    from django_quota.features.bans.calls import aban, aunban, ban, unban
+    from django_quota.features.counters.calls import counter
     from django_quota.features.once import aonce, once
     from django_quota.features.raised_limits import raise_limit
-    from django_quota.features.reservations import areserve, areserve_all, reserve, reserve_all
+    from django_quota.features.reservations.calls import areserve, areserve_all, reserve, reserve_all
     from django_quota.features.slots.calls import lock, slot
-    from django_quota.features.usage import usage
+    from django_quota.features.usage.days import usage
     from django_quota.limiting.api import (
         aacquire,
         acheck,
@@ -45,13 +45,13 @@ else:
     _HOMES = {
         "django_quota.core.decisions": ("Decision",),
         "django_quota.core.rules": ("Rule",),
-        "django_quota.features.bans": (
+        "django_quota.features.bans.calls": (
             "aban",
             "aunban",
             "ban",
             "unban",
         ),
-        "django_quota.features.counters": ("counter",),
+        "django_quota.features.counters.calls": ("counter",),
         "django_quota.features.slots.calls": (
             "lock",
             "slot",
@@ -61,13 +61,13 @@ else:
             "once",
         ),
         "django_quota.features.raised_limits": ("raise_limit",),
-        "django_quota.features.reservations": (
+        "django_quota.features.reservations.calls": (
             "areserve",
             "areserve_all",
             "reserve",
             "reserve_all",
         ),
-        "django_quota.features.usage": ("usage",),
+        "django_quota.features.usage.days": ("usage",),
         "django_quota.limiting.api": (
             "aacquire",
             "acheck",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from django_quota.core.decisions import Outcome
 from django_quota.core.rates import Rate
 from django_quota.core.rules import RuleOptions
-from django_quota.features.counters import Counter
-from django_quota.features.reservations import Hold
+from django_quota.features.counters.calls import Counter
+from django_quota.features.reservations.calls import Hold
 from django_quota.features.slots.calls import Lease, Slot
 from django_quota.operating.activity import RunningTotals
 from django_quota.operating.reset import ResetReport

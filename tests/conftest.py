@@ -154,7 +154,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
     lookup._newest_login_names.cache_clear()
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr(overrides, "rows", None)
-        monkeypatch.setattr("django_quota.features.usage._readable", lambda rows: [])
+        monkeypatch.setattr("django_quota.features.usage.days._readable", lambda rows: [])
         monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
     opened: list[BaseDatabaseWrapper] = []
 

@@ -23,7 +23,7 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
-from django_quota.features.bans import lift_bans
+from django_quota.features.bans.calls import lift_bans
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.bans import MOST, BanFilter, bans_lately, fates, find_bans, read_bans

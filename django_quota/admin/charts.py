@@ -16,7 +16,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_quota.features.usage import Count, total
+from django_quota.features.usage.days import Count, total
 from django_quota.operating.activity import Minute
 
 

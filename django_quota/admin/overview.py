@@ -23,7 +23,7 @@ from django_quota.admin.charts import sparkline
 from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
-from django_quota.features.event_stream import SEARCHED, Event, Search, event_log
+from django_quota.features.events.stream import SEARCHED, Event, Search, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter

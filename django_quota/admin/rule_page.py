@@ -22,7 +22,7 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
-from django_quota.features.event_stream import PAGE, SEARCHED, Event, Search, event_log
+from django_quota.features.events.stream import PAGE, SEARCHED, Event, Search, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter

@@ -21,7 +21,7 @@ from django_quota.admin.raising import FACTORS, Raising, raisings
 from django_quota.admin.wording import moment_in_words, rule_in_words
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
-from django_quota.features.bans import lift_bans
+from django_quota.features.bans.calls import lift_bans
 from django_quota.features.logins import with_addresses
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride

@@ -22,8 +22,8 @@ from django_quota.admin.csv_export import csv_response
 from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
-from django_quota.features.rollup import move
-from django_quota.features.usage import Count, recent_days, row_name, row_part, today, total, waiting
+from django_quota.features.usage.days import Count, recent_days, row_name, row_part, today, total, waiting
+from django_quota.features.usage.rollup import move
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint

@@ -15,7 +15,7 @@ from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rates import MAX_COUNT, Duration, RateChange, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.resolving import rule_under
-from django_quota.features.bans import known_rule, subject_under_flow
+from django_quota.features.bans.calls import known_rule, subject_under_flow
 from django_quota.limiting.api import AnySubject, RuleOrRate
 from django_quota.limiting.overrides import overrides
 

@@ -20,7 +20,7 @@ from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import ReadDays
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
-from django_quota.features.event_stream import PAGE, newest_events
+from django_quota.features.events.stream import PAGE, newest_events
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.clock import SECOND
-from django_quota.features.event_stream import Event, newest_events
+from django_quota.features.events.stream import Event, newest_events
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import ActiveBan, bans_in_force

@@ -28,8 +28,8 @@ from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import InspectSubject
-from django_quota.features.event_stream import PAGE, Event, newest_events
-from django_quota.features.usage import Count, last_tiers, recent_usage
+from django_quota.features.events.stream import PAGE, Event, newest_events
+from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import known_rules, known_slots
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter

@@ -14,7 +14,7 @@ from django_quota.engine.asks import Ask
 from django_quota.engine.events import EventLog
 from django_quota.engine.resolving import event_log_of, hits_of
 from django_quota.engine.subject_operations import Reset, RuleState, reset_of
-from django_quota.features.usage import recent_usage
+from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides

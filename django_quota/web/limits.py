@@ -13,7 +13,7 @@ from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.asks import Ask
-from django_quota.features.usage import last_tiers
+from django_quota.features.usage.days import last_tiers
 from django_quota.limiting.api import MAX_ENTRIES, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
 from django_quota.requests.request_hits import asked_flow

@@ -22,7 +22,7 @@ from django_quota.core.rates import MAX_COUNT
 from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
-from django_quota.features.reservations import Hold
+from django_quota.features.reservations.calls import Hold
 from django_quota.features.stream_end import at_stream_end
 from django_quota.requests.site_functions import call_flow
 from django_quota.web.headers import decision_of

@@ -23,7 +23,7 @@ from django_quota.admin.charts import (
     shade_of,
     sparkline,
 )
-from django_quota.features.usage import Count
+from django_quota.features.usage.days import Count
 from django_quota.operating.activity import Minute
 from tests.support.inputs import inputs
 

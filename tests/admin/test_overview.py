@@ -14,8 +14,8 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.admin.wording import local_moment, moment_in_words
-from django_quota.features.event_stream import PAGE as PAGE_OF_EVENTS
-from django_quota.features.event_stream import SEARCHED
+from django_quota.features.events.stream import PAGE as PAGE_OF_EVENTS
+from django_quota.features.events.stream import SEARCHED
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity

@@ -22,7 +22,7 @@ from django_quota import check
 from django_quota.admin.usage_page import UsageQuery
 from django_quota.admin.users import UsageLinks
 from django_quota.core.keys import field
-from django_quota.features.usage import row_name, row_part
+from django_quota.features.usage.days import row_name, row_part
 from django_quota.models import DailyCounter
 from django_quota.requests.subjects import named_subject
 from django_quota.testing import freeze

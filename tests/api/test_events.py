@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from django_quota import check
 from django_quota.core.keys import escape, field
-from django_quota.features import event_stream as module
-from django_quota.features.event_stream import BEGINNING, LEFT_AFTER, Event, EventGroup
+from django_quota.features.events import stream as module
+from django_quota.features.events.stream import BEGINNING, LEFT_AFTER, Event, EventGroup
 from django_quota.management.commands import quota_events
 from django_quota.testing import freeze
 from tests.support.commands import Manage, managing, wait_until

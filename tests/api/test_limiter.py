@@ -16,7 +16,7 @@ from django.test import RequestFactory
 from django_quota import Decision, Rule, acheck, apeek, arefund, areset, ban, check, counter, peek, quota, refund, reset
 from django_quota.adapters import decide
 from django_quota.exceptions import QuotaExceeded, RuleError
-from django_quota.features.usage import Count, recent_usage
+from django_quota.features.usage.days import Count, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze

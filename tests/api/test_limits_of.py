@@ -12,7 +12,7 @@ from django.urls import resolve
 
 from django_quota import alimits_of, check, limits_of, peek, peek_all
 from django_quota.exceptions import RuleError
-from django_quota.features.rollup import roll_up
+from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze

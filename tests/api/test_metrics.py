@@ -17,7 +17,7 @@ import redis
 from django_quota import Rule, acheck, check, check_all, reserve
 from django_quota.core import clock
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import Count, last_tiers, recent_usage
+from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import refused

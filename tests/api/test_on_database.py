@@ -14,8 +14,8 @@ from django.test import Client
 
 from django_quota import Rule, check, slot, unban
 from django_quota.core.clock import now
-from django_quota.features.event_stream import EventRows, event_log
-from django_quota.features.usage import recent_usage
+from django_quota.features.events.stream import EventRows, event_log
+from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter

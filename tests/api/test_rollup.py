@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from django_quota import Rule, check, reserve
 from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.rollup import move, roll_up
-from django_quota.features.usage import last_tiers, recent_days, recent_usage, total, waiting
+from django_quota.features.usage.days import last_tiers, recent_days, recent_usage, total, waiting
+from django_quota.features.usage.rollup import move, roll_up
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs

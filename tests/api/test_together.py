@@ -10,7 +10,7 @@ from django.test import RequestFactory
 
 from django_quota import Rule, check, peek, quota, raise_limit, reserve, reset, reset_subject, slot
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage import last_tiers, recent_usage
+from django_quota.features.usage.days import last_tiers, recent_usage
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import activity

@@ -26,7 +26,7 @@ from django_quota import Rule, acheck, acheck_all, aonce, check, check_all, coun
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.once import _operation
-from django_quota.features.rollup import roll_up
+from django_quota.features.usage.rollup import roll_up
 from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper

@@ -5,7 +5,7 @@ from datetime import date
 from typing import Any
 
 from django_quota.core.overrides import Override, OverrideMode
-from django_quota.features.usage import recent_usage
+from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.management.commands.quota_status import snapshot_as_json

@@ -11,8 +11,8 @@ import redis
 from django.db import connection
 
 from django_quota.core.keys import field, subject_base
-from django_quota.features import rollup
-from django_quota.features.usage import DAYS_KEPT, day_key
+from django_quota.features.usage import rollup
+from django_quota.features.usage.days import DAYS_KEPT, day_key
 from django_quota.stores.redis.store import RedisStore
 
 EIGHT_DAYS = DAYS_KEPT * 86_400

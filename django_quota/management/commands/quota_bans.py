@@ -8,8 +8,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.features.bans import ban, known_rule, lift_bans
-from django_quota.features.event_stream import iso
+from django_quota.features.bans.calls import ban, known_rule, lift_bans
+from django_quota.features.events.stream import iso
 from django_quota.features.logins import with_addresses
 from django_quota.limiting.known_rules import known_rules
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, duration_of, second_of, shared_store

@@ -17,7 +17,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_quota.conf import current
 from django_quota.core.clock import in_words
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
-from django_quota.features.event_stream import (
+from django_quota.features.events.stream import (
     BEGINNING,
     KINDS,
     Event,

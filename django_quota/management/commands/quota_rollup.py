@@ -14,7 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.features.rollup import BATCH_SIZE, RollupResult, roll_up
+from django_quota.features.usage.rollup import BATCH_SIZE, RollupResult, roll_up
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 
 MAX_BATCH = 5_000

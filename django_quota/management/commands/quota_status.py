@@ -11,8 +11,8 @@ from django.core.management.base import CommandParser
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
-from django_quota.features.event_stream import Event, iso
-from django_quota.features.usage import Count
+from django_quota.features.events.stream import Event, iso
+from django_quota.features.usage.days import Count
 from django_quota.limiting.overrides import overrides
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, bar, quantity, second_of, shared_store
 from django_quota.operating.health import nothing_is_limited

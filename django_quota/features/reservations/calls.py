@@ -21,7 +21,7 @@ from django_quota.core.rules import CallOptions
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt, Settlement
-from django_quota.features.hold_texts import read_hold, write_hold
+from django_quota.features.reservations.texts import read_hold, write_hold
 from django_quota.features.stream_end import at_stream_end
 from django_quota.limiting.api import (
     AnySubject,

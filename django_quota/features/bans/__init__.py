@@ -1,0 +1,1 @@
+"""Bans: what your code calls, and what operators ask."""

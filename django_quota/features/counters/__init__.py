@@ -1,0 +1,1 @@
+"""Counters: named totals, and what changes and reads them."""

@@ -1,0 +1,1 @@
+"""Events: what was refused, banned or is near its limit."""

@@ -1,0 +1,1 @@
+"""Reservations: an estimate is spent now, and settled later."""

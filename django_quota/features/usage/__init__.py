@@ -1,0 +1,1 @@
+"""Usage: what subjects have used on each day, for bills and charts."""
