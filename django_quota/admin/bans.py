@@ -119,7 +119,7 @@ class BanPages(ReadOnlyAdmin):
         lifted: dict[str, int] = {}
         try:
             for subject, fields in by_subject.items():
-                lifted[subject] = lift_bans(subject, fields)
+                lifted[subject] = lift_bans(fields, subject)
         except QuotaError as error:
             self.message_user(request, error_in_words(error), messages.ERROR)
         else:

@@ -90,7 +90,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         cleaned = super().clean() or self.cleaned_data
         subject, rule = cleaned.get("subject"), cleaned.get("rule")
         if subject and rule and (subject, rule) != (self.instance.subject, self.instance.rule):
-            self.problems = override_problems(subject, rule, with_users=self.sees_users)
+            self.problems = override_problems(rule, subject, with_users=self.sees_users)
         return cleaned
 
 
@@ -109,7 +109,7 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
         "row": row,
         "is_ended": override_state(row) == "ended",
         # Hints on users cost queries, so a row that is only opened has none.
-        "hints": form.problems if form.is_bound else override_problems(row.subject, row.rule, with_users=False),
+        "hints": form.problems if form.is_bound else override_problems(row.rule, row.subject, with_users=False),
         "is_group": is_group(row.subject),
     }
     override = override_of(row)

@@ -43,7 +43,7 @@ def _rates(rule: Rule, factor: int) -> str:
     return "; ".join(str(limit.rate) for limit in rule.under(f"x{factor}").limits)
 
 
-def raisings(subject: str, name: str) -> list[Raising]:
+def raisings(name: str, subject: str) -> list[Raising]:
     """Return the rules of this name (`*`: all known rules) that may limit a subject.
 
     Where an override holds already, nothing is raised: it would be replaced or hidden. A raise may replace a raise.
@@ -51,19 +51,19 @@ def raisings(subject: str, name: str) -> list[Raising]:
     overrides.refresh()
     keys = known_keys()
     return [
-        Raising(rule, given if isinstance(given, Rule) else None, _problem(subject, rule, given))
+        Raising(rule, given if isinstance(given, Rule) else None, _problem(rule, subject, given))
         for rule, given in rules_for(name).items()
         if is_given_by(keys.get(rule, []), subject)
     ]
 
 
-def _problem(subject: str, name: str, rule: NamedRule) -> str:
+def _problem(name: str, subject: str, rule: NamedRule) -> str:
     """Return why a rule cannot be raised; empty if it can."""
     now = clock.now()
-    held = overrides.table.find(subject, name, now)
-    if held is not None and not _is_raise(held, subject, name):
+    held = overrides.table.find(name, subject, now)
+    if held is not None and not _is_raise(held, name, subject):
         return _("an override is in force: %s") % _in_words(held)
-    for each in overrides.table.matching(subject, name):
+    for each in overrides.table.matching(name, subject):
         if (each.subject, each.rule) == (subject, name) and each.begins > now:
             return _("its own override would be lost: %s") % _in_words(each)
     if not isinstance(rule, Rule):
@@ -74,7 +74,7 @@ def _problem(subject: str, name: str, rule: NamedRule) -> str:
     return _("it admits nothing") if is_closed else ""
 
 
-def _is_raise(held: Override, subject: str, name: str) -> bool:
+def _is_raise(held: Override, name: str, subject: str) -> bool:
     """Return whether an override of exactly this subject and rule multiplies the rates, and adds no units."""
     return (held.subject, held.rule) == (subject, name) and held.rates.startswith("x") and "+" not in held.rates
 

@@ -78,7 +78,7 @@ class SubjectAction:
     """The permissions that a user needs, all of them."""
     form: type[forms.Form] = forms.Form
 
-    def __init__(self, subject: str, rule: str) -> None:
+    def __init__(self, rule: str, subject: str) -> None:
         self.subject = subject
         self.rule = rule or ALL_RULES
         """A rule's name, or `"*"` for all rules."""
@@ -133,7 +133,7 @@ class LiftBan(SubjectAction):
     permissions = ("lift_ban",)
 
     def do(self, given: Mapping[str, Any], user: Any) -> str:
-        lifted = lift_bans(self.subject, None if self.rule == ALL_RULES else [field(self.rule)])
+        lifted = lift_bans(None if self.rule == ALL_RULES else [field(self.rule)], self.subject)
         return lifted_in_words(lifted) if lifted else _("No ban from %s was in force.") % self.about
 
 
@@ -150,7 +150,7 @@ class OverrideAction(SubjectAction):
     form = OverrideActionForm
 
     def warning(self, whose: str) -> str:
-        return " ".join([super().warning(whose), *override_problems(self.subject, self.rule, with_users=False)])
+        return " ".join([super().warning(whose), *override_problems(self.rule, self.subject, with_users=False)])
 
     def do(self, given: Mapping[str, Any], user: Any) -> str:
         """Save the row, and return what holds now. Raises `ValidationError`."""
@@ -166,7 +166,7 @@ class OverrideAction(SubjectAction):
             "expires": expires,
         }
         with transaction.atomic(using=write_database()):
-            rows = [set_override(self.subject, rule, {**values, "rate": rate}) for rule, rate in rates.items()]
+            rows = [set_override(rule, self.subject, {**values, "rate": rate}) for rule, rate in rates.items()]
         until = _("until it is cleared") if expires is None else _("until %s") % moment_in_words(expires)
         done = ", ".join(f"{row.rule_in_words} {row.effect}" for row in rows)
         return f"{done}, {until} ({reason})" if reason else f"{done}, {until}"
@@ -196,7 +196,7 @@ class Raise(OverrideAction):
     @cached_property
     def found(self) -> list[Raising]:
         """The rules that may limit the subject."""
-        return raisings(self.subject, self.rule)
+        return raisings(self.rule, self.subject)
 
     def warning(self, whose: str) -> str:
         return f"{super().warning(whose)} {self._not_raised}".strip()

@@ -120,7 +120,7 @@ class SubjectPages(ReadOnlyAdmin):
             raise PermissionDenied
         given = request.POST if request.method == "POST" else request.GET
         try:
-            action = ACTIONS[name](named_subject(given.get("subject", "")), given.get("on", "").replace("\0", ""))
+            action = ACTIONS[name](given.get("on", "").replace("\0", ""), named_subject(given.get("subject", "")))
         except RuleError as error:
             self.message_user(request, error_in_words(error), messages.ERROR)
             return HttpResponseRedirect(self.url("changelist"))

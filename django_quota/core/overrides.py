@@ -85,12 +85,12 @@ class OverrideTable:
     def __len__(self) -> int:
         return len(self.by_pk)
 
-    def find(self, subject: str, rule: str, now: int) -> Override | None:
+    def find(self, rule: str, subject: str, now: int) -> Override | None:
         """Return the override that holds for a subject under a rule at a moment (microseconds); None without one.
 
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
-        matching = self.matching(subject, rule)
+        matching = self.matching(rule, subject)
         if not matching:
             return None
         found = _first_in_force(matching, now)
@@ -103,7 +103,7 @@ class OverrideTable:
                 return found._replace(ends=edge)
         return found._replace(ends=0)
 
-    def matching(self, subject: str, rule: str) -> list[Override]:
+    def matching(self, rule: str, subject: str) -> list[Override]:
         """Return the overrides that concern a subject under a rule, the most specific first, in force or not."""
         return [
             override

@@ -16,6 +16,7 @@ from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Li
 from django_quota.core.caching import cached
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, Translatable, did_you_mean
 from django_quota.core.matching import Match
+from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
     MIN_SHARE,
@@ -578,6 +579,8 @@ def _read_options(rule: Rule) -> None:
 def _check_options(rule: Rule) -> None:
     if not is_valid_name(rule.name):
         raise RuleError(f"{rule.name!r} is not a rule's name. Use a string of at least one character.")
+    if rule.name == ALL_RULES:
+        raise RuleError(f"{ALL_RULES!r} is not a rule's name: it stands for all rules.", "Use another name.")
     _check_algorithm(rule)
     for option, declared in OPTIONS.items():
         declared.check(option, getattr(rule, option))

@@ -179,7 +179,7 @@ _group_of = attrgetter("group")
 def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[Place, Override]:
     found = {}
     for ask in asks:
-        override = None if isinstance(ask.rule, Take) else table.find(ask.subject, ask.rule.name, now)
+        override = None if isinstance(ask.rule, Take) else table.find(ask.rule.name, ask.subject, now)
         if override is not None:
             found[ask.place] = override
     return found

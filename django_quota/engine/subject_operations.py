@@ -178,7 +178,7 @@ def reset_of(hits: Sequence[Hit], table: OverrideTable, log: EventLog) -> Reset:
     for hit in hits:
         rule, others = hit.rule, list[Rule]()
         if isinstance(rule, Rule):
-            matching = table.matching(hit.subject, rule.name)
+            matching = table.matching(rule.name, hit.subject)
             others = [rule_under(rule, override) for override in matching if override.mode == "rate"]
         states.append(RuleState.of(hit, others))
     return Reset(states, log)

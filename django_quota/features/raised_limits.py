@@ -15,8 +15,8 @@ from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rates import MAX_COUNT, Duration, RateChange, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.resolving import rule_under
-from django_quota.features.bans.calls import known_rule, subject_under_flow
-from django_quota.limiting.api import AnySubject, RuleOrRate
+from django_quota.limiting.api import AnySubject, RuleOrRate, subject_under_flow
+from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.overrides import overrides
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def raise_limit(
-    subject: AnySubject,
     rule: RuleOrRate,
+    subject: AnySubject,
     by: int,
     until: datetime | Duration | None = None,
 ) -> datetime | None:
@@ -35,8 +35,8 @@ def raise_limit(
     gets. Of several rates, the one with the longest period is raised. If an override sets the rate, that rate is raised
     instead. Calls add up, even at the same time.
 
-    `subject`: a text such as `"org:7"`, a user, or a request, from which the rule's key takes the subject. `rule`: the
-    name of a rule in the settings or of a view, or a `Rule`. `by`: units, 1 to 10^12. `until`: a moment, or a duration
+    `rule`: the name of a rule in the settings or of a view, or a `Rule`. `subject`: a string such as `"org:7"`, a user,
+    or a request, from which the rule's key takes the subject. `by`: units, 1 to 10^12. `until`: a moment, or a duration
     from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
     others.
 
@@ -51,7 +51,7 @@ def raise_limit(
     if not isinstance(cast("object", by), int) or isinstance(by, bool) or not 1 <= by <= MAX_COUNT:
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
     known = known_rule(rule)
-    return _save(known, run_sync(subject_under_flow(subject, known, "raise_limit()")), by, until)
+    return _save(known, run_sync(subject_under_flow(known, subject, "raise_limit()")), by, until)
 
 
 def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:
@@ -64,7 +64,7 @@ def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) 
         return {**raised, "expires": override_rows.moment_of_row(ends) if ends else None}
 
     overrides.refresh()
-    saved = override_rows.change_override(subject, rule.name, values)  # whoever raises it at the same time waits here
+    saved = override_rows.change_override(rule.name, subject, values)  # whoever raises it at the same time waits here
     return None if saved.expires is None else moment_of(override_rows.microseconds_of_row(saved.expires))
 
 
@@ -80,7 +80,7 @@ def _raised_override(
             f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
             f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
         )
-    rates, limits = _raised(rule, _held(subject, rule.name, own, now), by)
+    rates, limits = _raised(rule, _held(rule.name, subject, own, now), by)
     if isinstance(until, datetime):
         ends = override_rows.microseconds_of_row(until)
         if ends <= now:
@@ -93,10 +93,10 @@ def _raised_override(
     return values | {"label": "", "reason": "raise_limit()", "created_by": ""}, ends
 
 
-def _held(subject: str, rule: str, own: Override | None, now: int) -> Override | None:
+def _held(rule: str, subject: str, own: Override | None, now: int) -> Override | None:
     """Return the override that holds for a subject under a rule; `own`: the subject's own in the database."""
     others = [each for each in overrides.table.of_subject(subject) if (each.subject, each.rule) != (subject, rule)]
-    return OverrideTable([*others, own] if own else others).find(subject, rule, now)
+    return OverrideTable([*others, own] if own else others).find(rule, subject, now)
 
 
 def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit]]:

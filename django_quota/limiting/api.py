@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
-import sys
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +28,7 @@ from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.request_hits import asked_by_flow, value_digest
+from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.subjects import is_user, named_subject, subject_of, user_subject
 
 T = TypeVar("T")
@@ -236,11 +235,12 @@ async def apeek_all(entries: Iterable[Entry]) -> Decision:
 def run_call(flow: Flow[T]) -> T:
     """Run the flow of a sync function for users. Under DEBUG, warn once for each place that blocks an event loop."""
     if _get_running_loop() is not None and settings.DEBUG:
-        name = sys._getframe(1).f_code.co_name  # noqa: SLF001 — of the function that runs it
-        warnings.warn(
-            f"{name}() blocks the event loop. Use a{name}() here: await a{name}(...).", RuntimeWarning, stacklevel=3
-        )
+        warnings.warn(BLOCKS, RuntimeWarning, stacklevel=3)
     return run_sync(flow)
+
+
+BLOCKS = "This call blocks the event loop. Await its async twin, whose name begins with a: acheck() for check()."
+"""The warning for a sync call in async code."""
 
 
 def answer_flow(asks: Sequence[Ask], mode: AskMode, *, reports_allowed: bool = True) -> Flow[Answer]:
@@ -332,7 +332,7 @@ def ask_flow(
     tier = options.get("tier") if options else None
     if isinstance(tier, str):
         options = {option: given for option, given in options.items() if option != "tier"}
-    rule = _rule_of_call(rule_or_rate, subject, options)
+    rule = _rule_of_call(rule_or_rate, options)
     if isinstance(tier, str):
         rule = rule_of_tier(rule, tier)
     if is_peek and cost is None and callable(rule.cost):
@@ -395,30 +395,16 @@ MAX_ENTRIES = 1_000
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
 
-def _rule_of_call(rule_or_rate: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Rule:
+def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Rule:
     for option in OF_REQUESTS.intersection(options) if options else ():
         raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
     try:
         return rule_of(rule_or_rate, options)
-    except RateError as error:
+    except RateError:
         if isinstance(rule_or_rate, CounterEntry):
             hint = "Use its take(), or make it an entry of check_all()."
             raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
-        raise _swapped(rule_or_rate, subject) or error from None
-
-
-def _swapped(first: object, second: object) -> RuleError | None:
-    """Return a better error if the second argument is the rule and the first is not; else None."""
-    if not isinstance(second, (str, Rule)):
-        return None
-    try:
-        name = rule_of(second, {}).name
-    except RuleError:
-        return None
-    return RuleError(
-        f"The first argument {reprlib.repr(first)} is not a rule or a rate, but the second one {name!r} is.",
-        f"Write the rule first, then the subject: ({name!r}, {reprlib.repr(first)}).",
-    )
+        raise
 
 
 def rule_of_tier(rule: Rule, tier: str) -> Rule:
@@ -457,3 +443,11 @@ def django_request(subject: AnySubject) -> HttpRequest | None:
         return subject
     wrapped = getattr(subject, "_request", None)  # the request of Django REST framework wraps Django's
     return wrapped if isinstance(wrapped, HttpRequest) else None
+
+
+def subject_under_flow(rule: Rule, subject: AnySubject, what: str) -> Flow[str]:
+    """Return the name of a subject; of a request, what the key of a rule gives. `what`: what it is for, in errors."""
+    request = django_request(subject)
+    if request is None:
+        return subject_of(subject, what)
+    return str((yield from subject_flow(rule.key, request)))

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.urls import get_resolver
 
-from django_quota.conf import current, limits_logins
-from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule, parts_of_key
 from django_quota.runtime import runtime
+from django_quota.conf import current, limits_logins, rule_of
+from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
 
 Finder = Callable[[Iterable[Any]], Iterable[Any]]
 """Finds rules, or the names of slots, on the views of URL patterns."""
@@ -50,6 +51,23 @@ def known_rules() -> dict[str, Rule | str]:
     for rule in rules_of_requests():
         rules.setdefault(rule.name, rule)
     return rules
+
+
+def known_rule(given: str | Rule, options: Mapping[str, object] = MappingProxyType({})) -> Rule:
+    """Return the rule that is given: a rule, its name in the settings or on a view, or a rate. Raises `RuleError`."""
+    try:
+        return rule_of(given, options)
+    except RateError as error:
+        known = known_rules()
+        found = known.get(given) if isinstance(given, str) else None
+        if isinstance(found, Rule):  # the name of a rule on a view
+            return found
+        if error.position or not isinstance(given, str):  # it is almost a rate
+            raise
+        raise RuleError(
+            f"{given!r} is not a rate, nor a rule of the settings or the views.{did_you_mean(given, known)} For a rule "
+            f"that only a call names, pass it: Rule.make({given!r}, rate)."
+        ) from error
 
 
 def rules_of_requests() -> Iterator[Rule]:

@@ -41,7 +41,7 @@ def write_database() -> str:
     return router.db_for_write(QuotaOverride)
 
 
-def set_override(subject: str, rule: str, values: Mapping[str, Any]) -> QuotaOverride:
+def set_override(rule: str, subject: str, values: Mapping[str, Any]) -> QuotaOverride:
     """Save the override of a subject and a rule; it replaces an earlier one. Raises `ValidationError`."""
     database = write_database()
     row = QuotaOverride(subject=subject, rule=rule, **values)
@@ -57,7 +57,7 @@ TRIES = 3
 
 
 def change_override(
-    subject: str, rule: str, values: Callable[[QuotaOverride | None], Mapping[str, Any]]
+    rule: str, subject: str, values: Callable[[QuotaOverride | None], Mapping[str, Any]]
 ) -> QuotaOverride:
     """Save the override of a subject and a rule by what it is, None if there is none; return it.
 

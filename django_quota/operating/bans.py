@@ -37,7 +37,7 @@ class BanFilter(NamedTuple):
     rule: str = ""
     """The rule's name. Empty: all."""
 
-    def fits(self, subject: str | None, rule: str | None) -> bool:
+    def fits(self, rule: str | None, subject: str | None) -> bool:
         """Say whether the filter fits a ban."""
         if self.rule not in ("", rule) or not self.subjects:
             return self.rule in ("", rule)
@@ -63,7 +63,7 @@ def find_bans(wanted: BanFilter) -> BanList:
     bans of the filter's subjects are found. Raises `StoreUnavailable`.
     """
     total, listed = bans_in_force(MOST) if current().events else (0, None)
-    found = [ban for ban in listed or () if wanted.fits(ban.subject, ban.rule)]
+    found = [ban for ban in listed or () if wanted.fits(ban.rule, ban.subject)]
     pairs = {(ban.subject, ban.rule) for ban in found}
     known = known_rules() if wanted.subjects else {}
     for subject, contents in contents_of(wanted.subjects).items():
@@ -91,7 +91,7 @@ def bans_lately(wanted: BanFilter) -> BansLately:
     Raises `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, EVENTS)
-    began = [each for each in events if each.kind == "banned" and wanted.fits(each.subject, each.rule)]
+    began = [each for each in events if each.kind == "banned" and wanted.fits(each.rule, each.subject)]
     return BansLately(began, events[-1].at if events else 0)
 
 

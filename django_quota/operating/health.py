@@ -102,7 +102,7 @@ def nothing_is_limited(failure: QuotaError | None = None) -> str:
     if not current().enabled:
         return _("Limits are switched off (ENABLED is false), so everything is allowed.")
     overrides.refresh()
-    override = overrides.table.find(EVERYBODY, ALL_RULES, clock.now())
+    override = overrides.table.find(ALL_RULES, EVERYBODY, clock.now())
     if override is not None and override.mode == "exempt":
         return _("An override exempts everybody from all rules, so nothing is limited.")
     if isinstance(failure, StoreUnavailable) and current().on_unavailable == "allow":

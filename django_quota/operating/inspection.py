@@ -186,7 +186,7 @@ class SubjectSnapshot:
 
     def override_of(self, rule: str) -> Override | None:
         """Return the override that holds for a rule."""
-        return self.table.find(self.subject, rule, self.now)
+        return self.table.find(rule, self.subject, self.now)
 
 
 # --- reading it -------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ _Question = tuple[str, str, Rule | list[Rule]]
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
     """Add the limits of these rules, or why they cannot be read."""
-    snapshot.tiers = last_tiers(snapshot.subject, rules.values())
+    snapshot.tiers = last_tiers(rules.values(), snapshot.subject)
     plain: list[_Question] = []
     by_tier: list[list[_Question]] = []
     for name, given in rules.items():
@@ -492,7 +492,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         rule = given if isinstance(given, Rule) else None
         if rule is not None:
             rule = next(iter(possible_tiers(rule, subject, snapshot.tiers).values()), rule)
-        found = table.find(subject, name, max(override.begins, snapshot.now))
+        found = table.find(name, subject, max(override.begins, snapshot.now))
         if found is None or found.pk != override.pk:
             change.problem = gettext("Nothing changes, since this rule has an override of its own.")
         elif rule is not None and override.mode == "rate":

@@ -201,7 +201,7 @@ def rule_hint(rule: str) -> str:
     return _('"%(rule)s" is not a rule of the settings or the views.') % words
 
 
-def override_problems(subject: str, rule: str, *, with_users: bool = True) -> list[str]:
+def override_problems(rule: str, subject: str, *, with_users: bool = True) -> list[str]:
     """Return why an override can have no effect: no request has its subject (under this rule), or there is no rule.
 
     `subject` is as `override_subject` returns it. `with_users`: whether to look for users; turn it off for people who

@@ -56,7 +56,7 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
         subject = subject_of(request_or_subject, "limits_of()")
         rules = _rules_for(subject, tier)
         if tier is None:
-            tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), subject, rules)
+            tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), rules, subject)
         else:
             tiers = {rule.name: tier for rule in rules}
         return (yield from peek_flow(_asked_of(rules, subject, tiers)))

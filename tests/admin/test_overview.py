@@ -99,7 +99,7 @@ def test_it_says_in_red_that_an_override_exempts_everybody(database: Any, page: 
 class TestOnRedis:
     def test_it_shows_bans_with_their_end_and_links_for_those_with_the_permission(self, client: Client) -> None:
         for subject in (SUBJECT, "ip:203.0.113.10"):
-            ban(subject, LOGIN, "10m")
+            ban(LOGIN, subject, "10m")
         page = shown(client)
         assert "The next 2 of 2 to end" in page
         assert "in 10 minutes" in page
@@ -183,7 +183,7 @@ class TestOnRedis:
         assert (len(rules), rules[0].rule, rules[-1].is_rest) == (RULES + 1, "rule7", True)
         assert sum(rule.total for rule in rules) == RULES + 6
         for number in range(20):
-            ban(f"ip:198.51.100.{number}", LOGIN, "10m")
+            ban(LOGIN, f"ip:198.51.100.{number}", "10m")
             slot(f"slot{number}", 2).acquire()
         client.get(PAGE)
         raw.config_resetstat()

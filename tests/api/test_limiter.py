@@ -4,6 +4,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -132,7 +133,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("search", "user:1", burst=3), "has its own options"),
     (lambda: cast("Any", check)("2/m", "user:1", exempt="10.0.0.0/8"), "exempt= chooses requests"),
     (lambda: cast("Any", check)("2/m", "user:1", settle=len), "settle= needs a response"),
-    (lambda: peek("user:1", "10/m"), r"the rule first, then the subject: \('10/m', 'user:1'\)"),
+    (lambda: peek("user:1", "10/m"), r"^'user:1' is not a rate: .* Nor is it a rule"),
 ]  # fmt: skip
 
 
@@ -157,9 +158,10 @@ def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memo
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         asyncio.run(call())
-    assert [(str(each.message).partition(":")[0], each.filename) for each in caught] == [
-        (f"{name}() blocks the event loop. Use a{name}() here", __file__) for name in ("check", "incr")
-    ]
+
+    lines = [Path(each.filename).read_text().splitlines()[each.lineno - 1].strip() for each in caught]
+    assert {str(each.message).partition(".")[0] for each in caught} == {"This call blocks the event loop"}
+    assert lines == ['check("1/m", "user:1")', 'counter("clicks").incr("user:1")']
 
 
 def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: Any) -> Decision:
@@ -204,7 +206,7 @@ class TestForce:
     def test_it_counts_while_a_ban_lasts_for_a_blocked_subject_and_not_for_an_exempt_one(self) -> None:
         rule = Rule.make("export", "10/m", ban={"after": "9/m", "for": "30s"})
         with freeze(START):
-            ban(SUBJECT, rule, "30s")
+            ban(rule, SUBJECT, "30s")
             decision = force(rule, 4)
             assert (decision.allowed, decision.outcomes[0].why, decision.retry_after) == (False, "banned", 30.0)
         with freeze(START + 31 * SECOND):

@@ -133,7 +133,7 @@ def keyed(settings: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str) -> None:
-    (problem,) = override_problems(subject, rule, with_users=False)
+    (problem,) = override_problems(rule, subject, with_users=False)
     assert problem.startswith(f'No request has the subject "{subject}" under the rule "{rule}", which limits "')
 
 
@@ -148,15 +148,15 @@ def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str,
     ],
 )  # fmt: skip
 def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: str) -> None:
-    assert override_problems(subject, rule, with_users=False) == []
+    assert override_problems(rule, subject, with_users=False) == []
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("keyed")
 def test_unknown_rules_and_users_are_problems_of_an_override() -> None:
-    unknown, misspelt = override_problems("user:3", "ap")
+    unknown, misspelt = override_problems("ap", "user:3")
     assert unknown == 'There is no user with the key "3".'
     assert misspelt == '"ap" is not a rule of the settings or the views. Did you mean "api"?'
     for typed, subject in (("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24")):
         assert parse_override_input(typed) == subject
-        assert override_problems(subject, "*") == []
+        assert override_problems("*", subject) == []

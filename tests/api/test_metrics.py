@@ -309,7 +309,7 @@ def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
     reserve(plans, "user:3", 100, tier="all").cancel()
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
-    assert last_tiers("user:3", [plans]) == {"plans": "all"}
+    assert last_tiers([plans], "user:3") == {"plans": "all"}
 
 
 def job(*, at_exit: bool = False) -> Any:

@@ -118,7 +118,7 @@ def test_the_overview_has_figures_bans_and_slots(store: DatabaseStore, client: C
     client.force_login(User.objects.create_superuser("root"))
     text = client.get("/admin/django_quota/overview/?sizes=1").content.decode()
     assert ("ip:192.0.2.1" in text, "The memory store" in text, "Redis" in text) == (True, False, False)
-    assert unban("ip:192.0.2.1") == 1
+    assert unban("*", "ip:192.0.2.1") == 1
     assert activity().bans == []
 
 

@@ -431,7 +431,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 @on_postgresql
 def test_a_long_transaction_that_raises_a_limit_holds_up_no_other_change(watch: Watch) -> None:
     with ThreadPoolExecutor(1) as other, transaction.atomic():
-        raise_limit("org:7", Rule.make("tokens", "1000/d"), 500)
+        raise_limit(Rule.make("tokens", "1000/d"), "org:7", 500)
         switch_off = partial(call_command, "quota_override", "set", "*", "exempt", verbosity=0, stdout=StringIO())
         other.submit(in_a_thread, switch_off).result(60)
     assert admits(rule="0/m")

@@ -5,6 +5,7 @@ mypy checks this file and reports an ignore comment that is not needed, so each 
 
 import asyncio
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from types import ModuleType
@@ -52,6 +53,18 @@ NAMES = {
 def test_a_module_has_these_public_names(module: ModuleType) -> None:
     assert module.__all__ == sorted(NAMES[module].split())
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+IN_ORDER = """
+    aacquire aban acheck acquire apeek arefund areserve areset aunban ban check peek raise_limit refund reserve reset
+    unban
+"""
+
+
+@pytest.mark.parametrize("name", IN_ORDER.split())
+def test_the_rule_is_the_first_argument_and_the_subject_the_second(name: str) -> None:
+    rule, subject, *_ = inspect.signature(getattr(django_quota, name)).parameters
+    assert (rule.removesuffix("_or_rate"), subject) == ("rule", "subject")
 
 
 TYPOS: list[tuple[Callable[[], Any], str]] = [

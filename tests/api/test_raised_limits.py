@@ -49,7 +49,7 @@ def row(subject: str = "org:7", rule: str = "tokens") -> QuotaOverride:
 def test_a_customer_who_has_used_all_buys_more_for_the_running_month() -> None:
     assert check("tokens", "org:7", 1_000)
     assert not check("tokens", "org:7")
-    assert raise_limit("org:7", "tokens", 500) == END_OF_MONTH
+    assert raise_limit("tokens", "org:7", 500) == END_OF_MONTH
     assert left() == 500
     assert check("tokens", "org:7", 500)
     assert not check("tokens", "org:7")
@@ -60,7 +60,7 @@ def test_a_customer_who_has_used_all_buys_more_for_the_running_month() -> None:
 
 def test_a_window_is_raised_for_one_window_from_now() -> None:
     assert check("jobs", "org:7", 10)
-    assert raise_limit("org:7", "jobs", 50) == NOW + HOUR
+    assert raise_limit("jobs", "org:7", 50) == NOW + HOUR
     assert row(rule="jobs").rate == "+50"
     assert [outcome.remaining for outcome in peek("jobs", "org:7").outcomes] == [0, 140]
     with freeze(NOW + HOUR):
@@ -70,25 +70,25 @@ def test_a_window_is_raised_for_one_window_from_now() -> None:
 @pytest.mark.parametrize("until", [NOW + HOUR, "1h", HOUR])
 def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone(until: Any, settings: Any) -> None:
     zoned = Rule.make("zoned", "1000/month", algorithm="calendar", tz="Asia/Tokyo")
-    assert raise_limit("org:7", zoned, 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
-    assert raise_limit("org:7", "tokens", 500, until) == NOW + HOUR
+    assert raise_limit(zoned, "org:7", 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
+    assert raise_limit("tokens", "org:7", 500, until) == NOW + HOUR
     with freeze(NOW + HOUR):
         assert left() == 1_000
     settings.USE_TZ = False
     naive = datetime(2026, 3, 16)  # noqa: DTZ001
-    assert raise_limit("org:8", "tokens", 500, naive) == naive.replace(tzinfo=UTC)
+    assert raise_limit("tokens", "org:8", 500, naive) == naive.replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("subject", "rule"), [("org:7", "*"), ("org:*", "tokens"), ("*", "*")])
 def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subject: str, rule: str) -> None:
     of_days = Rule.make("tokens", "100/day")
     QuotaOverride.objects.create(subject=subject, rule=rule, rate="200/day")
-    assert raise_limit("org:7", of_days, 50) == NOW + timedelta(days=1)
+    assert raise_limit(of_days, "org:7", 50) == NOW + timedelta(days=1)
     assert row().rate == "250/d"
     with freeze(NOW + timedelta(days=1)):
         assert peek(of_days, "org:7").limit == 200
     QuotaOverride.objects.create(subject="org:7", rule="free", rate="100/day")
-    raise_limit("org:7", "free", 50)
+    raise_limit("free", "org:7", 50)
     assert (row(rule="free").rate, left(rule="free")) == ("150/d", 150)
 
 
@@ -96,7 +96,7 @@ def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subj
 def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: Any, ends: Any) -> None:
     values = {"reason": "contract", "label": "gold", "expires": expires}
     QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month", **values)
-    assert raise_limit("org:7", "tokens", 500) == ends
+    assert raise_limit("tokens", "org:7", 500) == ends
     found = row()
     assert (found.rate, found.reason, found.label, found.expires) == ("2500/month", "contract", "gold", ends)
 
@@ -104,10 +104,10 @@ def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: A
 def test_an_override_that_has_ended_is_not_built_on_and_one_of_another_process_is() -> None:
     values = {"reason": "old", "label": "list", "expires": NOW - HOUR}
     QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="9/month", **values)
-    raise_limit("org:7", "tokens", 500)
+    raise_limit("tokens", "org:7", 500)
     assert (row().rate, row().reason, row().label) == ("+500", "raise_limit()", "")
     overrides.table.drop(row().pk)
-    raise_limit("org:7", "tokens", 500)
+    raise_limit("tokens", "org:7", 500)
     assert (row().rate, left()) == ("+1000", 2_000)
 
 
@@ -115,14 +115,14 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
     def buy(_: int) -> None:
         try:
             with freeze(NOW):
-                raise_limit("org:7", "tokens", 10)
+                raise_limit("tokens", "org:7", 10)
         finally:
             connections.close_all()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(buy, range(12)))
     with transaction.atomic():
-        raise_limit("org:7", "tokens", 500)
+        raise_limit("tokens", "org:7", 500)
         assert left() == 1_620
         transaction.set_rollback(True)
     assert (row().rate, left()) == ("+120", 1_120)
@@ -131,21 +131,21 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
 def test_users_and_requests_are_subjects(rf: Any) -> None:
     ann = User.objects.create_user("ann")
     for who, subject in ((ann, f"user:{ann.pk}"), (rf.get("/"), "ip:127.0.0.1")):
-        raise_limit(who, "jobs", 5)
+        raise_limit("jobs", who, 5)
         assert row(subject, "jobs").rate == "+5"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("org:7", "tokens", 0), "by=0 is not a whole number from 1"),
-        (("org:7", "tokens", True), "by=True is not"),
-        (("org:7", "tokens", 10**12), "above 1000000000000"),
-        (("org:7", "tokens", 5, NOW), "is in the past"),
-        (("org:7", "token", 5), "Did you mean 'tokens'"),
-        ((7, "tokens", 5), "7 is not a subject"),
-        (("org:7", "bucket", 5), "is a token_bucket, which refills all the time: it has no period"),
-        (("org:7", "free", 5), "has no rate"),
+        (("tokens", "org:7", 0), "by=0 is not a whole number from 1"),
+        (("tokens", "org:7", True), "by=True is not"),
+        (("tokens", "org:7", 10**12), "above 1000000000000"),
+        (("tokens", "org:7", 5, NOW), "is in the past"),
+        (("token", "org:7", 5), "Did you mean 'tokens'"),
+        (("tokens", 7, 5), "7 is not a subject"),
+        (("bucket", "org:7", 5), "is a token_bucket, which refills all the time: it has no period"),
+        (("free", "org:7", 5), "has no rate"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Any, says: str) -> None:
@@ -164,13 +164,13 @@ def test_wrong_arguments_are_named(arguments: Any, says: str) -> None:
 def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(override: Any, says: str) -> None:
     saved = QuotaOverride.objects.create(subject="org:7", **override)
     with pytest.raises(RuleError, match=f"override of org:7 {says}"):
-        raise_limit("org:7", "tokens", 5)
+        raise_limit("tokens", "org:7", 5)
     assert QuotaOverride.objects.values_list("pk", "rate").get() == (saved.pk, saved.rate)
 
 
 def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
-    raise_limit("org:7", plans, 50)
+    raise_limit(plans, "org:7", 50)
     for tier, limits in {"free": [5, 150], "pro": [1_050], "all": []}.items():
         assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
 
@@ -188,11 +188,11 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in (*asked, (of_request, HttpRequest()))]
     assert limits == [[15, 300], [], [7], [12]]
     assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
-    raise_limit("org:7", "tokens", 500)
+    raise_limit("tokens", "org:7", 500)
     assert (row().rate, left()) == ("x3+500", 3_500)
     with pytest.raises(RuleError, match="rates that only a request tells: pass until="):
-        raise_limit("org:7", of_request, 5)
-    raise_limit("org:7", of_request, 5, until="1h")
+        raise_limit(of_request, "org:7", 5)
+    raise_limit(of_request, "org:7", 5, until="1h")
     assert peek(of_request, HttpRequest()).limit == 17
 
 

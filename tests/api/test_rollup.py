@@ -241,7 +241,7 @@ class TestMoving:
         rolled()
         settings.DATABASE_ROUTERS = [Lags()]
         assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
-        assert last_tiers("user:7", [rule]) == {"tiered": "pro"}
+        assert last_tiers([rule], "user:7") == {"tiered": "pro"}
         assert bill_of("user:7", TODAY, TODAY + timedelta(days=1))
 
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])

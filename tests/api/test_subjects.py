@@ -199,8 +199,8 @@ def test_overrides_calls_resets_and_bans_reach_a_user_with_an_odd_key(
     assert check("api", text).remaining == 0
     reset("api", text)
     assert check("api", text).remaining == 1
-    ban(user, "api", "1h")
-    assert unban(text) == 1
+    ban("api", user, "1h")
+    assert unban("*", text) == 1
     said("quota_override", "set", text, "blocked", "--force")  # there is no such user
     assert check("api", user).outcomes[0].why == "blocked"
     said("quota_override", "clear", text)

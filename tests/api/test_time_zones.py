@@ -107,7 +107,7 @@ def test_a_moment_without_a_zone_is_of_django_s_zone_and_not_of_the_visitor(
     settings.USE_TZ, moment = False, datetime(2026, 1, 15)  # noqa: DTZ001
     rule = Rule.make("daily", "5/d")
     with freeze(midnight - timedelta(hours=1)):
-        assert raise_limit("org:7", rule, 5, moment) == midnight
+        assert raise_limit(rule, "org:7", 5, moment) == midnight
         QuotaOverride.objects.create(subject="org:8", rule="*", mode="blocked", expires=moment)
     for at, limit, allowed in ((midnight - SECOND, 10, False), (midnight, 5, True)):
         with freeze(at):

@@ -47,7 +47,7 @@ def frozen() -> Iterator[None]:
 )  # fmt: skip
 def test_raising_adds_to_what_any_override_gives(subject: str, rule: str, before: str, after: str, limit: int) -> None:
     QuotaOverride.objects.create(subject=subject, rule=rule, rate=before)
-    raise_limit(ORG, DAILY, 50)
+    raise_limit(DAILY, ORG, 50)
     assert QuotaOverride.objects.get(subject=ORG, rule="daily").rate == after
     longest = max(peek(DAILY, ORG).outcomes, key=lambda outcome: outcome.limit)
     assert (longest.limit, longest.remaining) == (limit, limit)
@@ -58,7 +58,7 @@ def test_a_raised_factor_holds_for_each_tier_and_again_when_raised_twice() -> No
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "9/h; 1000/d"}, tier=lambda request: "free")
     QuotaOverride.objects.create(subject=ORG, rule="plans", rate="x2+500")
     for _ in range(2):
-        raise_limit(ORG, plans, 50)
+        raise_limit(plans, ORG, 50)
     limits = {tier: [each.limit for each in peek(plans, ORG, tier=tier).outcomes] for tier in ("free", "pro")}
     assert limits == {"free": [10, 800], "pro": [18, 2_600]}
 
@@ -72,7 +72,7 @@ def test_raising_keeps_the_later_end(expires: int | None, ends: int | None) -> N
         return None if hours is None else NOW + timedelta(days=1, hours=hours)
 
     QuotaOverride.objects.create(subject=ORG, rule="daily", rate="x2", expires=moment(expires))
-    assert raise_limit(ORG, DAILY, 50) == moment(ends) == QuotaOverride.objects.get().expires
+    assert raise_limit(DAILY, ORG, 50) == moment(ends) == QuotaOverride.objects.get().expires
 
 
 # --- exempt subjects, and what is counted -----------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_the_last_tier_is_that_of_the_last_check(order: list[str], hours: int) -
     for number, tier in enumerate(order):
         with freeze(NOW + number * timedelta(hours=hours)):
             check(plans, "user:1", tier=tier)
-            assert last_tiers("user:1", [plans]) == {"plans": tier}
+            assert last_tiers([plans], "user:1") == {"plans": tier}
 
 
 @pytest.mark.usefixtures("either_store", "frozen")

@@ -95,7 +95,7 @@ def test_what_holds_is_the_nearest_override_in_force(steps: Any, now: int) -> No
         assert len(table) == len(rows)
         for subject in (*SUBJECTS, "user:*", "*"):
             for rule in RULES:
-                assert table.find(subject, rule, now) == expected(list(rows.values()), subject, rule, now)
+                assert table.find(rule, subject, now) == expected(list(rows.values()), subject, rule, now)
             concerned = [row for row in rows.values() if any(distance(row, subject, rule) for rule in (row.rule, "a"))]
             assert sorted(table.of_subject(subject)) == sorted(concerned)
 
@@ -115,7 +115,7 @@ def test_what_holds_is_the_nearest_override_in_force(steps: Any, now: int) -> No
 
 def test_the_smallest_network_takes_precedence() -> None:
     table = OverrideTable([Override(bits, f"ip:192.0.0.0/{bits}", "*", "blocked") for bits in (16, 24, 8)])
-    found = [table.find(f"ip:{address}", "api", 0) for address in ("192.0.0.7", "192.0.7.7", "192.7.7.7")]
+    found = [table.find("api", f"ip:{address}", 0) for address in ("192.0.0.7", "192.0.7.7", "192.7.7.7")]
     assert [override and override.pk for override in found] == [24, 16, 8]
 
 
@@ -136,7 +136,7 @@ def test_who_looks_up_during_a_change_finds_a_block() -> None:
     thread.start()
     try:
         while not ended.is_set():
-            assert table.find("ip:192.0.2.1", "a", 0) is not None
+            assert table.find("a", "ip:192.0.2.1", 0) is not None
     finally:
         thread.join()
         sys.setswitchinterval(before)
@@ -144,11 +144,11 @@ def test_who_looks_up_during_a_change_finds_a_block() -> None:
 
 def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:
     short, endless = Override(1, "user:1", "a", "blocked", ends=5), Override(2, "*", "*", "blocked", begins=3)
-    found = OverrideTable([short, endless]).find("user:1", "a", 1)
+    found = OverrideTable([short, endless]).find("a", "user:1", 1)
     assert found is not None
     assert (found.pk, found.ends) == (1, 0)
 
 
 def test_an_override_of_a_kind_is_not_about_subjects_of_several_parts() -> None:
     table = OverrideTable([Override(1, "user:*", "*", "blocked")])
-    assert [bool(table.find(subject, "a", 1)) for subject in ("user:1", "user:1+path:/x/")] == [True, False]
+    assert [bool(table.find("a", subject, 1)) for subject in ("user:1", "user:1+path:/x/")] == [True, False]

@@ -57,6 +57,7 @@ def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str
         ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
         ({"rate": {**TIERS, "pro": "9/m"}}, "No tier= says who is in tier 'pro'"),
         ({"name": ""}, "is not a rule's name"),
+        ({"name": "*"}, "it stands for all rules"),
     ],
     ids=str,
 )
@@ -228,7 +229,7 @@ def test_every_function_and_option_takes_a_duration_in_each_form(duration: Any, 
     held = slot("s", 1, lease=duration, wait=duration)
     rule = Rule.make("r", "1/m", ban={"after": "2/m", "for": [duration]}, cache_refusals=duration)
     with freeze(START):
-        banned = ban("user:1", Rule.make("b", "1/m", ban={"after": "2/m", "for": "1h"}), duration)
+        banned = ban(Rule.make("b", "1/m", ban={"after": "2/m", "for": "1h"}), "user:1", duration)
         once("event", "1", ttl=duration)
         with slot("renewed", 1, lease=3) as lease:
             lease.renew(duration)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from django_quota.conf import current, rule_of
+from django_quota.conf import current
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
+from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.keys import escape, field, status_key
+from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import Rule
 from django_quota.engine.asks import Ask
@@ -17,22 +18,21 @@ from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.operations import text
 from django_quota.engine.resolving import event_log_of
 from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
-from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, django_request, run_call
-from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, run_call, subject_under_flow
+from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.subjects import subject_of
 from django_quota.signals import announce, banned
 
 logger = logging.getLogger("django_quota")
 
 
-def ban(subject: AnySubject, rule: RuleOrRate, duration: Duration) -> Decision:
+def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
     """Ban a subject under a rule from now on; return the refusal that it gets.
 
-    `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject.
     `rule`: the name of a rule in the settings or of a view, or a `Rule`. It needs `ban=`, because checks under other
-    rules look for no ban: block the subject by an override there. `duration`: above 0 and up to 366 days. A ban that
+    rules look for no ban: block the subject by an override there. `subject`: a string such as `"ip:203.0.113.9"`, a
+    user, or a request, from which the rule's key takes the subject. `duration`: above 0 and up to 366 days. A ban that
     lasts longer already stays as it is; to shorten one, call `unban` first.
 
     The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
@@ -41,31 +41,31 @@ def ban(subject: AnySubject, rule: RuleOrRate, duration: Duration) -> Decision:
     Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule without `ban=`, with
     `shadow=True`, or without a rate. Raises `StoreUnavailable` if the store does not answer.
     """
-    return run_call(_ban_flow(subject, rule, duration))
+    return run_call(_ban_flow(rule, subject, duration))
 
 
-async def aban(subject: AnySubject, rule: RuleOrRate, duration: Duration) -> Decision:
+async def aban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
     """Ban a subject without blocking the event loop; see `ban`."""
-    return await run_async(_ban_flow(subject, rule, duration))
+    return await run_async(_ban_flow(rule, subject, duration))
 
 
-def unban(subject: AnySubject, rule: RuleOrRate | None = None) -> int:
-    """Lift the ban of a subject under a rule, or all its bans; return how many were in force.
+def unban(rule: RuleOrRate, subject: AnySubject) -> int:
+    """Lift the ban of a subject under a rule, or under all rules: `unban("*", user)`; return how many were in force.
 
-    `subject` and `rule`: see `ban`; without a rule, the subject is a text or a user. What was counted stays, and so do
-    blocks. The next ban lasts for the first duration again. Raises `RuleError` and `StoreUnavailable`.
+    `rule` and `subject`: see `ban`. What was counted stays, and so do blocks. The next ban lasts for the first duration
+    again. Raises `RuleError` and `StoreUnavailable`.
     """
-    return run_call(_unban_flow(subject, rule))
+    return run_call(_unban_flow(rule, subject))
 
 
-async def aunban(subject: AnySubject, rule: RuleOrRate | None = None) -> int:
+async def aunban(rule: RuleOrRate, subject: AnySubject) -> int:
     """Lift bans without blocking the event loop; see `unban`."""
-    return await run_async(_unban_flow(subject, rule))
+    return await run_async(_unban_flow(rule, subject))
 
 
-def _ban_flow(subject: AnySubject, given: RuleOrRate, duration: Duration) -> Flow[Decision]:
+def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flow[Decision]:
     rule, span = known_rule(given), parse_duration("duration", duration)
-    name = yield from subject_under_flow(subject, rule, "a ban")
+    name = yield from subject_under_flow(rule, subject, "a ban")
     if rule.shadow:
         raise RuleError(f"Rule {rule.name!r} is a shadow, which never refuses: a ban would have no effect.")
     if rule.ban is None:
@@ -98,23 +98,24 @@ def _ban_flow(subject: AnySubject, given: RuleOrRate, duration: Duration) -> Flo
     return decision
 
 
-def _unban_flow(subject: AnySubject, given: RuleOrRate | None) -> Flow[int]:
-    if given is None:
-        return (yield from _lift_flow(subject_of(subject, "a ban")))
+def _unban_flow(given: RuleOrRate, subject: AnySubject) -> Flow[int]:
+    if given == ALL_RULES:
+        return (yield from _lift_flow(None, subject_of(subject, "a ban")))
     rule = known_rule(given)
-    name = yield from subject_under_flow(subject, rule, "a ban")
-    return (yield from _lift_flow(name, [field(rule.name)]))
+    name = yield from subject_under_flow(rule, subject, "a ban")
+    return (yield from _lift_flow([field(rule.name)], name))
 
 
-def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
-    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
+def lift_bans(fields: Collection[str] | None, subject: str) -> int:
+    """End the bans of a subject; return how many were in force.
 
-    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
+    `fields`: the names of their rules (`BanStatus.field`), or None for all. What was counted stays. The next ban is a
+    first one again. Raises `StoreUnavailable`.
     """
-    return run_sync(_lift_flow(subject, fields))
+    return run_sync(_lift_flow(fields, subject))
 
 
-def _lift_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
+def _lift_flow(fields: Collection[str] | None, subject: str) -> Flow[int]:
     settings = current()
     key = status_key(settings.prefix, subject)
     if fields is None:
@@ -125,31 +126,6 @@ def _lift_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]
         return int((yield store_call(lifting)))
     finally:
         get_limiter().refusals.forget([subject])
-
-
-def known_rule(given: RuleOrRate) -> Rule:
-    """Return the rule that is given: a rule, its name in the settings or on a view, or a rate. Raises `RuleError`."""
-    try:
-        return rule_of(given, {})
-    except RateError as error:
-        known = known_rules()
-        found = known.get(given) if isinstance(given, str) else None
-        if isinstance(found, Rule):  # the name of a rule on a view
-            return found
-        if error.position or not isinstance(given, str):  # it is almost a rate
-            raise
-        raise RuleError(
-            f"{given!r} is no rate, and no rule of the settings or the views.{did_you_mean(given, known)} For a rule "
-            f"that only a call names, pass it: Rule.make({given!r}, rate)."
-        ) from error
-
-
-def subject_under_flow(subject: AnySubject, rule: Rule, what: str) -> Flow[str]:
-    """Return the name of a subject; of a request, what the key of a rule gives. `what`: what it is for, in errors."""
-    request = django_request(subject)
-    if request is None:
-        return subject_of(subject, what)
-    return str((yield from subject_flow(rule.key, request)))
 
 
 def _ask(rule: Rule, subject: str) -> Ask:

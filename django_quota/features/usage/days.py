@@ -227,7 +227,7 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     return _summed(_counted(moved(days)), found)
 
 
-def last_tiers(subject: Any, rules: Iterable[object]) -> dict[str, str]:
+def last_tiers(rules: Iterable[object], subject: Any) -> dict[str, str]:
     """Return, by rule, the tier that a subject had at its last check of a rule with a `tier` function.
 
     Only subjects whose checks are counted by day have any. Nothing is asked if none of these rules has such a function.

@@ -8,10 +8,10 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.features.bans.calls import ban, known_rule, lift_bans
+from django_quota.features.bans.calls import ban, lift_bans
 from django_quota.features.events.stream import iso
 from django_quota.features.logins import with_addresses
-from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.known_rules import known_rule, known_rules
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, duration_of, second_of, shared_store
 from django_quota.operating.activity import ActiveBan, bans_in_force
 from django_quota.operating.inspection import read_contents
@@ -70,7 +70,7 @@ class Command(QuotaCommand):
 
     def _set(self, options: dict[str, Any]) -> None:
         subject, rule, span = options["subject"], known_rule(options["rule"]), duration_of("SPAN", options["span"]) or 0
-        decision = ban(subject, rule, span)
+        decision = ban(rule, subject, span)
         if decision.allowed:
             self.note(f"Note: the ban has no effect now. {decision.explain()}")
         ends_in = decision.retry_after or span
@@ -85,7 +85,7 @@ class Command(QuotaCommand):
             if options["rule"] in (None, each.rule)
         ]
         for subject, each in found if not options["dry_run"] else ():
-            lift_bans(subject, [each.field])
+            lift_bans([each.field], subject)
         if options["rule"] is not None and not found:
             self.note_rules([options["rule"]])
         rows = [{"subject": subject, "rule": each.rule, "ends_in": each.ends_in} for subject, each in found]

@@ -100,8 +100,8 @@ class Command(QuotaCommand):
         subject, rule = parse_override_input(options["subject"]), options["rule"] or ALL_RULES
         self.note_subject(options["subject"], subject, is_used=True)
         values = {**_values(options), "label": options["label"]}
-        self._refuse_without_effect(subject, rule, options)
-        self._print([set_override(subject, rule, values)], options)
+        self._refuse_without_effect(rule, subject, options)
+        self._print([set_override(rule, subject, values)], options)
 
     def _import(self, options: dict[str, Any]) -> None:
         rule, label, is_dry = options["rule"] or ALL_RULES, options["label"], options["dry_run"]
@@ -113,7 +113,7 @@ class Command(QuotaCommand):
                 f"{options['file']} has no address, and nothing is changed. To delete what the label had, use "
                 f"quota_override clear --label {label}."
             )
-        self._refuse_without_effect(subjects[0], rule, options)
+        self._refuse_without_effect(rule, subjects[0], options)
         change = save_list(subjects, label, rule, values, dry_run=is_dry)
         numbers = {kind: len(getattr(change, kind)) for kind in ("added", "changed", "deleted")}
         result = {"label": label, "dry_run": is_dry, **numbers, "kept": change.kept, "skipped": change.others}
@@ -138,12 +138,12 @@ class Command(QuotaCommand):
             cleared, options, f"There was no override{whose}.", "Would clear " if options["dry_run"] else "Cleared "
         )
 
-    def _refuse_without_effect(self, subject: str, rule: str, options: dict[str, Any]) -> None:
+    def _refuse_without_effect(self, rule: str, subject: str, options: dict[str, Any]) -> None:
         """Raise `CommandError` if an override can have no effect, unless it is forced."""
         try:
-            problems = override_problems(subject, rule)
+            problems = override_problems(rule, subject)
         except (DatabaseError, ImproperlyConfigured):  # there is no table of users
-            problems = override_problems(subject, rule, with_users=False)
+            problems = override_problems(rule, subject, with_users=False)
         if options["force"]:
             self.note(*(f"Note: {problem}" for problem in problems))
         elif problems:
