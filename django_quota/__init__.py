@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from django_quota.features.once import aonce, once
     from django_quota.features.raised_limits import raise_limit
     from django_quota.features.reservations.calls import areserve, areserve_all, reserve, reserve_all
+    from django_quota.features.resets import areset, reset
     from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage.days import usage
     from django_quota.limiting.api import (
@@ -28,15 +29,12 @@ if TYPE_CHECKING:
         apeek,
         apeek_all,
         arefund,
-        areset,
         check,
         check_all,
         peek,
         peek_all,
         refund,
-        reset,
     )
-    from django_quota.operating.reset import reset_subject
     from django_quota.requests.subjects import Subject
     from django_quota.web.concurrency import concurrency
     from django_quota.web.decorators import quota
@@ -52,6 +50,10 @@ else:
             "unban",
         ),
         "django_quota.features.counters.calls": ("counter",),
+        "django_quota.features.resets": (
+            "areset",
+            "reset",
+        ),
         "django_quota.features.slots.calls": (
             "lock",
             "slot",
@@ -76,15 +78,12 @@ else:
             "apeek",
             "apeek_all",
             "arefund",
-            "areset",
             "check",
             "check_all",
             "peek",
             "peek_all",
             "refund",
-            "reset",
         ),
-        "django_quota.operating.reset": ("reset_subject",),
         "django_quota.requests.subjects": ("Subject",),
         "django_quota.web.concurrency": ("concurrency",),
         "django_quota.web.decorators": ("quota",),
@@ -142,7 +141,6 @@ __all__ = [
     "reserve",
     "reserve_all",
     "reset",
-    "reset_subject",
     "slot",
     "unban",
     "usage",

@@ -12,7 +12,6 @@ from django_quota.features.counters.calls import Counter
 from django_quota.features.reservations.calls import Hold
 from django_quota.features.slots.calls import Lease, Slot
 from django_quota.operating.activity import RunningTotals
-from django_quota.operating.reset import ResetReport
 from django_quota.web.limited_requests import QuotaRequest
 from django_quota.web.view_lookup import Endpoint
 from django_quota.web.wording import RefusalDetails
@@ -26,7 +25,6 @@ __all__ = [
     "QuotaRequest",
     "Rate",
     "RefusalDetails",
-    "ResetReport",
     "RuleOptions",
     "RunningTotals",
     "Slot",

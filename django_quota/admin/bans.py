@@ -24,9 +24,9 @@ from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
 from django_quota.features.bans.calls import lift_bans
+from django_quota.features.bans.lists import MOST, BanFilter, bans_lately, fates, find_bans, read_bans
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.bans import MOST, BanFilter, bans_lately, fates, find_bans, read_bans
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects
 from django_quota.requests.subjects import named_subject

@@ -15,14 +15,13 @@ from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import (
     find_users,
-    is_bare,
     is_group,
     override_problems,
     parse_override_input,
     parse_rule_input,
 )
 from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import user_subject
+from django_quota.requests.subjects import is_bare, user_subject
 from django_quota.requests.wording import error_in_words
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans.calls import lift_bans
 from django_quota.features.logins import with_addresses
+from django_quota.features.resets import reset_named
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import override_problems
-from django_quota.operating.reset import reset_subject
 
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
@@ -113,11 +113,8 @@ class ResetUsage(SubjectAction):
     permissions = ("reset_subject",)
 
     def do(self, given: Mapping[str, Any], user: Any) -> str:
-        if self.rule == ALL_RULES:
-            subjects, rules = [self.subject, *with_addresses(self.subject)], None
-        else:
-            subjects, rules = [self.subject], [self.rule]
-        if not sum(reset_subject(each, rules).dropped for each in subjects):
+        more = with_addresses(self.subject) if self.rule == ALL_RULES else []
+        if not sum(reset_named(self.rule, each) for each in [self.subject, *more]):
             return _("Nothing was counted under %s, so nothing was forgotten.") % self.about
         return _("What was counted under %s was forgotten.") % self.about
 

@@ -32,13 +32,12 @@ from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import LimitStatus, SubjectSnapshot, load_snapshot, recent_refusals
 from django_quota.operating.longer_subjects import longer_subjects
 from django_quota.operating.lookup import (
-    is_bare,
     login_names,
     subject_hint,
     user_of,
 )
 from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import named_subject
+from django_quota.requests.subjects import is_bare, named_subject
 from django_quota.requests.wording import error_in_words
 
 OVERRIDES_SHOWN = 100

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.core.overrides import OverrideTable
 from django_quota.core.rules import Rule
 from django_quota.engine.compiled import compiled
 from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog, EventRecord, change_counts, lifted_bans, note_tier
-from django_quota.engine.hits import Hit
 from django_quota.engine.operations import (
     Operation,
     Script,
@@ -21,7 +19,6 @@ from django_quota.engine.operations import (
     script,
     set_field,
 )
-from django_quota.engine.resolving import rule_under
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -129,12 +126,11 @@ class RuleState(NamedTuple):
     """The keys of limits and refusals."""
 
     @classmethod
-    def of(cls, hit: Hit, others: Sequence[Rule]) -> RuleState:
-        """Return the keys of a hit's own limits and of the limits of `others`, without the keys of days."""
-        own = [limit.key for limit in hit.limits]
-        limits = [*own, *(hit.base + limit.key for rule in others for limit in compiled(rule).limits)]
-        states = dict.fromkeys([*limits, hit.refusals_key])
-        return cls(hit.field, hit.status_key, [key for key in states if key])
+    def of(cls, rules: Sequence[Rule], status_key: str) -> RuleState:
+        """Return the keys of rules of one name, which differ in their limits, under the subject of a status."""
+        base, first = status_key.removesuffix("s"), compiled(rules[0])
+        limits = [limit.key for rule in rules for limit in compiled(rule).limits]
+        return cls(first.field, status_key, [base + part for part in dict.fromkeys([*limits, f"b:{first.field}"])])
 
 
 class Reset(Operation):
@@ -170,18 +166,6 @@ class Reset(Operation):
     def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
         """Drop everything; return the reply and the events."""
         return self.run(states, now), self.lifted()
-
-
-def reset_of(hits: Sequence[Hit], table: OverrideTable, log: EventLog) -> Reset:
-    """Return the operation that drops all that hits count, also under the rates of overrides, and lifts bans."""
-    states = []
-    for hit in hits:
-        rule, others = hit.rule, list[Rule]()
-        if isinstance(rule, Rule):
-            matching = table.matching(rule.name, hit.subject)
-            others = [rule_under(rule, override) for override in matching if override.mode == "rate"]
-        states.append(RuleState.of(hit, others))
-    return Reset(states, log)
 
 
 class ReadDays(Operation):

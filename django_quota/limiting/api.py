@@ -1,4 +1,4 @@
-"""The verbs: `check`, `acquire`, `peek`, `refund` and `reset`, each sync and async."""
+"""The verbs: `check`, `acquire`, `peek` and `refund`, each sync and async."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Settlement
-from django_quota.engine.resolving import AskMode, hits_of
-from django_quota.engine.subject_operations import reset_of
-from django_quota.limiting.limiter import scope_of
-from django_quota.limiting.overrides import overrides
-from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.engine.resolving import AskMode
+from django_quota.limiting.registry import get_limiter
 from django_quota.requests.request_hits import asked_by_flow, value_digest
 from django_quota.requests.request_keys import subject_flow
 from django_quota.requests.subjects import is_user, named_subject, subject_of, user_subject
@@ -165,20 +162,6 @@ async def arefund(
     return await run_async(_decided_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
-def reset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
-    """Delete what a rule has counted for a subject; return whether there was anything.
-
-    This lifts a ban; an override stays. For the arguments see `check`. Raises `RuleError` if one is wrong, and
-    `StoreUnavailable` if the store does not answer.
-    """
-    return run_call(_reset_flow(ask_flow(rule_or_rate, subject, 0, None, rule_options)))
-
-
-async def areset(rule_or_rate: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> bool:
-    """Delete what a rule has counted for a subject; see `reset`."""
-    return await run_async(_reset_flow(ask_flow(rule_or_rate, subject, 0, None, rule_options)))
-
-
 Entry = (
     tuple[RuleOrRate | CounterEntry, AnySubject]
     | tuple[RuleOrRate | CounterEntry, AnySubject, int | None]
@@ -297,22 +280,6 @@ MIN_SLEEP = 0.001
 """Seconds that `acquire` sleeps at least: clocks differ a little."""
 
 
-def _reset_flow(asking: Flow[Sequence[Ask]]) -> Flow[bool]:
-    asks = yield from asking
-    scope = scope_of(current())
-    hits = hits_of(asks, scope, 0)
-    if not hits or not current().enabled:
-        return False
-    refreshing = overrides.refreshing()
-    if refreshing is not None:
-        yield refreshing
-    try:
-        deleted = yield store_call(reset_of(hits, overrides.table, scope.log))
-    finally:
-        get_limiter().refusals.forget([ask.subject for ask in asks])
-    return bool(deleted > 0)
-
-
 # --- asks -------------------------------------------------------------------------------------------------------------
 
 
@@ -396,8 +363,7 @@ _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
 
 def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Rule:
-    for option in OF_REQUESTS.intersection(options) if options else ():
-        raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
+    refuse_options_of_requests(options)
     try:
         return rule_of(rule_or_rate, options)
     except RateError:
@@ -405,6 +371,12 @@ def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Ru
             hint = "Use its take(), or make it an entry of check_all()."
             raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
         raise
+
+
+def refuse_options_of_requests(options: Mapping[str, object]) -> None:
+    """Raise `RuleError` if a call gives an option that chooses requests."""
+    for option in OF_REQUESTS.intersection(options) if options else ():
+        raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
 
 
 def rule_of_tier(rule: Rule, tier: str) -> Rule:

@@ -13,11 +13,19 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.urls import get_resolver
+from django.utils.translation import gettext_lazy
 
+from django_quota.conf import current, limits_logins, rule_of
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.core.rules import Rule, parts_of_key
 from django_quota.runtime import runtime
-from django_quota.conf import current, limits_logins, rule_of
-from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
+
+NamedRule = Rule | str | list[Rule]
+"""What a name stands for: a rule, a string that says why none can be read, or the rules that a rate may mean."""
+
+UNNAMED = gettext_lazy("neither the settings nor the views have this name, and it does not tell the rate and options")
+"""Why the limits of a rule cannot be read."""
 
 Finder = Callable[[Iterable[Any]], Iterable[Any]]
 """Finds rules, or the names of slots, on the views of URL patterns."""
@@ -68,6 +76,18 @@ def known_rule(given: str | Rule, options: Mapping[str, object] = MappingProxyTy
             f"{given!r} is not a rate, nor a rule of the settings or the views.{did_you_mean(given, known)} For a rule "
             f"that only a call names, pass it: Rule.make({given!r}, rate)."
         ) from error
+
+
+def rules_named(name: str) -> NamedRule:
+    """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
+
+    If there is no such rule, return a text that says so.
+    """
+    rules = []
+    for algorithm in ALGORITHMS:
+        with suppress(RuleError):
+            rules.append(rule_of(name, {"algorithm": algorithm}))
+    return [rule for rule in rules if rule.name == name] or str(UNNAMED)
 
 
 def rules_of_requests() -> Iterator[Rule]:

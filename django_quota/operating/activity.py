@@ -20,11 +20,11 @@ from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import ReadDays
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
+from django_quota.features.bans.lists import ActiveBan, bans_in_force
 from django_quota.features.events.stream import PAGE, newest_events
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store
-from django_quota.stores.database.log import EventTable, LoggedBan
 from django_quota.stores.scanning import Walk, time_of
 
 MINUTES = 60
@@ -103,15 +103,6 @@ class RefusedSubject:
     subject: str | None
     """None if the name is so long that only a digest is known."""
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveBan:
-    """A ban: its subject, its rule, and its end in microseconds."""
-
-    subject: str | None
-    rule: str | None
-    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,26 +232,6 @@ def subjects_seen(days: int = 1) -> list[str]:
         found += [named(subject) for subject, _ in highest(store, f"refused:{today - timedelta(days=ago)}")]
     found += [event.subject for event in newest_events(store, current().prefix, PAGE)]
     return list(dict.fromkeys(filter(None, found)))
-
-
-def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
-    """Return how many bans are in force, and those that end first; 0 and None for the memory store, without an index.
-
-    Raises `StoreUnavailable` if the store does not answer.
-    """
-    store = get_limiter().store
-    if store.redis is not None:
-        with store.redis.commands() as client:
-            after = f"({frozen_now() or time_of(client)}"
-            number: Any = client.zcount(_key("bans"), after, "+inf")
-            members: Any = client.zrangebyscore(_key("bans"), after, "+inf", start=0, num=most, withscores=True)
-        pairs = [(text(member).partition(" "), int(until)) for member, until in members]
-        found = [LoggedBan(subject, rule, until) for (subject, _, rule), until in pairs]
-    elif store.database is not None:
-        number, found = EventTable(store.database, _key("events")).bans(clock.now(), most)
-    else:
-        return 0, None
-    return number, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in found]
 
 
 def highest(store: Store, what: str, most: int = 0) -> list[tuple[str, int]]:

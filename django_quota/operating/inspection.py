@@ -12,31 +12,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import groupby, zip_longest
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.utils.translation import gettext, gettext_lazy
 
 from django_quota.conf import current, rule_of
 from django_quota.core import keys
-from django_quota.core.algorithms import ALGORITHMS
-from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
-from django_quota.engine.operations import text
-from django_quota.engine.subject_operations import InspectSubject
 from django_quota.features.events.stream import PAGE, Event, newest_events
+from django_quota.features.subject_contents import (
+    BanStatus,
+    Contents,
+    HeldStatus,
+    read_contents,
+    scan_keys,
+)
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
-from django_quota.limiting.known_rules import known_rules, known_slots
+from django_quota.limiting.known_rules import NamedRule, known_rules, known_slots, rules_named
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
 from django_quota.requests.wording import error_in_words
-from django_quota.stores.base import all_well
 
 RULES_PER_CALL = 100
 """Rules that one script call peeks at."""
@@ -50,14 +51,9 @@ MAX_SLOTS_READ = 500
 MAX_REFUSALS = 20
 """Refusals that `recent_refusals` returns."""
 
-KEYS_PER_SCAN = 1_000
-
-_RULE_FIELDS = frozenset("bew")
-"""The kinds of fields of a subject's hash that hold the name of a rule."""
 
 BY_REQUEST = gettext_lazy("its rates are functions of the request")
 UNLIMITED = gettext_lazy("it is unlimited")
-UNNAMED = gettext_lazy("neither the settings nor the views have this name, and it does not tell the rate and options")
 """Why the limits of a rule cannot be read."""
 
 WITHOUT_STORE = {
@@ -68,9 +64,6 @@ WITHOUT_STORE = {
 """What happens to a hit while the store takes no changes, by `on_unavailable`."""
 
 T = TypeVar("T")
-
-NamedRule = Rule | str | list[Rule]
-"""What a name stands for: a rule, a string that says why none can be read, or the rules that a rate may mean."""
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
@@ -128,32 +121,6 @@ class LimitStatus:
             tier,
             shadow=outcome.shadow,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class BanStatus:
-    """A ban in force."""
-
-    rule: str
-    field: str
-    """The rule's name as a field of a hash: a digest if the name is very long."""
-    ends_in: float
-    """Seconds."""
-    level: int
-    """1 for the first ban in a row, 2 for the next, and so on."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldStatus:
-    """The leases of one slot."""
-
-    name: str
-    ends_in: tuple[float, ...]
-    """Seconds until each ends, the first to end first; only the first hundred are listed."""
-    source: str
-    """The key that holds them."""
-    number: int = 0
-    """How many there are in all."""
 
 
 @dataclass(slots=True)
@@ -240,21 +207,6 @@ def recent_refusals(subject: str) -> list[Event]:
     ]
 
 
-def scan_keys(subject: str) -> dict[str, keys.Key] | None:
-    """Find all keys of a subject by walking through all keys of the store; None for the memory of a process."""
-    store, prefix = get_limiter().store, current().prefix
-    if not store.is_shared:
-        return None
-    start = f"{keys.subject_base(prefix, subject)}}}:"
-    matching = f"{keys.glob(start)}*"
-    if store.redis is None:
-        found = list(store.names(matching))
-    else:  # only the server of the subject, which may answer while others of a Cluster do not
-        with store.redis.commands(store.redis.server_of(start)) as lent:
-            client: Any = lent
-            found = list(map(text, client.scan_iter(match=matching, count=KEYS_PER_SCAN)))
-    return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}
-
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
     """Return the rules that have counted something, unless only a digest is known, and the slots by key."""
@@ -270,17 +222,6 @@ def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, s
     return counted, leases
 
 
-def rules_named(name: str) -> NamedRule:
-    """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
-
-    If there is no such rule, return a string that says so.
-    """
-    rules = []
-    for algorithm in ALGORITHMS:
-        with suppress(RuleError):
-            rules.append(rule_of(name, {"algorithm": algorithm}))
-    return [rule for rule in rules if rule.name == name] or str(UNNAMED)
-
 
 def _possible_slots(subject: str) -> list[str]:
     """Return the slots that a subject may hold: those of views, and those that calls used recently."""
@@ -291,58 +232,6 @@ def _possible_slots(subject: str) -> list[str]:
         if holder == keys.escape(subject) and name is not None:
             names.add(name)
     return sorted(names)
-
-
-@dataclass(slots=True)
-class Contents:
-    """The content of the keys of a subject."""
-
-    now: int
-    """The store's time, in microseconds since 1970."""
-    fields: dict[str, str]
-    """The fields of the subject's hash."""
-    leases: list[HeldStatus]
-
-    @property
-    def rules(self) -> set[str]:
-        """The rules that fields of the hash name in full."""
-        parts = {part for kind, _, part in (name.partition(":") for name in self.fields) if kind in _RULE_FIELDS}
-        return {name for part in parts - {""} if (name := keys.named(part)) is not None}
-
-    def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
-        """Return the bans in force; `rules` are names that a digest may stand for."""
-        names = {keys.field(name): name for name in rules}
-        for field_name, value in sorted(self.fields.items()):
-            kind, _, part = field_name.partition(":")
-            if kind == "b":
-                ends, level, _ = map(int, value.split(" "))
-                if ends > self.now:
-                    yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
-
-
-def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
-    """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
-    operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
-    now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
-    contents = _contents(now, flat)
-    for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
-        if number:
-            ends_in = tuple((float(end) - now) / SECOND for end in live[1::2])
-            contents.leases.append(HeldStatus(name, ends_in, key, int(number)))
-    return contents
-
-
-def contents_of(subjects: Iterable[str]) -> dict[str, Contents]:
-    """Read the hashes of these subjects, in one round trip to a single Redis. Raises `StoreUnavailable`."""
-    names = list(dict.fromkeys(subjects))
-    operations = [InspectSubject(keys.status_key(current().prefix, name), []) for name in names]
-    replies = get_limiter().reporting_store.try_all(operations, frozen_now()) if names else []
-    return {name: _contents(*reply) for name, reply in zip(names, all_well(replies), strict=True)}
-
-
-def _contents(now: int, flat: Iterable[str | bytes]) -> Contents:
-    words = list(map(text, flat))
-    return Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
 
 
 def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from django_quota.core.decisions import Outcome
 from django_quota.core.rules import Rule
 from django_quota.engine.asks import Ask
+from django_quota.features.bans.lists import bans_in_force
 from django_quota.limiting.known_rules import known_keys, known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import bans_in_force, subjects_seen
+from django_quota.operating.activity import subjects_seen
 from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import parts_of
 

@@ -30,9 +30,9 @@ from django_quota.limiting.known_rules import known_keys, known_rules
 from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.requests.request_keys import is_given_by
 from django_quota.requests.subjects import (
-    GLOBAL,
     LOGIN,
     escape_value,
+    is_bare,
     login_subject,
     named_subject,
     override_subject,
@@ -169,11 +169,6 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
         words["meant"] = user_subject(users[0])
         return _('There is no user with the key "%(key)s". The user with this name is "%(meant)s".') % words
     return _('There is no user with the key "%(key)s".') % words
-
-
-def is_bare(subject: str) -> bool:
-    """Return whether a subject is a word that no request has: not `global`, and not a kind with a value."""
-    return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")
 
 
 def network_hint(text: str) -> str:

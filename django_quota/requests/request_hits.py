@@ -64,7 +64,7 @@ def asked_flow(
         cost = 1 if is_peek else (yield from _cost_flow(rule, request))
         value = "" if is_peek or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
         if value is not None:
-            of_request = (yield from _rates_flow(rule, request)) if rule.dynamic else rule
+            of_request = (yield from rates_flow(rule, request)) if rule.dynamic else rule
             found.append(Ask(of_request, subject, cost, value, rule.settles and not is_peek))
     return found
 
@@ -76,7 +76,7 @@ def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: obj
     """
     subject = yield from subject_flow(rule.key, request)
     if rule.dynamic:
-        rule = yield from _rates_flow(rule, request)
+        rule = yield from rates_flow(rule, request)
     units = (yield from _cost_flow(rule, request)) if cost is None else validate_cost(cost, rule.name)
     if rule.distinct is not None and value is None:
         return Ask(rule, subject, units, (yield from _value_flow(rule, request)))
@@ -157,7 +157,7 @@ def _log_unknown_tier(rule: str, tier: str, default: str) -> None:
     logger.error("Rule %r has no tier %s. It is treated as %r.", rule, tier, default)
 
 
-def _rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
+def rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
     """Return the rule with the rates for this request."""
     if rule.tiers:
         return (yield from tier_flow(rule.name, rule.tiers, rule.tier, request))

@@ -306,3 +306,8 @@ def subject_of(given: object, whose: str) -> str:
     if is_user(given):
         return user_subject(given)
     raise RuleError(f"{given!r} is not a subject of {whose}. Use a text such as 'user:42', or a user.")
+
+
+def is_bare(subject: str) -> bool:
+    """Return whether a subject is a word that no request has: not `global`, and not a kind with a value."""
+    return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")

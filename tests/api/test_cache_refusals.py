@@ -24,7 +24,6 @@ from django_quota import (
     refund,
     reserve,
     reset,
-    reset_subject,
     unban,
 )
 from django_quota.exceptions import QuotaExceeded, RuleError
@@ -129,8 +128,8 @@ def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, aske
     acts: list[Callable[[], object]] = [
         lambda: reset("1/m", subject), lambda: asyncio.run(areset("1/m", subject)),
         lambda: refund("1/m", subject), lambda: asyncio.run(arefund("1/m", subject)),
-        lambda: reset_subject(subject, ["1/m"]), reset_and_clear,
-        lambda: reset_subject(check("1/m", subject, cache_refusals=60).subject, ["1/m"]),
+        lambda: reset("*", subject), reset_and_clear,
+        lambda: reset("1/m", check("1/m", subject, cache_refusals=60).subject),
     ]  # fmt: skip
     with freeze(NOON):
         held = reserve("1/m", subject, name="held", cache_refusals=60)

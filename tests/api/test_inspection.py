@@ -7,7 +7,8 @@ import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import Rule, check, concurrency, peek, quota, reset_subject, slot
+from django_quota import Rule, check, concurrency, peek, quota, reset, slot
+from django_quota.features.resets import reset_found
 from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
@@ -63,25 +64,13 @@ class TestOnEitherStore:
         assert found == {("5/30m", "sliding_window"): 2, ("6/30m", "token_bucket"): 3}
         assert [(limit["rule"], limit["used"]) for limit in spelt] == [("5/30m", 2), ("search", 0), ("search", 0)]
 
-    @pytest.mark.parametrize("scan", [False, True])
-    def test_a_reset_forgets_the_refusals_that_count_towards_a_ban(self, scan: bool, settings: Any) -> None:
-        rules = {"patient": {"rate": "1/h", "ban": {"after": "3/h", "for": ["1h"]}}}
-        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
-        with freeze(START):
-            for _ in range(2):
-                assert [bool(check("patient", SUBJECT)) for _ in range(3)] == [True, False, False]
-                assert not bans_of(SUBJECT)
-                reset_subject(SUBJECT, ["patient"], scan=scan)
-            assert [bool(check("patient", SUBJECT)) for _ in range(4)] == [True, False, False, False]
-            assert len(bans_of(SUBJECT)) == 1
-
     def test_a_reset_of_one_rule_covers_its_overrides_and_keeps_the_others(self) -> None:
         with freeze(START):
             check("search", SUBJECT, 4)
             check("banning", SUBJECT)
             override("r 0 0 50/2h", "search")
             check("search", SUBJECT, 4)
-            assert reset_subject(SUBJECT, ["search"]).dropped >= 2
+            assert reset("search", SUBJECT) >= 2
             assert peek("search", SUBJECT).limit == 50, "the override stays"
             for clear in (bool, lambda: override("", "search")):
                 clear()
@@ -103,6 +92,18 @@ class TestOnRedis:
         assert not {"scan", "keys", "hscan"} & stats.keys()
         assert stats["evalsha"] == 4  # a look, the days, and a peek a hundred rules
 
+    def test_a_reset_by_keys_forgets_the_refusals_that_count_towards_a_ban(self, settings: Any) -> None:
+        rules = {"patient": {"rate": "1/h", "ban": {"after": "3/h", "for": ["1h"]}}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+        with freeze(START):
+            for _ in range(3):
+                check("patient", SUBJECT)
+
+            reset_found(["patient"], SUBJECT)
+
+            assert [check("patient", SUBJECT).allowed for _ in range(3)] == [True, False, False]
+            assert bans_of(SUBJECT) == []
+
     def test_the_leases_of_rules_and_of_slots_that_were_used_lately_have_their_ends(self, raw: redis.Redis) -> None:
         with freeze(START):
             for seconds in (30, 50):
@@ -119,7 +120,7 @@ class TestOnRedis:
         with freeze(START):
             name = check("search", subject, 3).subject
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
-            reset_subject(name)
+            reset("*", name)
             assert not any(limit["used"] for limit in status_of(name)["limits"])
 
 

@@ -30,7 +30,7 @@ NAMES = {
     django_quota: """
         Decision Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all arefund areserve
         areserve_all areset aunban ban check check_all concurrency counter limits_of lock once peek peek_all quota
-        raise_limit refund reserve reserve_all reset reset_subject slot unban usage
+        raise_limit refund reserve reserve_all reset slot unban usage
     """,
     adapters: """
         SlotRule adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
@@ -43,7 +43,7 @@ NAMES = {
     """,
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
-        Counter Endpoint Hold Lease Outcome QuotaRequest Rate RefusalDetails ResetReport RuleOptions RunningTotals Slot
+        Counter Endpoint Hold Lease Outcome QuotaRequest Rate RefusalDetails RuleOptions RunningTotals Slot
     """,
 }
 """A name more is a promise more: each needs a user of the guides, or an integration."""

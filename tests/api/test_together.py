@@ -8,7 +8,7 @@ import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_quota import Rule, check, peek, quota, raise_limit, reserve, reset, reset_subject, slot
+from django_quota import Rule, check, peek, quota, raise_limit, reserve, reset, slot
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage.days import last_tiers, recent_usage
 from django_quota.limiting.overrides import overrides
@@ -188,24 +188,24 @@ def test_days_are_counted_for_users_and_for_other_subjects_where_daily_says_so(
 
 
 @pytest.mark.usefixtures("database", "memory_store", "frozen")
-@pytest.mark.parametrize("all_rules", [False, True], ids=["by rule", "of the subject"])
-def test_a_reset_forgets_what_was_counted_under_the_override_of_another_process(settings: Any, all_rules: bool) -> None:
+@pytest.mark.parametrize("rule", ["daily", "*"])
+def test_a_reset_forgets_what_was_counted_under_the_override_of_another_process(settings: Any, rule: str) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"daily": "100/d"}}
     QuotaOverride.objects.create(subject=ORG, rule="daily", rate="5/m; 9/h")
     assert check("daily", ORG, 5)
     overrides.clear()  # this process has not read it yet
-    reset_subject(ORG) if all_rules else reset("daily", ORG)
+    reset(rule, ORG)
     assert [outcome.remaining for outcome in peek("daily", ORG).outcomes] == [5, 9]
 
 
 @pytest.mark.usefixtures("memory_store", "frozen")
 @pytest.mark.parametrize("tier", ["anonymous", "authenticated"])
-@pytest.mark.parametrize("names", [None, ["plans"]], ids=["all rules", "by name"])
-def test_a_reset_forgets_each_tier_that_the_subject_has_had(settings: Any, tier: str, names: Any) -> None:
+@pytest.mark.parametrize("rule", ["plans", "*"])
+def test_a_reset_forgets_each_tier_that_the_subject_has_had(settings: Any, tier: str, rule: str) -> None:
     rates = {"anonymous": "5/m", "authenticated": "9/h"}
     settings.QUOTA = {**settings.QUOTA, "RULES": {"plans": {"rate": rates}}}
     check("plans", ORG, 5, tier=tier)
-    reset_subject(ORG, names)
+    reset(rule, ORG)
     assert [peek("plans", ORG, tier=each).remaining for each in rates] == [5, 9]
 
 

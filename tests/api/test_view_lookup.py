@@ -17,8 +17,8 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
-from django_quota import concurrency, quota, reset_subject
-from django_quota.limiting.known_rules import known_slots
+from django_quota import concurrency, quota
+from django_quota.limiting.known_rules import known_rules, known_slots
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -117,7 +117,7 @@ def test_the_rules_known_beforehand_are_those_that_requests_meet_called_by_path(
     settings.ROOT_URLCONF = __name__
     names = [name for route in (*VIEWS, "things", "things/recent", "byname") for name in met(route)]
     hidden = {f"{__name__}.stacked"}  # below a decorator without functools.wraps
-    assert set(names) - hidden == set(reset_subject("user:1").rules)
+    assert set(names) - hidden == set(known_rules())
     # These views stand in the URLs once more, behind a limit of their own; no others are called alike.
     twice = {f"{__name__}.{name}" for name in ("Base", "Things.list")}
     assert {name for name in names if names.count(name) > 1} == twice

@@ -14,7 +14,6 @@ from django_quota.core.algorithms.sliding_window import WRAP, WindowEntry
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
-from django_quota.core.overrides import OverrideTable
 from django_quota.core.takes import Asked
 from django_quota.engine import counter_operations as counters
 from django_quota.engine import lease_operations as leases
@@ -130,8 +129,10 @@ class Plans(Machine):
 
     @rule(number=st.integers(0, 99), subject=CLIENTS)
     def a_rule_is_reset(self, number: int, subject: str) -> None:
-        question = Question([Ask(self.its_rules[number % len(self.its_rules)], subject, 0)])
-        forgetting = subjects.reset_of(question.hits, OverrideTable(), question.scope.log)
+        of: Any = self.its_rules[number % len(self.its_rules)]
+        question = Question([Ask(of, subject, 0)])
+        states = [subjects.RuleState.of([of], hit.status_key) for hit in question.hits]
+        forgetting = subjects.Reset(states, question.scope.log)
         self.places.age(self.now)
         self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
         self.places.in_database(forgetting, self.now)

@@ -141,7 +141,7 @@ def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it() -> None:
         assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
         assert reset("1/m", SUBJECT, ban=BAN)
         assert refuse(4).retry_after == 600.0  # the next one is the first again
-        assert [reset("1/m", SUBJECT, ban=BAN) for _ in range(2)] == [True, False]
+        assert [bool(reset("1/m", SUBJECT, ban=BAN)) for _ in range(2)] == [True, False]
 
 
 def test_a_refusal_counts_once_though_the_rule_has_several_limits() -> None:

@@ -17,15 +17,16 @@ from tests.support.steps import ALGORITHMS, SECOND, START, Clock
 
 TAKES_NO_WRITES = ("read-only", "cannot-save", "full", "no-replicas")
 
+RESETS = {"reset", "reset all"}
 READS = {
-    "peek", "reset", "counter.get", "counter.series", "counter.take", "counter.unique_count", "holders", "unban",
+    "peek", *RESETS, "counter.get", "counter.series", "counter.take", "counter.unique_count", "holders", "unban",
 }  # fmt: skip
 """What needs to write nothing in these tests: a server that refuses writes alone answers it, and rightly."""
 
 FREES = {"counter.pop", "refund", "release what was held before", "settle what was held before"}
 """What a full server does, too, since it takes memory from nobody."""
 
-ANSWERED = {**dict.fromkeys(TAKES_NO_WRITES, READS - {"reset"}), "full": READS | FREES}
+ANSWERED = {**dict.fromkeys(TAKES_NO_WRITES, READS - RESETS), "full": READS | FREES}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())

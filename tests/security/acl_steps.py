@@ -12,7 +12,7 @@ import redis
 from django.core.management import call_command
 
 import django_quota
-from django_quota import check, reset_subject, slot
+from django_quota import check, reset, slot
 from django_quota.core.algorithms import AlgorithmName
 from django_quota.core.clock import SECOND
 from django_quota.core.keys import system_key
@@ -59,7 +59,7 @@ def limits() -> None:
                 check("4/m", WHO, name="devices", distinct=True, value=value)
             for _ in range(4):
                 check("2/m", WHO, name="banning", ban={"after": "1/m", "for": ["1m", "1h"]}, count_refused=True)
-    reset_subject(WHO)
+    reset("*", WHO)
 
 
 def public_calls() -> None:

@@ -9,12 +9,12 @@ from django.core.management.base import CommandError, CommandParser
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
 from django_quota.features.bans.calls import ban, lift_bans
+from django_quota.features.bans.lists import ActiveBan, bans_in_force
 from django_quota.features.events.stream import iso
 from django_quota.features.logins import with_addresses
+from django_quota.features.subject_contents import read_contents
 from django_quota.limiting.known_rules import known_rule, known_rules
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, duration_of, second_of, shared_store
-from django_quota.operating.activity import ActiveBan, bans_in_force
-from django_quota.operating.inspection import read_contents
 from django_quota.operating.lookup import parse_rule_input, parse_subject_input
 
 _LONG = "a name too long to keep"

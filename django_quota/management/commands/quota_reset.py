@@ -10,9 +10,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_quota.features.logins import with_addresses
+from django_quota.features.resets import reset_found
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, shared_store
 from django_quota.operating.lookup import parse_rule_input, parse_subject_input
-from django_quota.operating.reset import reset_subject
 
 
 class Command(QuotaCommand):
@@ -28,16 +28,14 @@ class Command(QuotaCommand):
         shared_store()
         subject, is_dry = parse_subject_input(options["subject"]), options["dry_run"]
         rules = options["rule"] and list(map(parse_rule_input, options["rule"]))
-        reports = {
-            each: reset_subject(each, rules, scan=True, dry_run=is_dry) for each in [subject, *with_addresses(subject)]
-        }
+        reports = {each: reset_found(rules, each, dry_run=is_dry) for each in [subject, *with_addresses(subject)]}
         done = [(name, each) for each, report in reports.items() for name in report.rules]
         found = list(dict.fromkeys(name for name, _ in done))
         self.note_subject(options["subject"], subject, is_used=bool(done))
         self.note_rules(name for name in rules or () if name not in found)
-        verb, dropped = "Would reset" if is_dry else "Reset", sum(report.dropped for report in reports.values())
+        verb, deleted = "Would reset" if is_dry else "Reset", sum(report.deleted for report in reports.values())
         self.print_result(
             options,
-            {"subject": subject, "rules": found, "dropped": dropped, "dry_run": is_dry},
+            {"subject": subject, "rules": found, "deleted": deleted, "dry_run": is_dry},
             [f"{verb} {name} for {each}" for name, each in done] or [f"Nothing was counted for {subject}."],
         )

@@ -1,20 +1,23 @@
-"""The bans of all subjects, for the admin: those in force, found by subject and rule, and those that began recently."""
+"""The bans of all subjects, for operators: those in force, found by subject and rule, and those that began recently."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import SECOND
-from django_quota.features.events.stream import Event, newest_events
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.keys import named, system_key
+from django_quota.engine.operations import text
+from django_quota.features.events.stream import PAGE, Event, newest_events
+from django_quota.features.subject_contents import BanStatus, contents_of
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import ActiveBan, bans_in_force
-from django_quota.operating.inspection import BanStatus, contents_of
-from django_quota.operating.lookup import is_bare
-from django_quota.requests.subjects import parts_of
+from django_quota.requests.subjects import is_bare, parts_of
+from django_quota.stores.database.log import EventTable, LoggedBan
+from django_quota.stores.scanning import time_of
 
 MOST = 10_000
 """Bans that are looked at, those that end first."""
@@ -27,6 +30,15 @@ Fate = Literal["in force", "ended", "lifted", "replaced"]
 
 Pair = tuple[str | None, str | None]
 """The subject and the rule of a ban; None for a name that is so long that only a digest is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveBan:
+    """A ban: its subject, its rule, and its end in microseconds."""
+
+    subject: str | None
+    rule: str | None
+    until: int
 
 
 class BanFilter(NamedTuple):
@@ -74,6 +86,26 @@ def find_bans(wanted: BanFilter) -> BanList:
         ]
     rules = sorted({ban.rule for ban in listed or () if ban.rule})
     return BanList(sorted(found, key=lambda ban: ban.until), rules, total)
+
+
+def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
+    """Return how many bans are in force, and those that end first; 0 and None for the memory store, without an index.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    store, prefix = get_limiter().store, current().prefix
+    if store.redis is not None:
+        with store.redis.commands() as client:
+            key, after = system_key(prefix, "bans"), f"({frozen_now() or time_of(client)}"
+            number: Any = client.zcount(key, after, "+inf")
+            members: Any = client.zrangebyscore(key, after, "+inf", start=0, num=most, withscores=True)
+        pairs = [(text(member).partition(" "), int(until)) for member, until in members]
+        found = [LoggedBan(subject, rule, until) for (subject, _, rule), until in pairs]
+    elif store.database is not None:
+        number, found = EventTable(store.database, system_key(prefix, "events")).bans(clock.now(), most)
+    else:
+        return 0, None
+    return number, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in found]
 
 
 class BansLately(NamedTuple):

@@ -1,0 +1,191 @@
+"""`reset`: forget what rules have counted for a subject, and lift their bans.
+
+Overrides, slots, counters and daily counts stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Unpack
+
+from asgiref.sync import sync_to_async
+
+from django_quota.conf import current
+from django_quota.core import keys
+from django_quota.core.clock import frozen_now
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.overrides import ALL_RULES
+from django_quota.core.rules import CallOptions, Rule
+from django_quota.engine.resolving import event_log_of, rule_under
+from django_quota.engine.subject_operations import Reset, RuleState
+from django_quota.features.subject_contents import read_contents, scan_keys
+from django_quota.features.usage.days import recent_usage
+from django_quota.limiting.api import (
+    AnySubject,
+    RuleOrRate,
+    django_request,
+    refuse_options_of_requests,
+    rule_of_tier,
+    rule_without_request,
+    run_call,
+    subject_under_flow,
+)
+from django_quota.limiting.known_rules import known_rule, known_rules, rules_named
+from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.requests.request_hits import rates_flow
+from django_quota.requests.subjects import subject_of
+
+RULES_AT_ONCE = 100
+"""Rules that one call to the store resets."""
+
+
+def reset(rule: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> int:
+    """Delete what a rule has counted for a subject, and lift its ban; return how many counts and bans there were.
+
+    `reset("login", user)`, or `reset("*", user)` for all rules: those of the settings and the views, and those that the
+    subject's own bans, refusals and daily counts name. Rules that only calls in your code name may be missing.
+    `manage.py quota_reset` finds these, too: it walks through all keys of the store.
+
+    `rule`: the name of a rule in the settings or of a view, a rate with its options, or a `Rule`. Without options, a
+    rate stands for the rules of all algorithms. All tiers of a rule are reset, unless `tier=` names one. `subject`: as
+    for `check`.
+
+    What counts under an override is deleted, too. Overrides, slots, counters and daily counts stay. While the setting
+    `ENABLED` is False, nothing is deleted. Raises `RuleError` if an argument is wrong, and `StoreUnavailable` if the
+    store does not answer.
+    """
+    return run_call(_reset_flow(rule, subject, rule_options))
+
+
+async def areset(rule: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOptions]) -> int:
+    """Delete what a rule has counted for a subject, and lift its ban; see `reset`."""
+    return await run_async(_reset_flow(rule, subject, rule_options))
+
+
+def reset_named(rule: str, subject: str) -> int:
+    """Delete what the rule of this name, or `"*"` for all, has counted, also while `ENABLED` is False; see `reset`."""
+    return run_sync(_forget_flow(_rules_of([rule] if rule != ALL_RULES else _names_of(subject)), subject))
+
+
+class Found(NamedTuple):
+    """What a search in the store has found of a subject."""
+
+    rules: list[str]
+    """The rules that have counted something or ban the subject."""
+    deleted: int
+    """How many counts and bans were deleted."""
+
+
+def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = False) -> Found:
+    """Delete what these rules, or all (None), have counted, by walking through all keys of a store that is shared.
+
+    `dry_run`: delete nothing. Raises `StoreUnavailable`.
+    """
+    states = _states_in_store(rules, subject)
+    deleted = 0
+    if states and not dry_run:
+        limiter = get_limiter()
+        try:
+            deleted = int(limiter.reporting_store.run(_operation(list(states.values())), frozen_now()))
+        finally:
+            limiter.refusals.forget([subject])
+    return Found(list(states), deleted)
+
+
+def _reset_flow(given: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Flow[int]:
+    if given == ALL_RULES:
+        if options:
+            raise RuleError(f"{', '.join(options)}= is for one rule, and {ALL_RULES!r} stands for all rules.")
+        name = subject_of(subject, "a reset of all rules")
+        rules: Collection[Sequence[Rule]] = ()
+    else:
+        same, name = yield from _rules_flow(given, subject, options)
+        rules = [same]
+    if not current().enabled:
+        return 0
+    if given == ALL_RULES:
+        names = yield IOCall(_names_of, sync_to_async(_names_of), name)
+        rules = _rules_of(names)
+    return (yield from _forget_flow(rules, name))
+
+
+def _rules_flow(
+    given: RuleOrRate, subject: AnySubject, options: Mapping[str, object]
+) -> Flow[tuple[Sequence[Rule], str]]:
+    """Return the rules of one name that are meant, such as one for each tier, and the name of the subject."""
+    refuse_options_of_requests(options)
+    tier = options.get("tier")
+    if isinstance(tier, str):
+        rule = rule_of_tier(known_rule(given, {name: value for name, value in options.items() if name != "tier"}), tier)
+    else:
+        rule = known_rule(given, options)
+    name = yield from subject_under_flow(rule, subject, "a reset")
+    if rule.dynamic and not rule.tiers:
+        request = django_request(subject)
+        asked = rule_without_request(rule, name, 0, None) if request is None else (yield from rates_flow(rule, request))
+        return [asked], name
+    same = rules_named(rule.name) if isinstance(given, str) and not options else ""
+    return same if isinstance(same, list) else _tiers_of(rule), name
+
+
+def _tiers_of(rule: Rule) -> list[Rule]:
+    return list(rule.tiers.values()) or [rule]
+
+
+def _names_of(subject: str) -> set[str]:
+    """Return the names of the rules that are known, and of those that the subject's own keys and days name."""
+    return known_rules().keys() | read_contents(subject).rules | set().union(*recent_usage(subject).values())
+
+
+def _rules_of(names: Collection[str]) -> list[Sequence[Rule]]:
+    """Return the rules of each of these names, without those that cannot be read."""
+    known = known_rules()
+    found = [known.get(name) or rules_named(name) for name in names]
+    rules = [_tiers_of(given) if isinstance(given, Rule) else given for given in found if not isinstance(given, str)]
+    return [[rule for rule in same if not rule.dynamic] for same in rules]
+
+
+def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:
+    """Delete what these rules have counted, also under overrides. `rules`: those of one name together."""
+    refreshing = overrides.refreshing()
+    if refreshing is not None:
+        yield refreshing
+    states, deleted = [_state_of(same, subject) for same in rules if same], 0
+    try:
+        for first in range(0, len(states), RULES_AT_ONCE):
+            deleted += yield store_call(_operation(states[first : first + RULES_AT_ONCE]))
+    finally:
+        get_limiter().refusals.forget([subject])
+    return deleted
+
+
+def _state_of(rules: Sequence[Rule], subject: str) -> RuleState:
+    changes = [each for each in overrides.table.matching(rules[0].name, subject) if each.mode == "rate"]
+    under = [rule_under(rule, override) for override in changes for rule in rules]
+    return RuleState.of([*rules, *under], keys.status_key(current().prefix, subject))
+
+
+def _states_in_store(wanted: Collection[str] | None, subject: str) -> dict[str, RuleState]:
+    """Return, by rule, what the store holds that a reset deletes."""
+    states: dict[str, list[str]] = {}
+    for key, read in (scan_keys(subject) or {}).items():
+        kind, _, rest = read.what.partition(":")
+        if kind in ("r", "b"):  # states, and counts of refusals towards a ban
+            states.setdefault(rest.partition(":")[0], []).append(key)
+    for field in read_contents(subject).fields:
+        if field.startswith("b:"):
+            states.setdefault(field.removeprefix("b:"), [])
+    parts = states.keys() if wanted is None else {keys.field(name) for name in wanted}
+    status = keys.status_key(current().prefix, subject)
+    return {
+        keys.named(part) or part: RuleState(part, status, of_rule)
+        for part, of_rule in sorted(states.items())
+        if part in parts
+    }
+
+
+def _operation(states: Sequence[RuleState]) -> Reset:
+    settings = current()
+    return Reset(states, event_log_of(settings.prefix, settings.events))

@@ -1,0 +1,116 @@
+"""What the store holds under the name of a subject: its bans, its leases, and the rules that have counted something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from django_quota.conf import current
+from django_quota.core import keys
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.engine.operations import text
+from django_quota.engine.subject_operations import InspectSubject
+from django_quota.limiting.registry import get_limiter
+from django_quota.stores.base import all_well
+
+SCAN_COUNT = 1_000
+"""Keys that one step of a scan looks at."""
+
+_RULE_FIELDS = frozenset("bew")
+"""The kinds of fields of a subject's hash that hold the name of a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class BanStatus:
+    """A ban in force."""
+
+    rule: str
+    field: str
+    """The rule's name as a field of a hash: a digest if the name is very long."""
+    ends_in: float
+    """Seconds."""
+    level: int
+    """1 for the first ban in a row, 2 for the next, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """The leases of one slot."""
+
+    name: str
+    ends_in: tuple[float, ...]
+    """Seconds until each ends, the first to end first; only the first hundred are listed."""
+    source: str
+    """The key that holds them."""
+    number: int = 0
+    """How many there are in all."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """The content of the keys of a subject."""
+
+    now: int
+    """The store's time, in microseconds since 1970."""
+    fields: dict[str, str]
+    """The fields of the subject's hash."""
+    leases: list[HeldStatus]
+
+    @property
+    def rules(self) -> set[str]:
+        """The rules that fields of the hash name in full."""
+        parts = {part for kind, _, part in (name.partition(":") for name in self.fields) if kind in _RULE_FIELDS}
+        return {name for part in parts - {""} if (name := keys.named(part)) is not None}
+
+    def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
+        """Return the bans in force; `rules` are names that a digest may stand for."""
+        names = {keys.field(name): name for name in rules}
+        for field_name, value in sorted(self.fields.items()):
+            kind, _, part = field_name.partition(":")
+            if kind == "b":
+                ends, level, _ = map(int, value.split(" "))
+                if ends > self.now:
+                    yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
+
+
+def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
+    """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
+    operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
+    now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
+    contents = _contents(now, flat)
+    for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
+        if number:
+            ends_in = tuple((float(end) - now) / SECOND for end in live[1::2])
+            contents.leases.append(HeldStatus(name, ends_in, key, int(number)))
+    return contents
+
+
+def contents_of(subjects: Iterable[str]) -> dict[str, Contents]:
+    """Read the hashes of these subjects, in one round trip to a single Redis. Raises `StoreUnavailable`."""
+    names = list(dict.fromkeys(subjects))
+    operations = [InspectSubject(keys.status_key(current().prefix, name), []) for name in names]
+    replies = get_limiter().reporting_store.try_all(operations, frozen_now()) if names else []
+    return {name: _contents(*reply) for name, reply in zip(names, all_well(replies), strict=True)}
+
+
+def _contents(now: int, flat: Iterable[str | bytes]) -> Contents:
+    words = list(map(text, flat))
+    return Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
+
+
+def scan_keys(subject: str) -> dict[str, keys.Key] | None:
+    """Find all keys of a subject by walking through all keys of the store; None for the memory of a process."""
+    store, prefix = get_limiter().store, current().prefix
+    if not store.is_shared:
+        return None
+    start = f"{keys.subject_base(prefix, subject)}}}:"
+    matching = f"{keys.glob(start)}*"
+    if store.redis is None:
+        found = list(store.names(matching))
+    else:  # only the server of the subject, which may answer while others of a Cluster do not
+        with store.redis.commands(store.redis.server_of(start)) as lent:
+            client: Any = lent
+            found = list(map(text, client.scan_iter(match=matching, count=SCAN_COUNT)))
+    return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}

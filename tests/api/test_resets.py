@@ -1,0 +1,191 @@
+"""`reset`: it forgets what one rule or all rules have counted for a subject, and lifts the bans."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+from django_quota import Rule, areset, ban, check, peek, quota, reset
+from django_quota.exceptions import RuleError
+from django_quota.testing import freeze
+from tests.support.calls import always
+from tests.support.counts import bans_of
+from tests.support.steps import START
+
+SUBJECT = "user:42"
+BAN = {"after": "1000/m", "for": "10m"}  # never reached
+RULES: dict[str, Any] = {
+    "search": {"rate": "3/m", "ban": BAN},
+    "login": {"rate": "1/m", "ban": BAN},
+    "tiers": {"rate": {"anonymous": "3/m", "pro": "9/h"}, "tier": always("pro"), "ban": BAN},
+    "dynamic": {"rate": always("3/m"), "key": "ip"},
+    "by-header": {"rate": "3/m", "key": "header:X-Key"},
+}
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("", quota("5/h", name="of-the-view", ban=BAN)(view))]
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+
+@pytest.fixture(params=["sync", "async"])
+def do(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """Call `reset`, or its async twin."""
+    if request.param == "sync":
+        return reset
+    return lambda *given, **options: asyncio.run(areset(*given, **options))
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_reset_of_a_rule_forgets_its_count_of_the_subject(do: Callable[..., int]) -> None:
+    with freeze(START):
+        check("search", SUBJECT)
+        check("search", "user:8")
+        check("login", SUBJECT)
+
+        deleted = do("search", SUBJECT)
+
+        assert deleted == 1
+        assert peek("search", SUBJECT).remaining == 3
+        assert [peek("search", "user:8").remaining, peek("login", SUBJECT).remaining] == [2, 0]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_reset_of_a_rule_lifts_its_ban(do: Callable[..., int]) -> None:
+    with freeze(START):
+        ban("search", SUBJECT, 600)
+        ban("login", SUBJECT, 600)
+
+        deleted = do("search", SUBJECT)
+
+        assert deleted == 1
+        assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login"]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_star_stands_for_all_rules_of_the_subject(do: Callable[..., int]) -> None:
+    with freeze(START):
+        user = User(pk=7)
+        check("search", user)
+        check("5/h", user, name="of-the-view")
+        check("5/30m", user, algorithm="token_bucket")  # known by the counts of the user's day
+        ban("login", user, 600)
+        check("search", "user:8")
+
+        deleted = do("*", user)
+
+        assert deleted == 4
+        assert peek("search", user).remaining == 3
+        assert check("login", user).allowed
+        assert peek("5/30m", user, algorithm="token_bucket").remaining == 5
+        assert peek("search", "user:8").remaining == 2
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("rule", "options", "left"),
+    [
+        ("5/m", {}, [5, 5]),
+        ("5/m", {"algorithm": "token_bucket"}, [4, 5]),
+        ("5/m", {"algorithm": "sliding_window"}, [5, 4]),
+    ],
+    ids=["of every algorithm", "of the bucket", "of the window"],
+)
+def test_a_rate_stands_for_the_rules_of_all_algorithms_unless_one_is_given(
+    do: Callable[..., int], rule: str, options: Any, left: list[int]
+) -> None:
+    with freeze(START):
+        check("5/m", SUBJECT)
+        check("5/m", SUBJECT, algorithm="token_bucket")
+
+        do(rule, SUBJECT, **options)
+
+        found = [peek("5/m", SUBJECT), peek("5/m", SUBJECT, algorithm="token_bucket")]
+        assert [decision.remaining for decision in found] == left
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("options", "left"), [({}, [3, 9]), ({"tier": "pro"}, [2, 9])], ids=["all tiers", "the named tier"]
+)
+def test_all_tiers_of_a_rule_are_reset_unless_one_is_named(
+    do: Callable[..., int], options: Any, left: list[int]
+) -> None:
+    with freeze(START):
+        check("tiers", SUBJECT, tier="anonymous")
+        check("tiers", SUBJECT, tier="pro")
+
+        do("tiers", SUBJECT, **options)
+
+        assert [peek("tiers", SUBJECT, tier=tier).remaining for tier in ("anonymous", "pro")] == left
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("rule", ["by-header", "dynamic"])
+def test_the_key_of_the_rule_takes_the_subject_from_a_request(do: Callable[..., int], rule: str) -> None:
+    request = RequestFactory().get("/", HTTP_X_KEY="secret")
+    with freeze(START):
+        check(rule, request)
+
+        assert do(rule, request) == 1
+
+        assert peek(rule, request).remaining == 3
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_refusals_that_count_towards_a_ban_are_forgotten_without_its_option(do: Callable[..., int]) -> None:
+    guarded = Rule.make("1/m", "1/m", ban={"after": "2/h", "for": "1h"})
+    with freeze(START):
+        check(guarded, SUBJECT)
+        check(guarded, SUBJECT)
+
+        do("1/m", SUBJECT)
+
+        assert [check(guarded, SUBJECT).allowed for _ in range(2)] == [True, False]
+        assert bans_of(SUBJECT) == []
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("rule", ["search", "*"])
+def test_a_reset_while_limiting_is_off_deletes_nothing(do: Callable[..., int], rule: str, settings: Any) -> None:
+    with freeze(START):
+        check("search", SUBJECT)
+        before = settings.QUOTA
+        settings.QUOTA = {**before, "ENABLED": False}
+
+        assert do(rule, SUBJECT) == 0
+
+        settings.QUOTA = before
+        assert peek("search", SUBJECT).remaining == 2
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("given", "options", "problem"),
+    [
+        (("serach", SUBJECT), {}, "Did you mean 'search'"),
+        (("search", 5), {}, "5 is not a subject"),
+        (("*", RequestFactory().get("/")), {}, "is not a subject"),
+        (("*", SUBJECT), {"tier": "pro"}, "tier= is for one rule"),
+        (("dynamic", SUBJECT), {}, "pass the request as subject"),
+        (("tiers", SUBJECT), {"tier": "gold"}, "has no tier 'gold'"),
+        (("search", SUBJECT), {"burst": 3}, "has its own options"),
+        (("5/m", SUBJECT), {"exempt": "staff"}, "exempt= chooses requests"),
+    ],
+)
+def test_wrong_arguments_are_named(do: Callable[..., int], given: Any, options: Any, problem: str) -> None:
+    with pytest.raises(RuleError, match=problem):
+        do(*given, **options)
