@@ -9,7 +9,7 @@ from django_quota.core.decisions import Outcome
 from django_quota.core.rates import Rate
 from django_quota.core.rules import RuleOptions
 from django_quota.features.counters.calls import Counter
-from django_quota.features.reservations.calls import Hold
+from django_quota.features.reservations.calls import Reservation
 from django_quota.features.slots.calls import Lease, Slot
 from django_quota.operating.activity import RunningTotals
 from django_quota.web.limited_requests import QuotaRequest
@@ -19,12 +19,12 @@ from django_quota.web.wording import RefusalDetails
 __all__ = [
     "Counter",
     "Endpoint",
-    "Hold",
     "Lease",
     "Outcome",
     "QuotaRequest",
     "Rate",
     "RefusalDetails",
+    "Reservation",
     "RuleOptions",
     "RunningTotals",
     "Slot",

@@ -108,7 +108,7 @@ def devices(request: QuotaRequest) -> JsonResponse:
 
 
 def ask_model(request: HttpRequest) -> JsonResponse:
-    with reserve("tokens", request, 4000) as hold:
+    with reserve("tokens", request, 4000) as reservation:
         # ask the model here: its answer says that it took 1500
-        left = hold.settle(1500).remaining
+        left = reservation.settle(1500).remaining
     return JsonResponse({"detail": f"{left} tokens left.", "left": left})

@@ -78,17 +78,17 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = reserve_all(hits)
+            reservation = reserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
-        if request is not None and self.needs_captcha(request, hold.decision):
-            hold.cancel()
-            raise CaptchaRequired(hold.decision)
+        if request is not None and self.needs_captcha(request, reservation.decision):
+            reservation.cancel()
+            raise CaptchaRequired(reservation.decision)
         for backend, path in self._others(request, credentials):
             user = backend.authenticate(request, **credentials)
             if user is not None:
-                if hold.is_open:
-                    hold.cancel()
+                if reservation.is_open:
+                    reservation.cancel()
                 return _accepted_by(user, path)
         raise PermissionDenied
 
@@ -99,17 +99,17 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = await areserve_all(hits)
+            reservation = await areserve_all(hits)
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
-        if request is not None and await self.aneeds_captcha(request, hold.decision):
-            await hold.acancel()
-            raise CaptchaRequired(hold.decision)
+        if request is not None and await self.aneeds_captcha(request, reservation.decision):
+            await reservation.acancel()
+            raise CaptchaRequired(reservation.decision)
         for backend, path in self._others(request, credentials):
             user = await backend.aauthenticate(request, **credentials)
             if user is not None:
-                if hold.is_open:
-                    await hold.acancel()
+                if reservation.is_open:
+                    await reservation.acancel()
                 return _accepted_by(user, path)
         raise PermissionDenied
 

@@ -22,7 +22,7 @@ from django_quota.core.rates import MAX_COUNT
 from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
-from django_quota.features.reservations.calls import Hold
+from django_quota.features.reservations.calls import Reservation
 from django_quota.features.stream_end import at_stream_end
 from django_quota.requests.site_functions import call_flow
 from django_quota.web.headers import decision_of
@@ -65,37 +65,41 @@ def settle_flow(request: HttpRequest, response: Any, receipts: Sequence[Receipt]
 
 
 def _settle_one_flow(request: HttpRequest, response: Any, receipt: Receipt) -> Flow[None]:
-    hold = Hold(receipt, NOTHING_LIMITS)
-    if not hold.is_open:
+    reservation = Reservation(receipt, NOTHING_LIMITS)
+    if not reservation.is_open:
         return
     if isinstance(response, BaseException):
-        yield from hold.settling(hold.costs)
+        yield from reservation.settling(reservation.costs)
         return
     try:
         counted = yield from _counted_flow(receipt.asks, response)
         if getattr(response, "streaming", False) and any(
             ask.rule.settle is not None and counts for ask, counts in zip(receipt.asks, counted, strict=True)
         ):
-            settle = partial(_end_flow, hold, receipt.asks, counted, request, response)
+            settle = partial(_end_flow, reservation, receipt.asks, counted, request, response)
             at_stream_end(response, settle)
             return
         costs = yield from _costs_flow(receipt.asks, counted, request, response)
     except Exception:
-        yield from hold.settling(hold.costs)
+        yield from reservation.settling(reservation.costs)
         raise
-    show(request, (yield from hold.settling(costs)))
+    show(request, (yield from reservation.settling(costs)))
 
 
 def _end_flow(
-    hold: Hold, asks: Sequence[Ask], counted: Sequence[bool], request: HttpRequest, response: HttpResponseBase
+    reservation: Reservation,
+    asks: Sequence[Ask],
+    counted: Sequence[bool],
+    request: HttpRequest,
+    response: HttpResponseBase,
 ) -> Flow[None]:
     """Settle a stream that is over."""
     try:
         costs = yield from _costs_flow(asks, counted, request, response)
     except Exception:
         logger.exception("A stream is over, and settle= failed: the estimate stays spent.")
-        costs = list(hold.costs)
-    yield from hold.settling(costs)
+        costs = list(reservation.costs)
+    yield from reservation.settling(costs)
 
 
 def _counted_flow(asks: Sequence[Ask], response: Any) -> Flow[list[bool]]:

@@ -107,8 +107,8 @@ def heard() -> Iterator[list[Decision]]:
 @pytest.mark.usefixtures("memory_store")
 def test_checks_requests_reservations_and_slots_are_heard(heard: list[Decision]) -> None:
     made = [check("1/m", "user:1"), asyncio.run(acheck("1/m", "user:1")), decide(request_by(), "2/m")]
-    with reserve("5/m", "user:1", 3) as hold:
-        made.append(hold.decision)
+    with reserve("5/m", "user:1", 3) as reservation:
+        made.append(reservation.decision)
     with pytest.raises(QuotaExceeded):
         reserve("5/m", "user:1", 3)
     with slot("export", 1):

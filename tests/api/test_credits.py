@@ -81,9 +81,9 @@ class TestCheckAll:
 
     def test_totals_are_exact_where_no_float_is_and_one_that_would_leave_64_bits_stays(self) -> None:
         CREDITS.set(ORG, 2**63 - 1)
-        hold = reserve_all([(CREDITS, ORG, 10**12)])
-        assert (hold.decision.remaining, CREDITS.get(ORG)) == (10**15, 2**63 - 1 - 10**12)
-        hold.settle(1)
+        reservation = reserve_all([(CREDITS, ORG, 10**12)])
+        assert (reservation.decision.remaining, CREDITS.get(ORG)) == (10**15, 2**63 - 1 - 10**12)
+        reservation.settle(1)
         assert CREDITS.get(ORG) == 2**63 - 2
         more, less = (reserve_all([("9/m", USER), (CREDITS, ORG, 10)]) for _ in range(2))
         for total, late, actual in ((2**63 - 3, less, 7), (3 - 2**63, more, 14)):
@@ -106,10 +106,10 @@ def test_a_top_up_holds_at_once_although_refusals_are_cached(settings: Any) -> N
 @pytest.mark.parametrize("actual", [0, 640, 1_000, 1_040])
 def test_settling_gives_back_or_takes_the_difference(actual: int) -> None:
     with freeze(START):
-        with reserve_all(entries()) as hold:
+        with reserve_all(entries()) as reservation:
             assert left() == [2, 100, 100]
-            decision = hold.settle({"tokens": actual, "credits": actual})
-        hold.cancel()  # a second time it changes nothing
+            decision = reservation.settle({"tokens": actual, "credits": actual})
+        reservation.cancel()  # a second time it changes nothing
         assert left() == [2, max(0, 1_000 - actual), 1_000 - actual]
     outcome = decision.of_rule("credits")
     assert outcome is not None
@@ -137,10 +137,10 @@ def test_without_an_amount_it_is_one_and_a_top_up_pays_what_is_owed_first() -> N
 def test_sixteen_threads_reserve_and_settle_without_a_unit_lost() -> None:
     def work(number: int) -> int:
         try:
-            hold = reserve_all([("100000/d", USER, 50), (CREDITS, ORG, 50)])
+            reservation = reserve_all([("100000/d", USER, 50), (CREDITS, ORG, 50)])
         except QuotaExceeded:
             return 0
-        hold.settle(number % 51)
+        reservation.settle(number % 51)
         return number % 51
 
     with ThreadPoolExecutor(16) as threads:
@@ -156,8 +156,8 @@ class TestData:
     def test_if_limiting_is_off_credits_are_taken_all_the_same(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         CREDITS.set(ORG, 1_000)  # the settings have replaced the store
-        with reserve_all(entries(tokens=9_000)) as hold:
-            hold.settle({"credits": 300})
+        with reserve_all(entries(tokens=9_000)) as reservation:
+            reservation.settle({"credits": 300})
         decision = check_all(entries(600, 9_000))
         assert [outcome.rule for outcome in decision.outcomes] == ["credits"]
         assert CREDITS.get(ORG) == 100
@@ -174,14 +174,14 @@ class TestData:
 
     def test_while_the_store_does_not_answer_nothing_is_sold(self) -> None:
         asked: list[Any] = [("9/m", USER), (CREDITS, ORG, 10)]
-        hold = reserve_all(asked)
+        reservation = reserve_all(asked)
         with no_answer():
             decision = check_all(asked)
             assert (decision.allowed, decision.degraded, decision.enforced) == (False, True, True)
             assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
             response = refusal(get(), decision)
             assert (response.status_code, response["Retry-After"]) == (503, "1")
-            assert hold.settle({"credits": 3}).degraded
+            assert reservation.settle({"credits": 3}).degraded
             with pytest.raises(QuotaExceeded):
                 reserve_all(asked)
         assert CREDITS.get(ORG) == 990
@@ -230,8 +230,8 @@ def test_each_change_prolongs_its_ttl_and_a_key_that_holds_no_counter_sells_noth
     credit = counter("credits", ttl=1_000)
     credit.set(ORG, 10)
     (key,) = raw.scan_iter()
-    hold = reserve_all([(credit, ORG, 3)])
-    acts: list[Callable[[], object]] = [lambda: check_all([(credit, ORG, 3)]), lambda: hold.settle(1)]
+    reservation = reserve_all([(credit, ORG, 3)])
+    acts: list[Callable[[], object]] = [lambda: check_all([(credit, ORG, 3)]), lambda: reservation.settle(1)]
     for act in acts:
         raw.pexpire(key, 5_000)
         assert not check_all([(credit, ORG, 30)])

@@ -304,8 +304,8 @@ def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
     check(plans, "user:3", 3, tier="free")
     assert check(plans, "user:3", 900, tier="all")
     check_all([(plans.tiers["all"], "user:3", 50), (Rule.make("none", "0/d"), "user:3")])  # refused
-    with reserve(plans, "user:3", 100, tier="all") as hold:
-        hold.settle(40)
+    with reserve(plans, "user:3", 100, tier="all") as reservation:
+        reservation.settle(40)
     reserve(plans, "user:3", 100, tier="all").cancel()
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]

@@ -43,7 +43,7 @@ NAMES = {
     """,
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
-        Counter Endpoint Hold Lease Outcome QuotaRequest Rate RefusalDetails RuleOptions RunningTotals Slot
+        Counter Endpoint Lease Outcome QuotaRequest Rate RefusalDetails Reservation RuleOptions RunningTotals Slot
     """,
 }
 """A name more is a promise more: each needs a user of the guides, or an integration."""

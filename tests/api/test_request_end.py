@@ -63,8 +63,8 @@ def iterator(request: Any) -> Any:
 
 
 async def aiterator(request: Any) -> Any:
-    hold = await areserve("1000/h", "user:1", 400, name="tokens")
-    return tagged(hold.stream(aparts(), used=lambda: 7))
+    reservation = await areserve("1000/h", "user:1", 400, name="tokens")
+    return tagged(reservation.stream(aparts(), used=lambda: 7))
 
 
 @quota("1000/h", key="global", name="settled", cost=400, settle=lambda request, response: 7)
@@ -78,8 +78,8 @@ async def asettled(request: Any) -> Any:
 
 
 def credit(request: Any) -> Any:
-    hold = reserve_all([(counter("credits"), "user:1", 400)])
-    return hold.stream(tagged(parts()), used=lambda: 7)
+    reservation = reserve_all([(counter("credits"), "user:1", 400)])
+    return reservation.stream(tagged(parts()), used=lambda: 7)
 
 
 VIEWS = [slot, response, iterator, settled, credit]

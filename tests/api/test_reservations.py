@@ -15,11 +15,12 @@ from django_quota import Decision, Rule, areserve, check, counter, peek, reserve
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
-from django_quota.types import Hold
+from django_quota.types import Reservation
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, MINUTE, START
 
+SALT = "django_quota.reservation"
 USER, ORG = "user:42", "org:7"
 DAY = 1_440 * MINUTE
 BUCKET = {"algorithm": "token_bucket"}
@@ -52,8 +53,8 @@ def left(rate: str = "1000/h", **options: Any) -> int | None:
     return peek(rate, USER, **options).remaining
 
 
-def later(hold: Hold) -> Hold:
-    return Hold.loads(hold.dumps())
+def later(reservation: Reservation) -> Reservation:
+    return Reservation.loads(reservation.dumps())
 
 
 def shown(decision: Decision) -> list[Any]:
@@ -64,11 +65,11 @@ def shown(decision: Decision) -> list[Any]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_settling_gives_the_rest_back_once_and_charges_more_in_full(algorithm: Any) -> None:
     with freeze(START):
-        with reserve("1000/h", USER, 600, algorithm=algorithm) as hold:
+        with reserve("1000/h", USER, 600, algorithm=algorithm) as reservation:
             assert left(algorithm=algorithm) == 400
-            hold.settle(150)
-        hold.settle(0)  # a second time it changes nothing
-        hold.cancel()
+            reservation.settle(150)
+        reservation.settle(0)  # a second time it changes nothing
+        reservation.cancel()
         reserve("1000/h", USER, 600, algorithm=algorithm).cancel()
         assert left(algorithm=algorithm) == 850
         assert reserve("1000/h", USER, 600, algorithm=algorithm).settle(1_500).remaining == 0
@@ -78,9 +79,9 @@ def test_settling_gives_the_rest_back_once_and_charges_more_in_full(algorithm: A
 
 def test_what_is_given_back_where_a_key_has_lost_its_ttl_deletes_no_count(redis_cache: None, raw: Any) -> None:
     check("9/h", USER, 3)
-    hold = reserve("9/h", USER, 5)
+    reservation = reserve("9/h", USER, 5)
     assert all(raw.persist(key) for key in raw.keys(f"*{USER}*:r:*"))
-    assert hold.settle(2).remaining == 4
+    assert reservation.settle(2).remaining == 4
 
 
 @in_memory
@@ -101,8 +102,8 @@ class TestReserving:
 
     def test_async_it_is_entered_or_awaited(self) -> None:
         async def work() -> None:
-            async with areserve("1000/h", USER, 600) as hold:
-                await hold.asettle(100)
+            async with areserve("1000/h", USER, 600) as reservation:
+                await reservation.asettle(100)
             await (await areserve("1000/h", USER, 600)).acancel()
             with pytest.raises(ZeroDivisionError):
                 async with areserve("1000/h", USER, 600):
@@ -119,34 +120,34 @@ class TestReserving:
             assert not reserve("1000/h", USER, 1_001, shadow=True, name="shadow").is_open
             assert reserve("1000/h", USER, 1_000, shadow=True, name="shadow").is_open
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        hold, *more = [reserve("1/m", USER, 1) for _ in range(3)]
-        assert not any(each.is_open for each in (hold, *more))
+        reservation, *more = [reserve("1/m", USER, 1) for _ in range(3)]
+        assert not any(each.is_open for each in (reservation, *more))
         settings.QUOTA = {**settings.QUOTA, "ENABLED": True}
-        assert later(hold).settle(0).remaining == 1, "nothing is given back"
+        assert later(reservation).settle(0).remaining == 1, "nothing is given back"
 
     def test_settling_for_what_is_no_cost_is_an_error_and_leaves_the_hold_open(self) -> None:
         with freeze(START):
-            hold = reserve("1000/h", USER, 600)
+            reservation = reserve("1000/h", USER, 600)
             for actual in (-1, 1.5, "3", True, 10**12 + 1):
                 with pytest.raises(RuleError, match="not a whole number"):
-                    hold.settle(actual)  # type: ignore[arg-type]
-            hold.cancel()
+                    reservation.settle(actual)  # type: ignore[arg-type]
+            reservation.cancel()
             assert left() == 1_000
         with pytest.raises(RuleError, match="counts different values"):
             reserve("3/d", USER, distinct=True)
 
     def test_overrides_that_came_since_are_settled_too(self) -> None:
         with freeze(START):
-            hold, less = reserve("1000/h", USER, 10), reserve("1000/h", USER, 100)
+            reservation, less = reserve("1000/h", USER, 10), reserve("1000/h", USER, 100)
             override("r 0 0 500/m", "1000/h", USER)  # a window of its own is charged, and gets nothing back
             assert less.settle(0).remaining == 500
-            assert not hold.settle(5_000)
+            assert not reservation.settle(5_000)
             assert not check("1000/h", USER, 500)
             for mode, said in (("b", (False, "blocked")), ("x", (True, "exempt"))):
                 override("", "1000/h", USER)
-                hold = reserve("1000/h", USER, 600)
+                reservation = reserve("1000/h", USER, 600)
                 override(f"{mode} 0 0 ", "1000/h", USER)
-                assert [(outcome.allowed, outcome.why) for outcome in hold.settle(100).outcomes] == [said]
+                assert [(outcome.allowed, outcome.why) for outcome in reservation.settle(100).outcomes] == [said]
             override("", "1000/h", USER)
             assert left() == 1_000 - 110 - 200
 
@@ -160,12 +161,12 @@ def test_a_text_settles_counters_and_limits_together_and_once(group: str | None)
         with freeze(START):
             text = reserve_all([("9/m", USER), ("tokens", org, 900), (credit, org, 900)]).dumps()
         with freeze(START + 30 * MINUTE):
-            hold = Hold.loads(text)
-            assert (hold.costs, hold.is_open, hold.decided_at) == ((1, 900, 900), True, START)
-            hold.settle({"tokens": actual, "credits": actual})
-            hold.cancel()  # a second time it changes nothing
-            assert not later(hold).is_open
-            assert later(hold).settle(0).outcomes
+            reservation = Reservation.loads(text)
+            assert (reservation.costs, reservation.is_open, reservation.decided_at) == ((1, 900, 900), True, START)
+            reservation.settle({"tokens": actual, "credits": actual})
+            reservation.cancel()  # a second time it changes nothing
+            assert not later(reservation).is_open
+            assert later(reservation).settle(0).outcomes
             assert (credit.get(org), peek("tokens", org).remaining) == (1_000 - actual, max(0, 1_000 - actual))
 
 
@@ -173,9 +174,9 @@ def test_a_text_settles_counters_and_limits_together_and_once(group: str | None)
 def test_an_exempt_hit_that_is_settled_after_its_override_was_lifted_counts_for_its_day_once() -> None:
     with freeze(START):
         override("x 0 0 ", "tokens", ORG)
-        hold = reserve("tokens", ORG, 100)
+        reservation = reserve("tokens", ORG, 100)
         override("", "tokens", ORG)
-        hold.settle(900)
+        reservation.settle(900)
         assert count_what_waits()
         assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (1, 0)}, {"tokens": 900})
         assert peek("tokens", ORG).remaining == 1_000
@@ -197,9 +198,9 @@ def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exemp
             QuotaOverride.objects.create(subject=ORG, rule="tokens", mode="exempt")
         more, less, cancelled, _open = [reserve("tokens", ORG, 100).dumps() for _ in range(4)]
     with freeze(START + DAY):
-        Hold.loads(more).settle(900)
-        Hold.loads(less).settle(7)
-        Hold.loads(cancelled).cancel()
+        Reservation.loads(more).settle(900)
+        Reservation.loads(less).settle(7)
+        Reservation.loads(cancelled).cancel()
         assert peek("tokens", ORG).outcomes[0].why == ("exempt" if is_exempt else "")
         assert count_what_waits()
         assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (3, 0)}, {"tokens": 1_007})
@@ -215,7 +216,7 @@ def test_while_limits_are_off_the_days_stay_as_they_are(settings: Any) -> None:
         text = reserve("tokens", ORG, 100).dumps()
         assert count_what_waits()
         settings.QUOTA = off
-        Hold.loads(text).settle(900)
+        Reservation.loads(text).settle(900)
         assert count_what_waits()
         settings.QUOTA = on
         assert (checks_of(ORG), units_of(ORG)) == ({"tokens": (1, 0)}, {"tokens": 100})
@@ -225,20 +226,22 @@ def test_while_limits_are_off_the_days_stay_as_they_are(settings: Any) -> None:
 def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -> None:
     options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
     with freeze(START):
-        hold = reserve_all([("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")])
-        decision = later(hold).settle([150, 600, 450])
+        reservation = reserve_all(
+            [("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")]
+        )
+        decision = later(reservation).settle([150, 600, 450])
         assert [(each.limit, each.remaining) for each in decision.outcomes] == [(1_000, 850), (1_000, 400), (500, 50)]
-        hold = reserve("60/m", ORG, 20, name="paid", block=False, **options)
-        assert shown(later(hold).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
+        reservation = reserve("60/m", ORG, 20, name="paid", block=False, **options)
+        assert shown(later(reservation).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
         assert units_of(ORG) == {"paid": 5}
 
 
 @in_memory
 def test_functions_of_requests_are_left_out_and_an_entry_stays_short(rf: Any) -> None:
     options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
-    hold = reserve(Rule.make("n" * 40, "10/s", "1000/h", "5000/d", **options), rf.get("/"), 3)
-    assert len(hold.dumps()) < 1_000
-    assert [outcome.used for outcome in later(hold).settle(5).outcomes] == [5, 5, 5]
+    reservation = reserve(Rule.make("n" * 40, "10/s", "1000/h", "5000/d", **options), rf.get("/"), 3)
+    assert len(reservation.dumps()) < 1_000
+    assert [outcome.used for outcome in later(reservation).settle(5).outcomes] == [5, 5, 5]
     with freeze(START):  # rates of overrides and of functions
         override("r 0 0 500/h", "bucket", USER)
         assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
@@ -265,21 +268,21 @@ def _with_another_estimate(text: str) -> str:
             for each in ("", "[]", "7", "a:b:c", "é:é:é", None, 7, b"a:b")
         ),
         pytest.param(lambda text: text[:-9], id="the end is missing"),
-        pytest.param(lambda text: signing.dumps(signing.loads(text, salt="django_quota.hold")), id="another salt"),
+        pytest.param(lambda text: signing.dumps(signing.loads(text, salt=SALT)), id="another salt"),
         pytest.param(_with_another_estimate, id="another estimate"),
     ],
 )
 def test_only_an_unchanged_text_is_a_reservation(changed: Any) -> None:
     text = reserve("9/m", ORG, 3).dumps()
-    with pytest.raises(RuleError, match=r"is not the text of a reservation .* Use what hold\.dumps"):
-        Hold.loads(changed(text))
+    with pytest.raises(RuleError, match=r"is not a reservation of this site.* Use what reservation\.dumps"):
+        Reservation.loads(changed(text))
 
 
 @in_memory
 def test_a_text_of_a_former_secret_key_is_read(settings: Any) -> None:
     text = reserve("9/m", ORG, 3).dumps()
     settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "a new key"
-    assert Hold.loads(text).settle(1).remaining == 8
+    assert Reservation.loads(text).settle(1).remaining == 8
 
 
 @pytest.mark.usefixtures("redis_cache", "rules")
@@ -299,7 +302,7 @@ def test_a_rule_is_settled_as_the_settings_have_it_by_then(
     with freeze(START):
         text = reserve(rule, USER, estimate, **options).dumps()
         configure(settings, **changed)
-        assert Hold.loads(text).settle(actual).remaining == remaining
+        assert Reservation.loads(text).settle(actual).remaining == remaining
 
 
 @in_memory
@@ -308,12 +311,12 @@ def test_a_rule_or_tier_that_no_longer_exists_is_named(settings: Any) -> None:
     configure(settings, token="1/m", tiered={**RULES["tiered"], "rate": {"x": "1/m"}})
     del settings.QUOTA["RULES"]["tokens"]
     with pytest.raises(RuleError, match=r"There is no rule 'tokens' in QUOTA.* Did you mean 'token'\?"):
-        Hold.loads(plain)
+        Reservation.loads(plain)
     with pytest.raises(RuleError, match=r"Rule 'tiered' has no tier 'pro'. Known: 'x'"):
-        Hold.loads(tiered)
+        Reservation.loads(tiered)
 
 
-# --- `hold.stream`: a reservation is settled when its stream is over, however it ends ---------------------------------
+# --- `reservation.stream`: a reservation is settled when its stream is over, however it ends --------------------------
 
 
 @pytest.fixture
@@ -348,7 +351,7 @@ class Model:
         return self.used
 
 
-def estimate() -> Hold:
+def estimate() -> Reservation:
     return reserve("1000/h", USER, 600)
 
 
@@ -379,13 +382,13 @@ def test_a_block_that_fails_after_it_has_made_a_stream_gives_the_estimate_back(i
     """Nobody sends the stream."""
 
     def fails() -> None:
-        with estimate() as hold:
-            hold.stream(Model().parts(), used=lambda: 5)
+        with estimate() as reservation:
+            reservation.stream(Model().parts(), used=lambda: 5)
             raise ZeroDivisionError
 
     async def afails() -> None:
-        async with areserve("1000/h", USER, 600) as hold:
-            hold.stream(Model().parts(), used=lambda: 5)
+        async with areserve("1000/h", USER, 600) as reservation:
+            reservation.stream(Model().parts(), used=lambda: 5)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -396,10 +399,10 @@ def test_a_block_that_fails_after_it_has_made_a_stream_gives_the_estimate_back(i
 @streaming
 def test_a_name_that_several_entries_have_cannot_be_settled_by_name() -> None:
     rule = Rule.make("tpm", "100/h")
-    hold = reserve_all([(rule, "user:1", 5), (rule, "user:2", 5)])
+    reservation = reserve_all([(rule, "user:1", 5), (rule, "user:2", 5)])
     with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 2 numbers."):
-        hold.settle({"tpm": 3})
-    hold.settle([1, 2])
+        reservation.settle({"tpm": 3})
+    reservation.settle([1, 2])
     assert [peek(rule, subject).remaining for subject in ("user:1", "user:2")] == [99, 98]
 
 

@@ -166,9 +166,9 @@ class TestMoving:
             with freeze(START - back):
                 check("9/h", "user:1")
                 list(roll_up(current_store()))
-        hold = reserve("99/h", "user:2", 7)
+        reservation = reserve("99/h", "user:2", 7)
         raw.flushall()
-        hold.cancel()
+        reservation.cancel()
         rolled()
         assert list(counted(rows()).values()) == [(4, 0, 4)]
 

@@ -44,8 +44,8 @@ def hit(**options: Any) -> None:
 
 
 def settle() -> None:
-    with reserve("5/h", USER, 2, name="a") as hold:
-        hold.settle(1)
+    with reserve("5/h", USER, 2, name="a") as reservation:
+        reservation.settle(1)
 
 
 def count_unasked() -> None:

@@ -83,9 +83,9 @@ def test_the_units_of_an_exempt_subject_count_for_the_day_of_their_hit() -> None
     override("x 0 0 ", "tpm", "user:1")
     with freeze(NOW):
         check("100/m", "user:1", 3, name="tpm")
-        hold = reserve("100/m", "user:1", 5, name="tpm")
+        reservation = reserve("100/m", "user:1", 5, name="tpm")
     with freeze(NOW + timedelta(days=1)):
-        hold.settle(2)
+        reservation.settle(2)
         count_what_waits()
         usage = {day: rules["tpm"] for day, rules in recent_usage("user:1").items()}
     assert {day: (count.allowed, count.units) for day, count in usage.items()} == {NOW.date(): (2, 5)}

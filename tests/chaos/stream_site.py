@@ -109,9 +109,9 @@ def stream(request: HttpRequest) -> Any:
             used.parts += 1
             yield b"part\n"
 
-    hold = reserve_all(_entries())
+    reservation = reserve_all(_entries())
     SEEN["streams"] += 1
-    return hold.stream(StreamingHttpResponse(parts(), headers=_TAG), used=used)
+    return reservation.stream(StreamingHttpResponse(parts(), headers=_TAG), used=used)
 
 
 @concurrency(100_000, **_OF_SLOT)
@@ -125,9 +125,9 @@ async def astream(request: HttpRequest) -> Any:
             used.parts += 1
             yield b"part\n"
 
-    hold = await areserve_all(_entries())
+    reservation = await areserve_all(_entries())
     SEEN["streams"] += 1
-    return StreamingHttpResponse(hold.stream(parts(), used=used), headers=_TAG)
+    return StreamingHttpResponse(reservation.stream(parts(), used=used), headers=_TAG)
 
 
 def seen(request: HttpRequest) -> JsonResponse:

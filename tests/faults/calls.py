@@ -15,7 +15,7 @@ from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import RedisServer
-from django_quota.types import Hold
+from django_quota.types import Reservation
 from tests.support.commands import wait_until
 from tests.support.outages import PAUSE, new_breaker
 from tests.support.steps import Clock
@@ -96,7 +96,13 @@ VERBS = [
     _twins("peek", "allow", "peek", "9000/m", WHO),
     _twins("refund", "allow", "refund", "9000/m", WHO),
     Call("reserve", "allow", lambda _: _held().decision, lambda _: _areserved()),
-    Call("settle what was held before", "allow", lambda hold: hold.settle(3), lambda hold: hold.asettle(3), _held),
+    Call(
+        "settle what was held before",
+        "allow",
+        lambda made: made.settle(3),
+        lambda made: made.asettle(3),
+        _held,
+    ),
     _twins("reset", RAISES, "reset", "9000/m", WHO),
     _twins("reset all", RAISES, "reset", "*", WHO),
     _twins("ban", RAISES, "ban", BANNING, "user:8", 1),
@@ -203,7 +209,7 @@ def prepared(call: Call) -> Any:
             found[:] = [call.before()]
         except StoreUnavailable:
             return False
-        return not (isinstance(found[0], Hold) and found[0].decision.degraded)
+        return not (isinstance(found[0], Reservation) and found[0].decision.degraded)
 
     wait_until(is_done)
     return found[0]

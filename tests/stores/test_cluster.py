@@ -199,8 +199,8 @@ def test_whatever_else_counts_finds_its_server(
         counter("views").incr(subject, number)
         check("3/m", subject, 2, daily=True)
         assert refund("3/m", subject).remaining == 2
-        with reserve("3/m", subject, 2) as hold:
-            hold.settle(1)
+        with reserve("3/m", subject, 2) as reservation:
+            reservation.settle(1)
         assert peek("3/m", subject).remaining == 1
     assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
     (report,) = json_of("quota_sweep")

@@ -163,7 +163,7 @@ def signature(function: Any) -> str:
     returns = str(arguments.return_annotation)
     names_nothing = arguments.return_annotation is inspect.Signature.empty or returns == "None"
     is_what_it_gets = isinstance(inspect.unwrap(function).__globals__.get(returns), TypeVar)
-    return text if names_nothing or is_what_it_gets else f"{text} -> {returns.replace('_Reserving', 'Hold')}"
+    return text if names_nothing or is_what_it_gets else f"{text} -> {returns.replace('_Reserving', 'Reservation')}"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

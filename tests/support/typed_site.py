@@ -35,7 +35,7 @@ from django_quota.middleware import QuotaMiddleware
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.signals import refused
 from django_quota.testing import QuotaKit, freeze
-from django_quota.types import Hold, QuotaRequest
+from django_quota.types import QuotaRequest, Reservation
 
 QUOTA: dict[str, Any] = {"RULES": {"search": {"rate": "10/s; 500/h", "key": "user"}, "login": "5/m"}}
 
@@ -66,14 +66,14 @@ def export(request: HttpRequest) -> StreamingHttpResponse:
 
 
 def chat(request: HttpRequest) -> HttpResponse:
-    with reserve("90000/m", "user:42", 500) as hold:
-        left: int | None = hold.settle(480).remaining
+    with reserve("90000/m", "user:42", 500) as reservation:
+        left: int | None = reservation.settle(480).remaining
     return HttpResponse(str(left))
 
 
 async def achat() -> Decision:
-    async with areserve("90000/m", "user:42", 500) as hold:
-        kept: Hold = hold
+    async with areserve("90000/m", "user:42", 500) as reservation:
+        kept: Reservation = reservation
         return await kept.asettle(480)
 
 

@@ -21,7 +21,7 @@ from django_quota.core.rules import CallOptions
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt, Settlement
-from django_quota.features.reservations.texts import read_hold, write_hold
+from django_quota.features.reservations.texts import read_receipt, sign_receipt
 from django_quota.features.stream_end import at_stream_end
 from django_quota.limiting.api import (
     AnySubject,
@@ -44,7 +44,7 @@ Actual = int | Sequence[int] | Mapping[str, int]
 """What was really used: one number for all entries, one for each, or some by the name of their rule."""
 
 
-class Hold:
+class Reservation:
     """A reservation that is not settled yet.
 
     Use it as a context manager, sync or async. An error inside cancels it. Without an error and without `settle()`, the
@@ -77,8 +77,8 @@ class Hold:
         """Replace the estimate with the real cost; return what the limits have left.
 
         `actual`: units, 0 to 10^12. After `reserve_all` also a list with one number for each entry, or a mapping by the
-        name of the rule: `hold.settle({"tpm": 640})` leaves the other entries at their estimates. One number is for
-        all entries, if they have the same estimate.
+        name of the rule: `settle({"tpm": 640})` leaves the other entries at their estimates. One number is for all
+        entries, if they have the same estimate.
 
         If `actual` is less than the estimate, the rest is given back, as far as it still counts. With `leaky_bucket`,
         only the newest hit can be returned. If `actual` is more, the difference is spent now, even past the limit, and
@@ -106,7 +106,7 @@ class Hold:
     def stream(self, response: S, used: Callable[[], Actual]) -> S:
         """Settle when a stream ends or its client goes away; return the stream to send instead.
 
-        `return hold.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
+        `return reservation.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
 
         `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
         over, has failed or was closed; it returns what `settle` takes.
@@ -121,24 +121,23 @@ class Hold:
         return stream
 
     def dumps(self) -> str:
-        """Return the reservation as a signed text to store with your job; another process settles `Hold.loads(text)`.
+        """Return a signed string to store with your job; any process can settle `Reservation.loads(string)`.
 
         Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
-        same transaction. The text has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so
+        same transaction. The string has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so
         nobody can change it; but whoever has it can settle it, so keep it on your servers.
         """
-        return write_hold(self._receipt)
+        return sign_receipt(self._receipt)
 
     @classmethod
     def loads(cls, text: str) -> Self:
-        """Return the reservation of a text that `dumps` made, in any process.
+        """Return the reservation from a string that `dumps` made, in any process.
 
-        `Hold.loads(text).settle(640)`. A configured rule has its present limits, any other rule keeps its own. The
-        `decision` has no outcomes.
+        A configured rule has its present limits, any other rule keeps its own. The `decision` has no outcomes.
 
-        Raises `RuleError` for any other text, and if a configured rule or its tier no longer exists.
+        Raises `RuleError` for any other string, and if a configured rule or its tier no longer exists.
         """
-        receipt = read_hold(text)
+        receipt = read_receipt(text)
         first = receipt.asks[0]
         return cls(receipt, Decision.without_limit(first.rule.name, first.subject))
 
@@ -199,15 +198,15 @@ def reserve(
     subject: AnySubject,
     cost: int | None = None,
     **rule_options: Unpack[CallOptions],
-) -> Hold:
+) -> Reservation:
     """Spend an estimate; return the reservation, to settle it later.
 
-    `with reserve("tokens", user, 2000) as hold: ...; hold.settle(1340)`.
+    `with reserve("tokens", user, 2000) as reservation: ...; reservation.settle(1340)`.
 
     `rule_or_rate`, `subject`, `cost` and the options are those of `check`. Raises `QuotaExceeded` if there is no
     room for the estimate, and `RuleError` if an argument is wrong.
     """
-    return run_call(_hold_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
+    return run_call(_reserve_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
 
 
 def areserve(
@@ -217,43 +216,43 @@ def areserve(
     **rule_options: Unpack[CallOptions],
 ) -> _Reserving:
     """Spend an estimate; await the result, or use it with `async with`. See `reserve`."""
-    return _Reserving(_hold_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
+    return _Reserving(_reserve_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options)))
 
 
 class _Reserving:
     """What `areserve` returns: await it, or use it with `async with`."""
 
-    def __init__(self, flow: Flow[Hold]) -> None:
+    def __init__(self, flow: Flow[Reservation]) -> None:
         self._reserving = run_async(flow)  # Python warns if nobody awaits it
 
-    def __await__(self) -> Generator[Any, Any, Hold]:
+    def __await__(self) -> Generator[Any, Any, Reservation]:
         return self._reserving.__await__()
 
-    async def __aenter__(self) -> Hold:
-        self._hold = await self
-        return self._hold
+    async def __aenter__(self) -> Reservation:
+        self._reservation = await self
+        return self._reservation
 
     async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        await self._hold.__aexit__(kind, error, tb)
+        await self._reservation.__aexit__(kind, error, tb)
 
 
-def reserve_all(entries: Iterable[Entry]) -> Hold:
+def reserve_all(entries: Iterable[Entry]) -> Reservation:
     """Spend an estimate under several rules, all or nothing; return one reservation, to settle it later.
 
-    `with reserve_all([("rpm", user), ("tpm", user, 900)]) as hold: ...; hold.settle({"tpm": 640})`.
+    `with reserve_all([("rpm", user), ("tpm", user, 900)]) as reservation: ...; reservation.settle({"tpm": 640})`.
 
     The entries are those of `check_all`. Raises `QuotaExceeded` if any entry has no room, and `RuleError` if an
     argument is wrong.
     """
-    return run_call(_hold_flow(ask_all_flow(entries)))
+    return run_call(_reserve_flow(ask_all_flow(entries)))
 
 
 def areserve_all(entries: Iterable[Entry]) -> _Reserving:
     """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
-    return _Reserving(_hold_flow(ask_all_flow(entries)))
+    return _Reserving(_reserve_flow(ask_all_flow(entries)))
 
 
-def _hold_flow(asking: Flow[Sequence[Ask]]) -> Flow[Hold]:
+def _reserve_flow(asking: Flow[Sequence[Ask]]) -> Flow[Reservation]:
     asks = yield from asking
     for rule in [ask.rule for ask in asks]:
         if rule.distinct is not None:
@@ -269,7 +268,7 @@ def _hold_flow(asking: Flow[Sequence[Ask]]) -> Flow[Hold]:
         raise
     answer = answers[0]
     answer.decision.raise_if_refused()
-    return Hold(answer.receipt(), answer.decision)
+    return Reservation(answer.receipt(), answer.decision)
 
 
 def _spend_flow(estimates: Sequence[Ask], answers: list[Answer]) -> Flow[None]:

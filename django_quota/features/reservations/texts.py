@@ -1,4 +1,4 @@
-"""The text of a reservation that another process settles: its id, rules, subjects and estimates, and what it took.
+"""The string of a reservation that another process settles: its id, rules, subjects and estimates, and what it took.
 
 It is signed with the `SECRET_KEY` of the site, so what is read is what was written.
 """
@@ -18,9 +18,9 @@ from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.limiting.api import rule_of_tier, rule_without_request
 
-VERSION = 1
+FORMAT_VERSION = 1
 
-_SALT = "django_quota.hold"
+_SALT = "django_quota.reservation"
 
 _OPTIONS = (
     *("algorithm", "burst", "precision", "tz", "count_refused", "share"),
@@ -29,23 +29,23 @@ _OPTIONS = (
 """What settling needs of a rule that is not configured. The others are for requests, and for refusals."""
 
 
-def write_hold(receipt: Receipt) -> str:
-    """Return the text of a reservation."""
+def sign_receipt(receipt: Receipt) -> str:
+    """Return the reservation as a signed string."""
     entries = [(_written(ask.rule), ask.subject, ask.cost, receipt.taken.get(ask.place)) for ask in receipt.asks]
-    said = {"quota_hold": VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
+    said = {"reservation": FORMAT_VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
     return signing.dumps(said, salt=_SALT)
 
 
-def read_hold(text: str) -> Receipt:
+def read_receipt(text: str) -> Receipt:
     """Return what a reservation took. Raises `RuleError`."""
     try:
         read = signing.loads(text, salt=_SALT)
     except (signing.BadSignature, AttributeError, TypeError):  # changed, of another site, or no string
         read = {}
-    if read.get("quota_hold") != VERSION:
+    if read.get("reservation") != FORMAT_VERSION:
         raise RuleError(
-            f"{str(text)[:40]!r} is not the text of a reservation of this site.",
-            "Use what hold.dumps() returned, unchanged, and the same SECRET_KEY.",
+            f"{str(text)[:40]!r} is not a reservation of this site.",
+            "Use what reservation.dumps() returned, unchanged, and the same SECRET_KEY.",
         )
     asks: list[Ask] = []
     taken: dict[Place, Taken] = {}
