@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from asgiref.sync import sync_to_async
+
 from django_quota.core import clock
 from django_quota.core.algorithms import Limit
 from django_quota.core.clock import moment_of
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import run_sync
+from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rates import MAX_COUNT, Duration, RateChange, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.resolving import rule_under
-from django_quota.limiting.api import AnySubject, RuleOrRate, subject_under_flow
+from django_quota.limiting.api import AnySubject, RuleOrRate, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.overrides import overrides
 
@@ -45,13 +47,29 @@ def raise_limit(
 
     Raises `RuleError` if an argument is wrong, for a bucket, which refills all the time and has no period, for a rule
     without a rate, and if the subject is blocked, exempt or in shadow by an override.
-
-    In async code: `await sync_to_async(raise_limit)(...)`.
     """
+    return run_call(_raise_flow(rule, subject, by, until))
+
+
+async def araise_limit(
+    rule: RuleOrRate,
+    subject: AnySubject,
+    by: int,
+    until: datetime | Duration | None = None,
+) -> datetime | None:
+    """Add units to what a subject has left under a rule; see `raise_limit`."""
+    return await run_async(_raise_flow(rule, subject, by, until))
+
+
+def _raise_flow(
+    rule: RuleOrRate, subject: AnySubject, by: int, until: datetime | Duration | None
+) -> Flow[datetime | None]:
     if not isinstance(cast("object", by), int) or isinstance(by, bool) or not 1 <= by <= MAX_COUNT:
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
     known = known_rule(rule)
-    return _save(known, run_sync(subject_under_flow(known, subject, "raise_limit()")), by, until)
+    name = yield from subject_under_flow(known, subject, "raise_limit()")
+    ends: datetime | None = yield IOCall(_save, sync_to_async(_save), known, name, by, until)
+    return ends
 
 
 def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:

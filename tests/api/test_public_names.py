@@ -28,9 +28,9 @@ from tests.support.steps import ALGORITHMS
 
 NAMES = {
     django_quota: """
-        Decision Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all arefund areserve
-        areserve_all areset aunban ban check check_all concurrency counter limits_of lock once peek peek_all quota
-        raise_limit refund reserve reserve_all reset slot unban usage
+        Decision Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all araise_limit
+        arefund areserve areserve_all areset aunban ausage ban check check_all concurrency counter limits_of lock once
+        peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
     """,
     adapters: """
         SlotRule adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
@@ -56,8 +56,8 @@ def test_a_module_has_these_public_names(module: ModuleType) -> None:
 
 
 IN_ORDER = """
-    aacquire aban acheck acquire apeek arefund areserve areset aunban ban check peek raise_limit refund reserve reset
-    unban
+    aacquire aban acheck acquire apeek araise_limit arefund areserve areset aunban ban check peek raise_limit refund
+    reserve reset unban
 """
 
 
@@ -65,6 +65,23 @@ IN_ORDER = """
 def test_the_rule_is_the_first_argument_and_the_subject_the_second(name: str) -> None:
     rule, subject, *_ = inspect.signature(getattr(django_quota, name)).parameters
     assert (rule.removesuffix("_or_rate"), subject) == ("rule", "subject")
+
+
+MAKERS = {"Decision", "Rule", "Subject", "concurrency", "counter", "lock", "quota", "slot"}
+"""What makes an object or decorates a view, and asks no store."""
+
+WAITING_CALLS = set(NAMES[django_quota].split()) - MAKERS
+
+
+@pytest.mark.parametrize("name", sorted(name for name in WAITING_CALLS if f"a{name}" in WAITING_CALLS))
+def test_an_async_twin_takes_the_same_arguments(name: str) -> None:
+    function, twin = getattr(django_quota, name), getattr(django_quota, f"a{name}")
+    assert inspect.signature(twin).parameters == inspect.signature(function).parameters
+
+
+def test_each_call_that_waits_has_an_async_twin() -> None:
+    twins = {f"a{name}" for name in WAITING_CALLS} & WAITING_CALLS
+    assert {f"a{name}" for name in WAITING_CALLS - twins} == twins
 
 
 TYPOS: list[tuple[Callable[[], Any], str]] = [

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_quota import Rule, Subject, check, peek, peek_all, raise_limit
+from django_quota import Rule, Subject, araise_limit, check, peek, peek_all, raise_limit
 from django_quota.exceptions import RateError, RuleError
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -126,6 +127,11 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
         assert left() == 1_620
         transaction.set_rollback(True)
     assert (row().rate, left()) == ("+120", 1_120)
+
+
+def test_the_async_twin_adds_the_units_too() -> None:
+    assert async_to_sync(araise_limit)("tokens", "org:7", 500) == END_OF_MONTH
+    assert left() == 1_500
 
 
 def test_users_and_requests_are_subjects(rf: Any) -> None:

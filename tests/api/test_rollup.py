@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
 from django.db.models import QuerySet
@@ -20,7 +21,7 @@ from django.test import override_settings
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, check, reserve
+from django_quota import Rule, ausage, check, reserve
 from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.usage.days import last_tiers, recent_days, recent_usage, total, waiting
@@ -259,6 +260,7 @@ class TestMoving:
 
         monkeypatch.setattr(store, "run", overtaken)
         assert bill_of("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
+        assert async_to_sync(ausage)("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
         assert not keys(raw), "the roll-up ran"
 
     def test_a_bill_has_the_days_of_its_span_alone_and_leaves_out_none_of_them(self, raw: redis.Redis) -> None:

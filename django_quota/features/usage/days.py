@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
 
@@ -168,7 +169,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
     runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
 
     `subject`: a text such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
-    Django's `DatabaseError`: it never leaves out what it cannot read. In async code: `await sync_to_async(usage)(...)`.
+    Django's `DatabaseError`: it never leaves out what it cannot read.
     """
     given: list[tuple[str, object]] = [("since", since), ("until", until)]
     for name, day in given:
@@ -188,6 +189,13 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
             break
         rows = again  # a roll-up has moved counts meanwhile
     return _summed(rows, found, by)
+
+
+async def ausage(
+    subject: Any, since: date, until: date, by: Literal["day", "month"] = "day"
+) -> dict[date, dict[str, Count]]:
+    """Return what a subject has used, without blocking the event loop; see `usage`."""
+    return await sync_to_async(usage)(subject, since, until, by)
 
 
 def _rows(subject: str, since: date, until: date) -> dict[RowKey, tuple[Count, int]]:
