@@ -6,7 +6,7 @@ import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -162,26 +162,35 @@ async def arefund(
     return await run_async(_decided_flow(ask_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
-Entry = (
-    tuple[RuleOrRate | CounterEntry, AnySubject]
-    | tuple[RuleOrRate | CounterEntry, AnySubject, int | None]
-    | tuple[RuleOrRate, AnySubject, int | None, str]
+class Entry(NamedTuple):
+    """What `check_all` and its like take under one rule, for one subject: `Entry("tokens", user, 900, tier="pro")`.
+
+    A tuple does as well if you name no tier: `("tokens", user, 900)`.
+    """
+
+    rule: RuleOrRate | CounterEntry
+    """A rule, as for `check`, or a counter."""
+    subject: AnySubject
+    cost: int | None = None
+    """Units, 1 to 10^12; None takes the rule's own cost (1)."""
+    tier: str | None = None
+    """The name of a tier of the rule; None takes the subject's own."""
+
+
+AnyEntry = (
+    Entry | tuple[RuleOrRate | CounterEntry, AnySubject] | tuple[RuleOrRate | CounterEntry, AnySubject, int | None]
 )
-"""A rule, a subject, the cost if it is not the rule's own, and the tier if it is not the subject's own.
-
-Or a counter, a subject, and how much to take.
-"""
 
 
-def check_all(entries: Iterable[Entry]) -> Decision:
+def check_all(entries: Iterable[AnyEntry]) -> Decision:
     """Take a hit under several rules, each for its own subject and cost: count all of them or none.
 
     `check_all([("rpm", user), ("tpm", user, 900), ("org-tpm", f"org:{org}", 900)])`.
 
     Each entry is a rule and a subject as for `check`, and a cost in units, 1 to 10^12; without one, or with None, the
-    rule's own (1). A fourth item names the tier. All are decided in one call to the store. A Redis Cluster is asked
-    slot by slot, and what was counted is given back if a later slot refuses. The Decision has the outcomes in the order
-    of the entries, and describes the one that binds.
+    rule's own (1). To name a tier, write `Entry("rpm", user, tier="pro")`. All are decided in one call to the store. A
+    Redis Cluster is asked slot by slot, and what was counted is given back if a later slot refuses. The Decision has
+    the outcomes in the order of the entries, and describes the one that binds.
 
     An entry may have a counter in place of the rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if
     the counter holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not
@@ -194,12 +203,12 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     return run_call(_decided_flow(ask_all_flow(entries), "check"))
 
 
-async def acheck_all(entries: Iterable[Entry]) -> Decision:
+async def acheck_all(entries: Iterable[AnyEntry]) -> Decision:
     """Take a hit under several rules without blocking the event loop; see `check_all`."""
     return await run_async(_decided_flow(ask_all_flow(entries), "check"))
 
 
-def peek_all(entries: Iterable[Entry]) -> Decision:
+def peek_all(entries: Iterable[AnyEntry]) -> Decision:
     """Return what `check_all` would return, and count nothing; each `remaining` is what is left now.
 
     All are looked at in one call to the store. For the entries and the errors see `check_all`. No `cost` function runs.
@@ -207,7 +216,7 @@ def peek_all(entries: Iterable[Entry]) -> Decision:
     return run_call(_decided_flow(ask_all_flow(entries, is_peek=True), "peek"))
 
 
-async def apeek_all(entries: Iterable[Entry]) -> Decision:
+async def apeek_all(entries: Iterable[AnyEntry]) -> Decision:
     """Return what `acheck_all` would return; see `peek_all`."""
     return await run_async(_decided_flow(ask_all_flow(entries, is_peek=True), "peek"))
 
@@ -324,7 +333,7 @@ def _ask_of_counter(counter: CounterEntry, subject: AnySubject, units: int | Non
     return Ask(take, name, take.cost if units is None else validate_cost(units, take.name))
 
 
-def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
+def ask_all_flow(entries: Iterable[AnyEntry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
     """Return what several rules ask for, each for its own subject and cost; `is_peek` as for `ask_flow`.
 
     Raises `RuleError` if an entry is wrong.
@@ -333,14 +342,11 @@ def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Seq
     if isinstance(entries, (str, Mapping)):
         raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
     for entry in entries:
-        if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 4:  # noqa: PLR2004
-            problem = f"{entry!r} is not (rule, subject), (rule, subject, cost) or (rule, subject, cost, tier)."
-            raise RuleError(problem, _ENTRIES_EXAMPLE)
-        rule, subject, cost, *tier = (*entry, None) if len(entry) < 3 else entry  # noqa: PLR2004
-        options = {"tier": tier[0]} if tier else {}
+        rule, subject, cost, tier = entry if isinstance(entry, Entry) else _entry_of(entry)
+        options = {} if tier is None else {"tier": tier}
         if isinstance(rule, CounterEntry):
-            if tier:
-                raise RuleError(f"Counter {rule.as_take.name!r} has no tier {tier[0]!r}.", _ENTRIES_EXAMPLE)
+            if options:
+                raise RuleError(f"Counter {rule.as_take.name!r} has no tier {tier!r}.", _ENTRIES_EXAMPLE)
             ask = _ask_of_counter(rule, subject, cost)
         else:
             (ask,) = yield from ask_flow(rule, subject, cost, None, options, is_peek=is_peek)
@@ -354,6 +360,14 @@ def ask_all_flow(entries: Iterable[Entry], *, is_peek: bool = False) -> Flow[Seq
     if not found:
         raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
     return list(found.values())
+
+
+def _entry_of(given: Any) -> Entry:
+    """Return the entry that a tuple or list stands for. Raises `RuleError`."""
+    if isinstance(given, (tuple, list)) and len(given) in (2, 3):
+        return Entry(*given)
+    problem = f"{given!r} is not (rule, subject), (rule, subject, cost) or an Entry, which may also name a tier."
+    raise RuleError(problem, _ENTRIES_EXAMPLE)
 
 
 MAX_ENTRIES = 1_000

@@ -8,7 +8,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_quota import Rule, acheck_all, apeek_all, areserve_all, check_all, counter, peek, peek_all, reserve_all
+from django_quota import (
+    Entry,
+    Rule,
+    acheck_all,
+    apeek_all,
+    areserve_all,
+    check_all,
+    counter,
+    peek,
+    peek_all,
+    reserve_all,
+)
 from django_quota.adapters import refusal
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.signals import refused
@@ -201,7 +212,7 @@ class TestData:
         [
             ((CREDITS, ORG, 0), "cost=0 of rule 'credits' takes nothing"),
             ((CREDITS, ORG, 10**12 + 1), "is not a whole number from 0 to 1000000000000"),
-            ((CREDITS, ORG, 1, "team"), "Counter 'credits' has no tier 'team'"),
+            (Entry(CREDITS, ORG, 1, "team"), "Counter 'credits' has no tier 'team'"),
             ((CREDITS, ""), "An empty text is not a subject"),
             ((counter("paid", group="shop"), ORG, 9), "Counter 'paid' is listed twice for org:7. Give it once"),
             ((Rule.make("paid", "9/m"), ORG), "Rule 'paid' is listed twice"),

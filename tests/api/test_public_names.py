@@ -28,9 +28,9 @@ from tests.support.steps import ALGORITHMS
 
 NAMES = {
     django_quota: """
-        Decision Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all araise_limit
-        arefund areserve areserve_all areset aunban ausage ban check check_all concurrency counter limits_of lock once
-        peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
+        Decision Entry Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all
+        araise_limit arefund areserve areserve_all areset aunban ausage ban check check_all concurrency counter
+        limits_of lock once peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
     """,
     adapters: """
         SlotRule adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
@@ -67,7 +67,7 @@ def test_the_rule_is_the_first_argument_and_the_subject_the_second(name: str) ->
     assert (rule.removesuffix("_or_rate"), subject) == ("rule", "subject")
 
 
-MAKERS = {"Decision", "Rule", "Subject", "concurrency", "counter", "lock", "quota", "slot"}
+MAKERS = {"Decision", "Entry", "Rule", "Subject", "concurrency", "counter", "lock", "quota", "slot"}
 """What makes an object or decorates a view, and asks no store."""
 
 WAITING_CALLS = set(NAMES[django_quota].split()) - MAKERS

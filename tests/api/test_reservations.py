@@ -11,7 +11,7 @@ import pytest
 from django.core import signing
 from django.http import HttpResponse, StreamingHttpResponse
 
-from django_quota import Decision, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
+from django_quota import Decision, Entry, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
@@ -227,7 +227,7 @@ def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -
     options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
     with freeze(START):
         reservation = reserve_all(
-            [("tiered", USER, 90, "pro"), ("shared", USER, 700), ("shared", ORG, 400, "anonymous")]
+            [Entry("tiered", USER, 90, "pro"), ("shared", USER, 700), Entry("shared", ORG, 400, "anonymous")]
         )
         decision = later(reservation).settle([150, 600, 450])
         assert [(each.limit, each.remaining) for each in decision.outcomes] == [(1_000, 850), (1_000, 400), (500, 50)]

@@ -96,10 +96,10 @@ def _item(name: str, found: Any, waits: str = "") -> str:
 
 
 def _members(found: type) -> Iterator[str]:
-    """Yield the methods; of a class that holds an answer also what it has beside what a Decision has."""
-    from django_quota.core.decisions import Decision
+    """Yield the attributes and methods; of an Outcome only what a Decision does not have."""
+    from django_quota.core.decisions import Decision, Outcome
 
-    above = attributes(Decision) if issubclass(found, tuple) else {}
+    above = attributes(Decision) if found is Outcome else {}
     if is_dataclass(found) or issubclass(found, (Decision, tuple)):
         for name, (kind, text) in attributes(found).items():
             if name not in above:
@@ -196,8 +196,7 @@ def _signals(_: str) -> str:
 
 def _keys(_: str) -> str:
     keys = import_module("django_quota.core.keys")
-    kinds = [("<subject>", *each) for each in keys.KEY_KINDS.items()]
-    kinds += [("!", *each) for each in keys.SYSTEM_KINDS.items()]
+    kinds = [("<subject>", *each) for each in keys.KINDS.items()] + [("!", *each) for each in keys.SYSTEM_KINDS.items()]
     named = re.compile(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)")
     told = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
     return _table("key", "what it holds", told)

@@ -13,6 +13,7 @@ from django.views import View
 
 from django_quota import (
     Decision,
+    Entry,
     Rule,
     acheck,
     acquire,
@@ -85,7 +86,8 @@ def sold(user: str) -> bool:
 
 def codes() -> list[int | None]:
     both = check_all([("5/m", "ip:203.0.113.9"), (Rule.make("sms", "1/m"), "user:1", 2)])
-    left = peek_all([("60/m", "user:7"), ("500000/m", "org:7", 900)])
+    left = peek_all([("60/m", "user:7"), Entry("500000/m", "org:7", 900, tier="pro")])
+    peek_all([("60/m", "user:7", 1, "pro")])  # type: ignore[list-item]
     decisions = [check("5/m", "user:1", 2, force=True), both, left, peek("5/m", "user:1")]
     try:
         check("5/m", "user:1", burst="many")  # type: ignore[arg-type]

@@ -24,8 +24,8 @@ from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.features.reservations.texts import read_receipt, sign_receipt
 from django_quota.features.stream_end import at_stream_end
 from django_quota.limiting.api import (
+    AnyEntry,
     AnySubject,
-    Entry,
     RuleOrRate,
     answer_flow,
     ask_all_flow,
@@ -236,7 +236,7 @@ class _Reserving:
         await self._reservation.__aexit__(kind, error, tb)
 
 
-def reserve_all(entries: Iterable[Entry]) -> Reservation:
+def reserve_all(entries: Iterable[AnyEntry]) -> Reservation:
     """Spend an estimate under several rules, all or nothing; return one reservation, to settle it later.
 
     `with reserve_all([("rpm", user), ("tpm", user, 900)]) as reservation: ...; reservation.settle({"tpm": 640})`.
@@ -247,7 +247,7 @@ def reserve_all(entries: Iterable[Entry]) -> Reservation:
     return run_call(_reserve_flow(ask_all_flow(entries)))
 
 
-def areserve_all(entries: Iterable[Entry]) -> _Reserving:
+def areserve_all(entries: Iterable[AnyEntry]) -> _Reserving:
     """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
     return _Reserving(_reserve_flow(ask_all_flow(entries)))
 
