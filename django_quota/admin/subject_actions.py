@@ -23,7 +23,7 @@ from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans.calls import lift_bans
 from django_quota.features.logins import with_addresses
-from django_quota.features.resets import reset_named
+from django_quota.features.resets.calls import reset_named
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import override_problems

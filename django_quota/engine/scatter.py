@@ -28,7 +28,6 @@ from django_quota.engine.codec import (
     Mode,
     Reply,
 )
-from django_quota.engine.counter_operations import TWO_SLOTS, Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
     NO_LOG,
@@ -41,7 +40,6 @@ from django_quota.engine.events import (
 )
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
-from django_quota.engine.subject_operations import LiftBans, Reset
 from django_quota.engine.system_operations import Sweep
 
 logger = logging.getLogger("django_quota")
@@ -54,7 +52,7 @@ Scatter = Generator[Sequence[Operation], list[Any], Any]
 
 @singledispatch
 def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — others use it
-    """Return the scatter of an operation; an operation that is not registered here has its keys in one slot."""
+    """Return the scatter of an operation; one that registers none has all its keys in one slot."""
     (reply,) = yield [operation]
     return reply
 
@@ -62,7 +60,7 @@ def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 �
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
-def _by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
+def by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
     """Return the places of the keys of each slot."""
     places: dict[object, list[int]] = {}
     for place, key in enumerate(keys):
@@ -88,13 +86,13 @@ class _Part(NamedTuple):
 @scatter.register
 def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     hits, log = operation.hits, operation.log
-    by_slot = _by_slot((hit.status_key for hit in hits), slot_of)
-    parts = [_Part([hits[place] for place in places], places) for places in by_slot]
+    slots = by_slot((hit.status_key for hit in hits), slot_of)
+    parts = [_Part([hits[place] for place in places], places) for places in slots]
     replies = yield from _decide_in_turn(parts, operation.mode, log)
     gathered = _gathered(parts, replies)
     if log is not NO_LOG and gathered.verdict != RETRY_WITH:
         events = [event for part, reply in zip(parts, replies, strict=True) for event in events_of(part.hits, reply)]
-        yield from _append(log, events)
+        yield from write_events(log, events)
     return gathered.encode()
 
 
@@ -181,7 +179,7 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
+def write_events(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
     """Write events to the log, once. If that fails, the decision still holds, and the events are lost."""
     if not events:
         return
@@ -195,37 +193,13 @@ def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
 
 
 @scatter.register
-def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
-    states = operation.rule_states
-    by_slot = _by_slot((state.status_key for state in states), slot_of)
-    replies = yield [Reset([states[place] for place in places]) for places in by_slot]
-    yield from _append(operation.log, operation.lifted())
-    return sum(replies)
-
-
-@scatter.register
-def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — all keys are of one subject
-    (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
-    yield from _append(operation.log, operation.lifted())
-    return reply
-
-
-@scatter.register
-def _transfer(operation: Transfer, slot_of: SlotOf) -> Scatter:
-    if slot_of(operation.keys[0]) != slot_of(operation.keys[1]):
-        return [TWO_SLOTS]
-    (reply,) = yield [operation]
-    return reply
-
-
-@scatter.register
 def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
     """Sweep each slot by itself: no call drops more entries than one call drops without a Cluster."""
-    by_slot = _by_slot(operation.keys, slot_of)
-    replies = yield [operation.only(places) for places in by_slot]
+    slots = by_slot(operation.keys, slot_of)
+    replies = yield [operation.only(places) for places in slots]
     found = {
         place: reply[4 * at : 4 * at + 4]
-        for places, reply in zip(by_slot, replies, strict=True)
+        for places, reply in zip(slots, replies, strict=True)
         for at, place in enumerate(places)
     }
     return [word for place in sorted(found) for word in found[place]]

@@ -6,12 +6,14 @@ no secrets. The setting `ENABLED` changes nothing.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from django_quota.conf import current
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import Duration, parse_duration
-from django_quota.engine.subject_operations import Once
+from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.limiting.api import run_call
 from django_quota.limiting.registry import store_call
 from django_quota.requests.subjects import digest
@@ -49,3 +51,24 @@ def _operation(name: object, value: object, ttl: object) -> Once:
     digested = digest(value if isinstance(value, bytes) else str(value))
     key = key_of(subject_base(current().prefix, f"once:{digested}"), "once", name)
     return Once(key, parse_duration("ttl", ttl))
+
+
+class Once(Operation):
+    """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
+
+    script: ClassVar[Script] = script("clock", "lifetimes", "once")
+
+    def __init__(self, key: str, span: int) -> None:
+        super().__init__([key], span)
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether the value is new."""
+        return bool(reply)
+
+    def run(self, states: States, now: int) -> int:
+        """Look for the value, and remember it."""
+        (key,), (span,) = self.keys, self.arguments()
+        if states.get(key, now) is not None:
+            return 0
+        states.put(key, now + span, now + span)
+        return 1

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.engine.operations import text
-from django_quota.engine.subject_operations import InspectSubject
+from django_quota.engine.operations import Operation, Script, States, fields_of, script, text
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import all_well
 
 SCAN_COUNT = 1_000
 """Keys that one step of a scan looks at."""
 
+MAX_READ = 100
+"""How many leases of one name are read."""
+
 _RULE_FIELDS = frozenset("bew")
 """The kinds of fields of a subject's hash that hold the name of a rule."""
+
+
+class InspectSubject(Operation):
+    """Read the status of a subject and its leases. The reply: see `lua/inspect_subject.lua`."""
+
+    script: ClassVar[Script] = script("clock", "lifetimes", "inspect_subject")
+    is_slow: ClassVar[bool] = True
+    is_reading: ClassVar[bool] = True
+
+    def __init__(self, status_key: str, sets: Sequence[str]) -> None:
+        super().__init__([status_key, *sets], MAX_READ)
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Read the subject; nothing is written."""
+        fields = [part for pair in fields_of(states, self.keys[0]).items() for part in pair]
+        return [now, fields, *(_live(states, key, now) for key in self.keys[1:])]
+
+
+def _live(states: States, key: str, now: int) -> list[Any]:
+    members: dict[str, int] = states.get(key) or {}
+    live = sorted((stop, member) for member, stop in members.items() if stop > now)
+    return [len(live), *(part for stop, member in live[:MAX_READ] for part in (member, stop))]
 
 
 @dataclass(frozen=True, slots=True)

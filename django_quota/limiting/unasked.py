@@ -31,8 +31,8 @@ from django_quota.engine.asks import counts_day
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import Settlement
+from django_quota.engine.record_hits import RecordHits
 from django_quota.engine.resolving import event_log_of
-from django_quota.engine.subject_operations import RecordHits
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
 from django_quota.stores.base import Store

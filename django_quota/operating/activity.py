@@ -18,10 +18,10 @@ from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text
-from django_quota.engine.subject_operations import ReadDays
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
 from django_quota.features.bans.lists import ActiveBan, bans_in_force
 from django_quota.features.events.stream import PAGE, newest_events
+from django_quota.features.usage.operations import ReadDays
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store

@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from django_quota import Rule, check, concurrency, peek, quota, reset, slot
-from django_quota.features.resets import reset_found
+from django_quota.features.resets.calls import reset_found
 from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of

@@ -15,15 +15,19 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.takes import Asked
-from django_quota.engine import counter_operations as counters
 from django_quota.engine import lease_operations as leases
-from django_quota.engine import subject_operations as subjects
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import Operation
 from django_quota.engine.receipts import Receipt
+from django_quota.engine.record_hits import RecordHits
+from django_quota.features.bans import operations as bans
+from django_quota.features.counters import operations as counters
+from django_quota.features.once import Once
+from django_quota.features.resets import operations as resets
+from django_quota.features.usage import operations as days
 from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
@@ -119,20 +123,20 @@ class Plans(Machine):
     def code_bans_a_subject(self, number: int, subject: str, span: int) -> None:
         of = self.its_rules[number % len(self.its_rules)]
         remembered = of.ban.durations[-1] if of.ban else 0
-        operation = subjects.BanSubject(status_key("quota", subject), field(of.name), span, remembered)
+        operation = bans.BanSubject(status_key("quota", subject), field(of.name), span, remembered)
         assert self.places.run(operation, self.now)[0] >= self.now + span
 
     @rule(subject=CLIENTS)
     def code_lifts_bans(self, subject: str) -> None:
         fields = [field(each.name) for each in self.its_rules]
-        self.places.run(subjects.LiftBans(status_key("quota", subject), fields), self.now)
+        self.places.run(bans.LiftBans(status_key("quota", subject), fields), self.now)
 
     @rule(number=st.integers(0, 99), subject=CLIENTS)
     def a_rule_is_reset(self, number: int, subject: str) -> None:
         of: Any = self.its_rules[number % len(self.its_rules)]
         question = Question([Ask(of, subject, 0)])
-        states = [subjects.RuleState.of([of], hit.status_key) for hit in question.hits]
-        forgetting = subjects.Reset(states, question.scope.log)
+        states = [resets.RuleState.of([of], hit.status_key) for hit in question.hits]
+        forgetting = resets.Reset(states, question.scope.log)
         self.places.age(self.now)
         self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
         self.places.in_database(forgetting, self.now)
@@ -424,7 +428,7 @@ class Leases(Machine):
     def a_value_is_seen(self, value: int, span: int) -> None:
         key = f"quota:1:{{once:{value}}}:once:total"
         until = self.kept().get(key, 0)
-        assert self.done(subjects.Once(key, span)) == (until <= self.now)
+        assert self.done(Once(key, span)) == (until <= self.now)
         assert self.kept()[key] == (self.now + span if until <= self.now else until)
 
 
@@ -468,11 +472,11 @@ class Upkeep(Machine):
         self.now += gap
 
     @rule(
-        operation=st.just(subjects.ReadDays([TODAY, ASIDE, key_of("u", "day:2025-11-20")]))
-        | st.builds(subjects.SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
-        | st.builds(subjects.DropAside, st.just(ASIDE), TOKEN)
+        operation=st.just(days.ReadDays([TODAY, ASIDE, key_of("u", "day:2025-11-20")]))
+        | st.builds(days.SetAside, st.just(TODAY), st.just(ASIDE), TOKEN)
+        | st.builds(days.DropAside, st.just(ASIDE), TOKEN)
         | st.builds(
-            lambda *given: subjects.RecordHits(key_of("u", "s"), key_of("u", "sent:p"), *given),
+            lambda *given: RecordHits(key_of("u", "s"), key_of("u", "sent:p"), *given),
             st.sampled_from([TODAY, ""]), st.integers(1, 20), NAMES,
             st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)), st.sampled_from([0, SECOND]),
         )

@@ -30,9 +30,9 @@ from django_quota.core.errors import (
     StoreRefusesWrites,
 )
 from django_quota.core.keys import status_key
-from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, StoreUnavailable
+from django_quota.features.counters.operations import Get, Set
 from django_quota.models import QuotaEvent
 from django_quota.runtime import runtime
 from django_quota.stores.breaker import FAILURES

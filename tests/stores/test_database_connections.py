@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from django_quota.core.errors import StoreRefusesWrites
-from django_quota.engine.counter_operations import Get, Set
+from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.database import postgresql
 from django_quota.stores.database.connections import IDLE, Pool
 from django_quota.stores.database.errors import AnswerTimeoutError

@@ -15,9 +15,9 @@ import pytest
 
 from django_quota import Rule, check, peek
 from django_quota.core.errors import StoreBusy, StoreRefusesWrites
-from django_quota.engine.counter_operations import Get, Set
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql, sqlite
 from django_quota.stores.database import store as store_module

@@ -17,7 +17,8 @@ from django_quota.engine.asks import Ask
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.operations import text
 from django_quota.engine.resolving import event_log_of
-from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
+from django_quota.features.bans.operations import BanSubject, LiftBans
+from django_quota.features.subject_contents import InspectSubject
 from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.registry import get_limiter, store_call

@@ -22,7 +22,7 @@ from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import group_base, key_of, subject_base
 from django_quota.core.rates import MAX_PERIOD, Duration, parse_duration
 from django_quota.core.takes import CounterEntry, Take
-from django_quota.engine import counter_operations as operations
+from django_quota.features.counters import operations
 from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
 from django_quota.requests.subjects import subject_of

@@ -25,7 +25,7 @@ from django_quota.core.keys import escape, is_digest, key_of, named, part_base, 
 from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
-from django_quota.engine.subject_operations import TOKEN_FIELD, ReadDays
+from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.subjects import is_user, named_subject, user_subject
 from django_quota.stores.base import Store

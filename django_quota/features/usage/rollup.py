@@ -18,8 +18,8 @@ from django.db import DatabaseError, connections, router, transaction
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
-from django_quota.engine.subject_operations import DropAside, SetAside
 from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, find_days, total
+from django_quota.features.usage.operations import DropAside, SetAside
 from django_quota.models import DailyCounter
 from django_quota.stores.base import Runner, Store, all_well
 from django_quota.stores.scanning import Walk

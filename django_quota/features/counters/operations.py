@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.scatter import Scatter, SlotOf, scatter
 
 T = TypeVar("T")
 
@@ -229,3 +230,11 @@ class UniqueCount(Get):
     def apply(self, states: States, now: int) -> list[Any]:
         """Count the values."""
         return [DONE, len(self.read(states, now, 1, frozenset()))]
+
+
+@scatter.register
+def _transfer(operation: Transfer, slot_of: SlotOf) -> Scatter:
+    if slot_of(operation.keys[0]) != slot_of(operation.keys[1]):
+        return [TWO_SLOTS]
+    (reply,) = yield [operation]
+    return reply

@@ -18,7 +18,7 @@ from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rules import CallOptions, Rule
 from django_quota.engine.resolving import event_log_of, rule_under
-from django_quota.engine.subject_operations import Reset, RuleState
+from django_quota.features.resets.operations import Reset, RuleState
 from django_quota.features.subject_contents import read_contents, scan_keys
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.api import (

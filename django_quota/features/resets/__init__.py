@@ -1,0 +1,1 @@
+"""Resets: what rules have counted is deleted, and bans are lifted."""
