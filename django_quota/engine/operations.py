@@ -44,19 +44,23 @@ class Script:
         return packed(("EVALSHA", self.sha))
 
 
+_PACKAGE = Path(__file__).parents[1]
+
+
 @cache
 def _sources() -> dict[str, str]:
-    """Return the text of all files by their names. They are read at once, so that all are of one version."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("lua").glob("*.lua")}
+    """Return the text of all Lua files by their paths. They are read at once, so that all are of one version."""
+    found = {path.relative_to(_PACKAGE).with_suffix(""): path for path in _PACKAGE.rglob("*.lua")}
+    return {name.as_posix(): path.read_text(encoding="utf-8") for name, path in found.items()}
 
 
 def lua_source(name: str) -> str:
-    """Return the text of `lua/<name>.lua`."""
-    return _sources()[name]
+    """Return the text of `engine/lua/<name>.lua`; a name with a slash is a path below the package."""
+    return _sources()[name if "/" in name else f"engine/lua/{name}"]
 
 
 def script(*names: str) -> Script:
-    """Return the script made of the files `lua/<name>.lua`, in order: each may use what an earlier one defines."""
+    """Return the script made of Lua files, in order: each may use what an earlier one defines; see `lua_source`."""
     return Script(lambda: "".join(map(lua_source, names)))
 
 

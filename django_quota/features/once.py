@@ -56,7 +56,7 @@ def _operation(name: object, value: object, ttl: object) -> Once:
 class Once(Operation):
     """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "once")
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/once")
 
     def __init__(self, key: str, span: int) -> None:
         super().__init__([key], span)

@@ -25,9 +25,9 @@ _RULE_FIELDS = frozenset("bew")
 
 
 class InspectSubject(Operation):
-    """Read the status of a subject and its leases. The reply: see `lua/inspect_subject.lua`."""
+    """Read the status of a subject and its leases. The reply: see `inspect_subject.lua`."""
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "inspect_subject")
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/inspect_subject")
     is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 

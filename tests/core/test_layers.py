@@ -145,7 +145,7 @@ def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
     assert "django_quota.models" not in reached
 
 
-FILES = sorted(path.stem for path in (ROOT / "engine" / "lua").glob("*.lua"))
+FILES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.lua"))
 CODE = re.sub(r"--.*", "", "".join(map(lua_source, FILES)))
 
 

@@ -110,9 +110,7 @@ def test_nothing_is_denied_and_other_keys_are_out_of_reach(user: str, guarded: G
 
 def test_the_page_names_what_scripts_call_and_what_is_needed_elsewhere() -> None:
     called = {
-        name.lower()
-        for path in (ROOT / "engine" / "lua").glob("*.lua")
-        for name in re.findall(r"redis\.p?call\('(\w+)'", path.read_text())
+        name.lower() for path in ROOT.rglob("*.lua") for name in re.findall(r"redis\.p?call\('(\w+)'", path.read_text())
     }
     assert called <= {command.partition("|")[0] for command in commands_of("quota-office")}
     assert (OF_CLUSTER, OF_DATABASE) == (["+cluster|slots", "+asking"], ["+select"])

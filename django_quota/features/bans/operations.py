@@ -11,13 +11,13 @@ from django_quota.engine.scatter import Scatter, SlotOf, scatter, write_events
 
 
 class BanSubject(Operation):
-    """Ban a subject under a rule. The reply: see `lua/ban.lua`.
+    """Ban a subject under a rule. The reply: see `ban.lua`.
 
     `rule`: its name, escaped for fields of hashes. `span`, `remembered`: how long the ban lasts, and how long it is
     remembered after its end, in microseconds.
     """
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "ban")
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/bans/ban")
 
     def __init__(self, status_key: str, rule: str, span: int, remembered: int) -> None:
         super().__init__([status_key], rule, span, remembered)
@@ -43,7 +43,7 @@ class LiftBans(Operation):
     `rules`: their names, escaped for fields of hashes.
     """
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "lift_bans")
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/bans/lift_bans")
 
     def __init__(self, status_key: str, rules: Sequence[str], log: EventLog = NO_LOG) -> None:
         super().__init__([status_key] if log is NO_LOG else [status_key, log.bans], *rules)

@@ -23,8 +23,11 @@ TWO_SLOTS = -4
 """The status of a transfer between two slots of a Redis Cluster, which no script reaches; see `engine.scatter`."""
 
 
+_HERE = "features/counters/"
+
+
 def _script(name: str) -> Script:
-    return script("clock", "lifetimes", "counter_common", name)
+    return script("clock", "lifetimes", "counter_common", _HERE + name)
 
 
 class FaultError(Exception):
@@ -69,7 +72,7 @@ def added(value: int, amount: int, number: int) -> int:
 class Get(CounterOperation):
     """Read a total; the reply is DONE and the total."""
 
-    script: ClassVar[Script] = script("counter_common", "counter_get")
+    script: ClassVar[Script] = script("counter_common", _HERE + "counter_get")
     is_reading: ClassVar[bool] = True
 
     def __init__(self, key: str) -> None:
@@ -83,7 +86,7 @@ class Get(CounterOperation):
 class Pop(Get):
     """Read a total and set it to zero; the reply is as for `Get`."""
 
-    script: ClassVar[Script] = script("counter_common", "counter_pop")
+    script: ClassVar[Script] = script("counter_common", _HERE + "counter_pop")
     is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
@@ -187,7 +190,7 @@ class Days(CounterOperation):
     `ranges`: the first and the last day of each key.
     """
 
-    script: ClassVar[Script] = script("counter_common", "counter_days")
+    script: ClassVar[Script] = script("counter_common", _HERE + "counter_days")
     is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 
@@ -225,7 +228,7 @@ class Unique(_Changing, _DayOperation):
 class UniqueCount(Get):
     """Count the different values under a key; the reply is DONE and how many."""
 
-    script: ClassVar[Script] = script("counter_common", "counter_unique_count")
+    script: ClassVar[Script] = script("counter_common", _HERE + "counter_unique_count")
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Count the values."""

@@ -36,7 +36,7 @@ class RuleState(NamedTuple):
 class Reset(Operation):
     """Drop all that rules have counted, and lift their bans. The reply is how many states and bans there were."""
 
-    script: ClassVar[Script] = script("reset")
+    script: ClassVar[Script] = script("features/resets/reset")
     is_slow: ClassVar[bool] = True
 
     def __init__(self, rule_states: Sequence[RuleState], log: EventLog = NO_LOG) -> None:

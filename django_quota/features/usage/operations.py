@@ -11,9 +11,9 @@ TOKEN_FIELD = "#"  # noqa: S105 — it is a field, no password
 
 
 class ReadDays(Operation):
-    """Read what was counted under these keys, all of one subject; the reply: see `lua/read_days.lua`."""
+    """Read what was counted under these keys, all of one subject; the reply: see `read_days.lua`."""
 
-    script: ClassVar[Script] = script("read_days")
+    script: ClassVar[Script] = script("features/usage/read_days")
     is_slow: ClassVar[bool] = True
     is_reading: ClassVar[bool] = True
 
@@ -24,12 +24,12 @@ class ReadDays(Operation):
 
 
 class SetAside(Operation):
-    """Set a day's counts aside, unless earlier ones are aside; the reply: see `lua/set_aside.lua`.
+    """Set a day's counts aside, unless earlier ones are aside; the reply: see `set_aside.lua`.
 
     `known`: the token that the database knows. The new one is larger.
     """
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "set_aside")
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/usage/set_aside")
     is_slow: ClassVar[bool] = True
 
     def __init__(self, day_key: str, aside_key: str, known: int) -> None:
@@ -49,7 +49,7 @@ class SetAside(Operation):
 class DropAside(Operation):
     """Delete the counts that were set aside under a token; the reply is 1 if they were deleted, else 0."""
 
-    script: ClassVar[Script] = script("drop_aside")
+    script: ClassVar[Script] = script("features/usage/drop_aside")
     is_slow: ClassVar[bool] = True
 
     def __init__(self, aside_key: str, token: int) -> None:
