@@ -22,7 +22,7 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
-from django_quota.features.events.stream import PAGE, SEARCHED, Event, Search, event_log
+from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, Search, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
@@ -78,7 +78,7 @@ def _lately(name: str) -> dict[str, Any]:
         found = activity()
         today = next((each for each in found.rules if each.rule == name), None)
         log = event_log(get_limiter().store, current().prefix)
-        search = Search([], is_whole=True) if log is None else log.search(PAGE, partial(_is_refusal, name))
+        search = Search([], is_whole=True) if log is None else log.search(EVENTS_A_PAGE, partial(_is_refusal, name))
     except QuotaError as error:
         return {"trouble": error_in_words(error)}
     latest = {event.subject: event.at for event in reversed(search.events) if event.subject is not None}

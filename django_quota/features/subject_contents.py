@@ -14,7 +14,7 @@ from django_quota.engine.operations import Operation, Script, States, fields_of,
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import all_well
 
-SCAN_COUNT = 1_000
+KEYS_A_STEP = 1_000
 """Keys that one step of a scan looks at."""
 
 MAX_READ = 100
@@ -136,5 +136,5 @@ def scan_keys(subject: str) -> dict[str, keys.Key] | None:
     else:  # only the server of the subject, which may answer while others of a Cluster do not
         with store.redis.commands(store.redis.server_of(start)) as lent:
             client: Any = lent
-            found = list(map(text, client.scan_iter(match=matching, count=SCAN_COUNT)))
+            found = list(map(text, client.scan_iter(match=matching, count=KEYS_A_STEP)))
     return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}

@@ -241,7 +241,7 @@ def answer_flow(asks: Sequence[Ask], mode: AskMode, *, reports_allowed: bool = T
     return get_limiter().answer_flow(asks, mode, counters_only=counters_only, reports_allowed=reports_allowed)
 
 
-def settle_flow(settlement: Settlement) -> Flow[Decision]:
+def settlement_flow(settlement: Settlement) -> Flow[Decision]:
     """Settle what was taken. If `ENABLED` is false, only counters are settled."""
     return get_limiter().settle_flow(settlement, counters_only=not current().enabled)
 
@@ -354,8 +354,8 @@ def ask_all_flow(entries: Iterable[AnyEntry], *, is_peek: bool = False) -> Flow[
             kind = "Counter" if isinstance(ask.rule, Take) else "Rule"
             problem = f"{kind} {ask.rule.name!r} is listed twice for {ask.subject}."
             raise RuleError(problem, "Give it once, with the whole cost.")
-        if len(found) == MAX_ENTRIES:
-            raise RuleError(f"There are more than {MAX_ENTRIES:,} entries.", "Split them into several calls.")
+        if len(found) == ENTRIES_AT_ONCE:
+            raise RuleError(f"There are more than {ENTRIES_AT_ONCE:,} entries.", "Split them into several calls.")
         found[ask.place] = ask
     if not found:
         raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
@@ -370,7 +370,7 @@ def _entry_of(given: Any) -> Entry:
     raise RuleError(problem, _ENTRIES_EXAMPLE)
 
 
-MAX_ENTRIES = 1_000
+ENTRIES_AT_ONCE = 1_000
 """Entries that one call decides: the store serves nobody else meanwhile."""
 
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."

@@ -34,10 +34,10 @@ rule_finders: list[Finder] = []
 slot_finders: list[Finder] = []
 """The web layer adds to both when it is imported."""
 
-F = TypeVar("F", bound=Finder)
+FinderT = TypeVar("FinderT", bound=Finder)
 
 
-def finds_rules(finder: F) -> F:
+def finds_rules(finder: FinderT) -> FinderT:
     """Register a function that finds the rules of an integration, so that the admin and the commands know them.
 
     The function gets URL patterns and returns the rules that the integration decides on their views. This returns the

@@ -20,7 +20,7 @@ from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
 from django_quota.features.bans.lists import ActiveBan, bans_in_force
-from django_quota.features.events.stream import PAGE, newest_events
+from django_quota.features.events.stream import EVENTS_A_PAGE, newest_events
 from django_quota.features.usage.operations import ReadDays
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
@@ -230,7 +230,7 @@ def subjects_seen(days: int = 1) -> list[str]:
     found: list[str | None] = []
     for ago in range(days):
         found += [named(subject) for subject, _ in highest(store, f"refused:{today - timedelta(days=ago)}")]
-    found += [event.subject for event in newest_events(store, current().prefix, PAGE)]
+    found += [event.subject for event in newest_events(store, current().prefix, EVENTS_A_PAGE)]
     return list(dict.fromkeys(filter(None, found)))
 
 

@@ -23,7 +23,7 @@ from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailab
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
-from django_quota.features.events.stream import PAGE, Event, newest_events
+from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,
     Contents,
@@ -201,7 +201,7 @@ def recent_refusals(subject: str) -> list[Event]:
     Rules that only a call in your code names appear here, too. Empty if the store keeps no events. Raises
     `StoreUnavailable`.
     """
-    events = newest_events(get_limiter().store, current().prefix, PAGE)
+    events = newest_events(get_limiter().store, current().prefix, EVENTS_A_PAGE)
     return [event for event in events if event.subject == subject and event.kind in ("refused", "banned")][
         :MAX_REFUSALS
     ]

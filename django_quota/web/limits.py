@@ -14,7 +14,7 @@ from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.asks import Ask
 from django_quota.features.usage.days import last_tiers
-from django_quota.limiting.api import MAX_ENTRIES, AnySubject, answer_flow, django_request, run_call
+from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
 from django_quota.requests.request_hits import asked_flow
 from django_quota.requests.request_keys import is_given_by
@@ -92,7 +92,7 @@ def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> 
 
 def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
     """Return what is left of each limit, even if an override blocks the subject of another one."""
-    once = list({ask.place: ask for ask in asked}.values())[:MAX_ENTRIES]
+    once = list({ask.place: ask for ask in asked}.values())[:ENTRIES_AT_ONCE]
     answer = yield from answer_flow(once, "peek")
     others = [ask for ask in once if ask.place not in answer.resolved.skipped]
     if answer.resolved.is_blocked and others:  # then no store was asked

@@ -14,8 +14,7 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.admin.wording import local_moment, moment_in_words
-from django_quota.features.events.stream import PAGE as PAGE_OF_EVENTS
-from django_quota.features.events.stream import SEARCHED
+from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
@@ -155,7 +154,7 @@ class TestOnRedis:
         raw.config_resetstat()
         assert ("Only the last 5,000 events were searched." in shown(client, page)) == is_said
         calls = cast("Any", raw).info("commandstats")["cmdstat_xrevrange"]["calls"]
-        assert calls <= SEARCHED // PAGE_OF_EVENTS + 1
+        assert calls <= SEARCHED // EVENTS_A_PAGE + 1
 
     @pytest.mark.parametrize("use_tz", [True, False])
     def test_times_are_in_the_time_zone_of_the_site(

@@ -31,7 +31,7 @@ from tests.support.commands import Manage, managing, wait_until
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
-PAGE = (Path(module.__file__).parents[2] / "docs" / "monitoring.md").read_text()
+PAGE = (Path(module.__file__).parents[3] / "docs" / "monitoring.md").read_text()
 
 STREAM = "quota:1:{!}:events"
 
@@ -123,7 +123,7 @@ def test_events_of_the_decision_script_are_read(settings: Any) -> None:
 
 
 def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
     for number in range(20):
         tell(raw, f"user:{number}", rule="odd" if number % 2 else "even")
     raw.xadd(STREAM, {"an": "alien"})
@@ -223,7 +223,7 @@ def test_an_event_is_acknowledged_only_when_its_line_is_written_and_flushed(raw:
 def test_events_left_too_long_come_first_over_many_pages_and_those_in_work_do_not(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
     begin(raw)
     names = [f"ip:{number}" for number in range(20)]
     for name in (*names[:9], "ip:busy", *names[9:]):
@@ -273,7 +273,7 @@ def test_a_group_that_was_made_before_there_were_events_misses_none(
     begin(raw)
     for number in range(5):
         tell(raw, f"ip:{number}")
-    monkeypatch.setattr(module, "PAGE", 3)
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
     whole = EventGroup._is_whole
 
     def is_whole_beside_another(group: EventGroup, client: Any, read: str, entries: Any) -> bool:

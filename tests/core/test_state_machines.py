@@ -311,7 +311,7 @@ class Counters(Machine):
     @rule(subject=ACCOUNTS, amount=AMOUNTS.filter(bool))
     def some_is_taken(self, subject: str, amount: int) -> None:
         before = self.totals()[subject]
-        done = self.is_done(counters.Take([key_of(subject)], amount, TTL))
+        done = self.is_done(counters.TakeUnits([key_of(subject)], amount, TTL))
         assert self.totals()[subject] == (before - amount if done else before) >= min(before, 0)
 
     @rule(source=ACCOUNTS, destination=ACCOUNTS, amount=AMOUNTS)

@@ -11,7 +11,7 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.keys import named, system_key
 from django_quota.engine.operations import text
-from django_quota.features.events.stream import PAGE, Event, newest_events
+from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import BanStatus, contents_of
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
@@ -22,13 +22,13 @@ from django_quota.stores.scanning import time_of
 MOST = 10_000
 """Bans that are looked at, those that end first."""
 
-EVENTS = 5_000
+NEWEST_EVENTS = 5_000
 """Events that are looked at, the newest."""
 
 Fate = Literal["in force", "ended", "lifted", "replaced"]
 """What became of a ban. A newer ban of the same subject and rule replaces it, even one that only lasts longer."""
 
-Pair = tuple[str | None, str | None]
+BanPair = tuple[str | None, str | None]
 """The subject and the rule of a ban; None for a name that is so long that only a digest is known."""
 
 
@@ -88,7 +88,7 @@ def find_bans(wanted: BanFilter) -> BanList:
     return BanList(sorted(found, key=lambda ban: ban.until), rules, total)
 
 
-def bans_in_force(most: int = PAGE) -> tuple[int, list[ActiveBan] | None]:
+def bans_in_force(most: int = EVENTS_A_PAGE) -> tuple[int, list[ActiveBan] | None]:
     """Return how many bans are in force, and those that end first; 0 and None for the memory store, without an index.
 
     Raises `StoreUnavailable` if the store does not answer.
@@ -122,21 +122,21 @@ def bans_lately(wanted: BanFilter) -> BansLately:
 
     Raises `StoreUnavailable`.
     """
-    events = newest_events(get_limiter().store, current().prefix, EVENTS)
+    events = newest_events(get_limiter().store, current().prefix, NEWEST_EVENTS)
     began = [each for each in events if each.kind == "banned" and wanted.fits(each.rule, each.subject)]
     return BansLately(began, events[-1].at if events else 0)
 
 
-def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[Pair, BanStatus]]:
+def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[BanPair, BanStatus]]:
     """Return the time of the store, and the bans of these subjects that are in force. Raises `StoreUnavailable`."""
     contents, known = contents_of(filter(None, subjects)), known_rules()
     now = max((read.now for read in contents.values()), default=clock.now())
     return now, {(subject, ban.rule): ban for subject, read in contents.items() for ban in read.bans(known)}
 
 
-def fates(events: Sequence[Event], now: int, in_force: Collection[Pair]) -> Iterator[Fate]:
+def fates(events: Sequence[Event], now: int, in_force: Collection[BanPair]) -> Iterator[Fate]:
     """Yield what became of bans that began, given as events, the newest first; see `read_bans`."""
-    later: dict[Pair, Event] = {}
+    later: dict[BanPair, Event] = {}
     for event in events:
         pair = (event.subject, event.rule)
         newer = later.get(pair)

@@ -27,7 +27,7 @@ from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
 from django_quota.requests.subjects import subject_of
 
-TTL = timedelta(days=400)
+COUNTER_TTL = timedelta(days=400)
 """How long a counter lives after its last change by default: long enough to show a year of days."""
 
 MAX_TTL = 100 * MAX_PERIOD
@@ -42,7 +42,7 @@ _PROBLEMS = {
 }
 
 
-def counter(name: str, ttl: Duration = TTL, *, group: str | None = None) -> Counter:
+def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None) -> Counter:
     """Return the counter of this name. This costs nothing, and all counters of one name and group share their counts.
 
     `ttl`: how long the counter of a subject lives after its last change, one second to a hundred years, by default
@@ -71,7 +71,7 @@ class Counter(CounterEntry):
 
     __slots__ = ("_ttl", "group", "name")
 
-    def __init__(self, name: str, ttl: Duration = TTL, *, group: str | None = None) -> None:
+    def __init__(self, name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None) -> None:
         if not _is_name(name):
             raise ConfigurationError(f"{name!r} is not the name of a counter.", "Use, for example, 'pageviews'.")
         if group is not None and not _is_name(group):
@@ -232,7 +232,7 @@ class Counter(CounterEntry):
     def _take(self, subject: AnySubject, n: int) -> Flow[bool]:
         name = _named(subject)
         amount = self._amount(name, n, 1)
-        reply = yield from self._call(operations.Take([self._key("c", name)], amount, self._ttl), name)
+        reply = yield from self._call(operations.TakeUnits([self._key("c", name)], amount, self._ttl), name)
         return bool(reply[0] == operations.DONE)
 
     def _pop(self, subject: AnySubject) -> Flow[int]:

@@ -14,13 +14,13 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.scatter import Scatter, SlotOf, scatter
 
-T = TypeVar("T")
+ValueT = TypeVar("ValueT")
 
 DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 """The status at the beginning of a reply; see `lua/counter_common.lua`."""
 
 TWO_SLOTS = -4
-"""The status of a transfer between two slots of a Redis Cluster, which no script reaches; see `engine.scatter`."""
+"""The status of a transfer between two slots of a Redis Cluster, which no script reaches."""
 
 
 _HERE = "features/counters/"
@@ -52,7 +52,7 @@ class CounterOperation(Operation):
     def apply(self, states: States, now: int) -> list[Any]:
         """Run the operation, or raise `FaultError` before anything is written."""
 
-    def read(self, states: States, now: int, number: int, nothing: T) -> T:
+    def read(self, states: States, now: int, number: int, nothing: ValueT) -> ValueT:
         """Return the value of the key with this number, or `nothing` if there is none; both must have the same type."""
         value = states.get(self.keys[number - 1], now)
         if value is None:
@@ -117,7 +117,7 @@ class Set(_Changing):
         return [DONE]
 
 
-class Take(_Changing):
+class TakeUnits(_Changing):
     """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or REFUSED if the total is less."""
 
     script: ClassVar[Script] = _script("counter_take")

@@ -1,6 +1,6 @@
 """The event log: refusals, bans and near-limit warnings of all processes, in one capped stream in Redis, or in a table.
 
-Decisions write the log. An `EventLog` reads it for anybody. An `EventGroup` reads the stream as a consumer group of
+Decisions write the log. An `EventReader` reads it for anybody. An `EventGroup` reads the stream as a consumer group of
 Redis: each event goes to one reader of the group, and stays until it is acknowledged.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from django_quota.stores.database.store import DatabaseStore
     from django_quota.stores.redis.store import RedisStore
 
-KINDS = ("refused", "banned", "near")
+EVENT_KINDS = ("refused", "banned", "near")
 """The kinds of events: a refusal, a ban that began, a limit that is near."""
 
 BEGINNING = "0-0"
 """The id before all others."""
 
-TTL = 400 * 86_400
+STREAM_TTL = 400 * 86_400
 """Seconds for which the stream is kept after its last event; `lua/event_log.lua` has the same."""
 
 SEARCHED = 5_000
 """How many events a page of the admin looks at: it is read again every few seconds."""
 
-PAGE = 500
+EVENTS_A_PAGE = 500
 """Entries that one call reads."""
 
 CONSUMER = "quota_events"
@@ -56,7 +56,7 @@ class Event:
     id: str
     """Its id in the log, such as `"1763700000000-0"`."""
     kind: str
-    """One of `KINDS`."""
+    """One of `EVENT_KINDS`."""
     rule: str | None
     """The rule's name; None if it is so long that only a digest is known."""
     subject: str | None
@@ -82,14 +82,14 @@ class Event:
             event = cls(entry_id, kind, named(fields["rule"]), named(fields["subject"]), **numbers, share=share)
         except KeyError as error:
             raise ValueError(f"entry {entry_id} has no {error}") from None
-        if kind not in KINDS:
+        if kind not in EVENT_KINDS:
             raise ValueError(f"entry {entry_id} is of the kind {kind!r}")
         return event
 
     @property
     def at(self) -> int:
         """The time of the event by the store's clock, to the millisecond."""
-        return moment_of(self.id)
+        return entry_time(self.id)
 
     @property
     def value(self) -> str | None:
@@ -115,7 +115,7 @@ def iso(moment: int) -> str:
     return datetime.fromtimestamp(moment // SECOND, UTC).replace(microsecond=moment % SECOND).isoformat()
 
 
-def moment_of(entry_id: str) -> int:
+def entry_time(entry_id: str) -> int:
     """Return the time of an id in microseconds."""
     return int(entry_id.partition("-")[0]) * 1_000
 
@@ -136,7 +136,7 @@ class Search(NamedTuple):
     """Whether it found as many as it should, or looked at all events."""
 
 
-class EventLog(ABC):
+class EventReader(ABC):
     """Reads what was written, for anybody. Each method raises `StoreUnavailable` if the store does not answer."""
 
     def last(self, count: int, wanted: Callable[[Event], bool]) -> list[Event]:
@@ -158,9 +158,9 @@ class EventLog(ABC):
     def _backwards(self) -> Iterator[StreamEntry]:
         before = ""
         while True:
-            page = self.newest(PAGE, before)
+            page = self.newest(EVENTS_A_PAGE, before)
             yield from page
-            if len(page) < PAGE:
+            if len(page) < EVENTS_A_PAGE:
                 return
             before = page[-1].id
 
@@ -170,14 +170,14 @@ class EventLog(ABC):
 
     @abstractmethod
     def after(self, entry_id: str) -> list[StreamEntry]:
-        """Return the entries after this one, at most `PAGE`. It does not wait."""
+        """Return the entries after this one, at most `EVENTS_A_PAGE`. It does not wait."""
 
     @abstractmethod
     def last_id(self) -> str:
         """Return the id of the last entry, after which a new reader begins; `BEGINNING` if there is none."""
 
 
-class EventStream(EventLog):
+class EventStream(EventReader):
     """The stream in Redis."""
 
     def __init__(self, store: RedisStore, prefix: str) -> None:
@@ -197,10 +197,10 @@ class EventStream(EventLog):
     def after(self, entry_id: str) -> list[StreamEntry]:
         """Return the entries after this one."""
         with self.store.commands() as client:
-            return _page(client.xrange(self.key, f"({entry_id}", "+", PAGE))
+            return _page(client.xrange(self.key, f"({entry_id}", "+", EVENTS_A_PAGE))
 
 
-class EventRows(EventLog):
+class EventRows(EventReader):
     """The rows of a database. An id is `<milliseconds>-<transaction>.<row>`."""
 
     def __init__(self, store: DatabaseStore, prefix: str) -> None:
@@ -217,7 +217,7 @@ class EventRows(EventLog):
 
     def after(self, entry_id: str) -> list[StreamEntry]:
         """Return the entries after this one, in the order in which they could be read first."""
-        return list(map(_of_row, self._table.after(_position(entry_id), PAGE)))
+        return list(map(_of_row, self._table.after(_position(entry_id), EVENTS_A_PAGE)))
 
 
 def _position(entry_id: str) -> Position:
@@ -232,7 +232,7 @@ def _of_row(row: LoggedEvent) -> StreamEntry:
     return _entry(name, fields)
 
 
-def event_log(store: Store, prefix: str) -> EventLog | None:
+def event_log(store: Store, prefix: str) -> EventReader | None:
     """Return the log of a store; None for one that keeps no events."""
     if store.redis is not None:
         return EventStream(store.redis, prefix)
@@ -272,7 +272,7 @@ class EventGroup:
         try:
             with self.stream.store.commands() as client:
                 client.xgroup_create(self.stream.key, self.name, after, mkstream=True)
-                client.expire(self.stream.key, TTL)
+                client.expire(self.stream.key, STREAM_TTL)
         except StoreUnavailable as error:
             if "BUSYGROUP" not in error.reason:
                 raise
@@ -287,13 +287,13 @@ class EventGroup:
         key = self.stream.key
         try:
             with self.stream.store.commands() as client:
-                claimed: Any = client.xautoclaim(key, self.name, CONSUMER, LEFT_AFTER, BEGINNING, PAGE)
+                claimed: Any = client.xautoclaim(key, self.name, CONSUMER, LEFT_AFTER, BEGINNING, EVENTS_A_PAGE)
                 left = _page(entry for entry in claimed[1] if entry[0] is not None)
                 trimmed = [text(gone) for ids in claimed[2:] for gone in ids]
                 if left or trimmed:
                     return Delivery(left, trimmed, "")
                 read = text(self._state(client).get("last-delivered-id", ""))
-                entries = _entries(client.xreadgroup(self.name, CONSUMER, {key: ">"}, PAGE))
+                entries = _entries(client.xreadgroup(self.name, CONSUMER, {key: ">"}, EVENTS_A_PAGE))
                 is_whole = not entries or self._is_whole(client, read, entries)
                 return Delivery(entries, [], "" if is_whole else read)
         except StoreUnavailable as error:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError, did_you_mean
@@ -32,13 +32,10 @@ from django_quota.limiting.api import (
     ask_flow,
     check_costs,
     run_call,
-    settle_flow,
+    settlement_flow,
 )
 
 logger = logging.getLogger("django_quota")
-
-S = TypeVar("S")
-
 
 Actual = int | Sequence[int] | Mapping[str, int]
 """What was really used: one number for all entries, one for each, or some by the name of their rule."""
@@ -103,7 +100,7 @@ class Reservation:
         """Give back all of the estimate; see `settle`."""
         return await self.asettle(0)
 
-    def stream(self, response: S, used: Callable[[], Actual]) -> S:
+    def stream(self, response: StreamT, used: Callable[[], Actual]) -> StreamT:
         """Settle when a stream ends or its client goes away; return the stream to send instead.
 
         `return reservation.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
@@ -145,7 +142,7 @@ class Reservation:
         """Replace the estimate with the real cost; see `settle`."""
         costs = self._costs_of(actual)
         receipt, self._receipt = self._receipt, self._receipt._replace(taken={})
-        return (yield from settle_flow(Settlement.of(receipt, costs)))
+        return (yield from settlement_flow(Settlement.of(receipt, costs)))
 
     def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
         try:
@@ -264,7 +261,7 @@ def _reserve_flow(asking: Flow[Sequence[Ask]]) -> Flow[Reservation]:
         yield to_the_end(_spend_flow(estimates, answers))
     except asyncio.CancelledError:
         if answers and (receipt := answers[0].receipt()).taken:  # nobody gets the reservation
-            yield to_the_end(settle_flow(Settlement.undone(receipt, is_refused=False)))
+            yield to_the_end(settlement_flow(Settlement.undone(receipt, is_refused=False)))
         raise
     answer = answers[0]
     answer.decision.raise_if_refused()

@@ -69,7 +69,7 @@ def reset_named(rule: str, subject: str) -> int:
     return run_sync(_forget_flow(_rules_of([rule] if rule != ALL_RULES else _names_of(subject)), subject))
 
 
-class Found(NamedTuple):
+class ResetReport(NamedTuple):
     """What a search in the store has found of a subject."""
 
     rules: list[str]
@@ -78,7 +78,7 @@ class Found(NamedTuple):
     """How many counts and bans were deleted."""
 
 
-def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = False) -> Found:
+def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = False) -> ResetReport:
     """Delete what these rules, or all (None), have counted, by walking through all keys of a store that is shared.
 
     `dry_run`: delete nothing. Raises `StoreUnavailable`.
@@ -91,7 +91,7 @@ def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = 
             deleted = int(limiter.reporting_store.run(_operation(list(states.values())), frozen_now()))
         finally:
             limiter.refusals.forget([subject])
-    return Found(list(states), deleted)
+    return ResetReport(list(states), deleted)
 
 
 def _reset_flow(given: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Flow[int]:

@@ -24,7 +24,7 @@ from django_quota.models import DailyCounter
 from django_quota.stores.base import Runner, Store, all_well
 from django_quota.stores.scanning import Walk
 
-BATCH_SIZE = 500
+DAYS_AT_ONCE = 500
 """Hashes that one transaction moves by default."""
 
 
@@ -46,7 +46,7 @@ class RollupResult:
             setattr(self, name, getattr(self, name) + number)
 
 
-def roll_up(store: Store, batch: int = BATCH_SIZE, using: str | None = None) -> Iterator[RollupResult]:
+def roll_up(store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None) -> Iterator[RollupResult]:
     """Move all counts of the store, batch by batch; yield what each batch has done.
 
     Raises `StoreUnavailable` if the store does not answer (if a part of a Cluster does not, after all other servers),

@@ -19,14 +19,14 @@ from django_quota.core.clock import in_words
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.features.events.stream import (
     BEGINNING,
-    KINDS,
+    EVENT_KINDS,
     Event,
     EventGroup,
-    EventLog,
+    EventReader,
     EventStream,
+    entry_time,
     event_log,
     iso,
-    moment_of,
 )
 from django_quota.management.console import QuotaCommand, printable, second_of, shared_store, stopping
 from django_quota.operating.lookup import parse_rule_input, rule_hint
@@ -44,7 +44,7 @@ class Command(QuotaCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--last", type=int, default=20, metavar="N", help="print the last N (20)")
         parser.add_argument("--follow", action="store_true", help="keep printing new ones")
-        parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; you may repeat it")
+        parser.add_argument("--kind", action="append", choices=EVENT_KINDS, help="only this kind; you may repeat it")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line, with times in UTC")
         parser.add_argument(
@@ -79,7 +79,7 @@ class Command(QuotaCommand):
                 self.note("There are no such events.")
 
     def _of_log(
-        self, log: EventLog, show: Callable[[Iterable[Event]], None], last: int, wanted: Callable[[Event], bool]
+        self, log: EventReader, show: Callable[[Iterable[Event]], None], last: int, wanted: Callable[[Event], bool]
     ) -> Callable[[], bool]:
         """Return the step of a follower without a group: the last events first, then what is new."""
         after, shown = "", set[str]()
@@ -116,8 +116,8 @@ class Command(QuotaCommand):
             for gone in taken.trimmed:
                 self.note(f"Event {gone} is missing: the stream was trimmed before it was printed.")
             if taken.behind:
-                begins = "" if taken.behind == BEGINNING else f"after {iso(moment_of(taken.behind))} and "
-                span = f"{begins}before {iso(moment_of(taken.entries[0].id))}"
+                begins = "" if taken.behind == BEGINNING else f"after {iso(entry_time(taken.behind))} and "
+                span = f"{begins}before {iso(entry_time(taken.entries[0].id))}"
                 self.note(f"The stream was trimmed further than the group had read. Events {span} may be lost.")
             show(entry.event for entry in taken.entries)
             if taken.entries:
@@ -161,9 +161,9 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(f"--last {options['last']}: use {fewest} or more, for example 20.")
 
 
-def _wanted(options: dict[str, Any], log: EventLog) -> Callable[[Event], bool]:
+def _wanted(options: dict[str, Any], log: EventReader) -> Callable[[Event], bool]:
     """Return which events to print. Raises `CommandError` for a rule that neither the site nor any event has."""
-    kinds, rules = options["kind"] or KINDS, set(map(parse_rule_input, options["rule"] or ()))
+    kinds, rules = options["kind"] or EVENT_KINDS, set(map(parse_rule_input, options["rule"] or ()))
     for rule in rules:
         hint = rule_hint(rule)  # events may have rules that are gone
         if hint and not log.last(1, lambda event, rule=rule: event.rule == rule):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.features.usage.rollup import BATCH_SIZE, RollupResult, roll_up
+from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, roll_up
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 
 MAX_BATCH = 5_000
@@ -28,9 +28,9 @@ class Command(QuotaCommand):
         parser.add_argument(
             "--batch",
             type=int,
-            default=BATCH_SIZE,
+            default=DAYS_AT_ONCE,
             metavar="N",
-            help=f"subjects and days in one transaction, 1 to {MAX_BATCH:,} (default: {BATCH_SIZE})",
+            help=f"subjects and days in one transaction, 1 to {MAX_BATCH:,} (default: {DAYS_AT_ONCE})",
         )
         parser.add_argument("--every", metavar="TIME", help="repeat, with this pause in between: 60, or 10m")
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
@@ -38,7 +38,7 @@ class Command(QuotaCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         if not 1 <= options["batch"] <= MAX_BATCH:
-            raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH:,}, for example {BATCH_SIZE}.")
+            raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH:,}, for example {DAYS_AT_ONCE}.")
         self.repeat(duration_of("--every", options["every"]), lambda stop: self._round(stop, options))
 
     def _round(self, stop: threading.Event, options: dict[str, Any]) -> None:
