@@ -24,7 +24,7 @@ from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
 from django_quota.features.bans.calls import lift_bans
-from django_quota.features.bans.lists import MOST, BanFilter, bans_lately, fates, find_bans, read_bans
+from django_quota.features.bans.lists import MOST, BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.health import nothing_is_limited
@@ -133,12 +133,12 @@ class BanPages(ReadOnlyAdmin):
 
 def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
     """Return the context of the list. Raises `StoreUnavailable`."""
-    found, lately = find_bans(wanted), bans_lately(wanted)
+    found, recent = find_bans(wanted), recent_bans(wanted)
     page = Paginator(found.bans, PER_PAGE).get_page(request.GET.get("p"))
-    newest = lately.events[:PER_PAGE]
+    newest = recent.events[:PER_PAGE]
     shown = [*(ban.subject for ban in page), *(event.subject for event in newest)]
     now, in_force = read_bans(shown)
-    began = {(event.subject, event.rule, event.until): event.at for event in lately.events}
+    began = {(event.subject, event.rule, event.until): event.at for event in recent.events}
     rows = []
     for ban in page:
         status = in_force.get((ban.subject, ban.rule))
@@ -149,7 +149,7 @@ def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
         "page": page,
         "rows": rows,
         "history": [(each, FATES[fate]) for each, fate in zip(newest, fates(newest, now, in_force), strict=True)],
-        "since": lately.since,
+        "since": recent.since,
         "total": found.total,
         "rules": sorted({*with_ban, *found.rules, wanted.rule} - {""}),
         "names": names_among(request, [*wanted.subjects, *shown]),

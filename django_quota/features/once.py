@@ -25,8 +25,8 @@ def once(name: str, value: Value, ttl: Duration = 3600) -> bool:
     """Return whether a value is new, and remember the value.
 
     `if once("payment", event_id): ...`. `name`: what the values are; the same value under two names is two values.
-    `value`: a text, bytes or a whole number, of any length. A number equals the text of its digits, and a text equals
-    its UTF-8 bytes. `ttl`: above 0 and up to 366 days, for which the value is remembered from the first time
+    `value`: a string, bytes or a whole number, of any length. A number equals the string of its digits, and a string
+    equals its UTF-8 bytes. `ttl`: above 0 and up to 366 days, for which the value is remembered from the first time
     on. A repeated value does not extend that.
 
     Raises `RuleError` for a wrong argument, and `StoreUnavailable`.
@@ -47,7 +47,7 @@ def _operation(name: object, value: object, ttl: object) -> Once:
     if not isinstance(name, str) or not name.strip():
         raise RuleError(f"{name!r} is not a name for the values. Use, for example, 'payment'.")
     if not isinstance(value, (str, bytes, int)) or isinstance(value, bool):
-        raise RuleError(f"value= is {type(value).__name__}. Use a text, bytes or a whole number.")
+        raise RuleError(f"value= is {type(value).__name__}. Use a string, bytes or a whole number.")
     digested = digest(value if isinstance(value, bytes) else str(value))
     key = key_of(subject_base(current().prefix, f"once:{digested}"), "once", name)
     return Once(key, parse_duration("ttl", ttl))

@@ -17,13 +17,13 @@ from django_quota.features.request_end import at_request_end
 
 logger = logging.getLogger("django_quota")
 
-Stream = TypeVar("Stream")
+StreamT = TypeVar("StreamT")
 
 Ending = Callable[[], Flow[Any]]
 """Makes the flow to run when a stream is over."""
 
 
-def at_stream_end(stream: Stream, ending: Ending) -> Stream:
+def at_stream_end(stream: StreamT, ending: Ending) -> StreamT:
     """Return a stream that runs a flow once when it is over. A response is returned itself.
 
     Raises `RuleError` if the stream is neither a streaming response nor an iterator.
@@ -34,13 +34,13 @@ def at_stream_end(stream: Stream, ending: Ending) -> Stream:
         else:  # the server sends a file itself, and closes the response
             closers = cast("Any", stream)._resource_closers  # noqa: SLF001 — Django has no other way to hear of its close()
             closers.append(_Stream(None, ending).close)
-        return cast("Stream", stream)
+        return cast("StreamT", stream)
     if isinstance(stream, (HttpResponseBase, str, bytes)):
         raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")
     if hasattr(stream, "__aiter__"):
-        return cast("Stream", _AsyncStream(aiter(cast("Any", stream)), ending))
+        return cast("StreamT", _AsyncStream(aiter(cast("Any", stream)), ending))
     if hasattr(stream, "__iter__"):
-        return cast("Stream", _SyncStream(iter(cast("Any", stream)), ending))
+        return cast("StreamT", _SyncStream(iter(cast("Any", stream)), ending))
     raise RuleError(f"{stream!r} is not a stream.", "Use a StreamingHttpResponse, or a sync or async iterator.")
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 RuleOrRate = str | Rule
 AnySubject = Any
-"""A text such as "ip:203.0.113.9", a `Subject`, a user, or a request."""
+"""A string such as "ip:203.0.113.9", a `Subject`, a user, or a request."""
 
 
 def check(
@@ -48,11 +48,12 @@ def check(
 
     `rule_or_rate`: the name of a configured rule, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
     `algorithm="token_bucket"`, or a `Rule`. Calls with the same rate and subject share one count; `name=` separates
-    them. A rule with rates by tier also takes the name of one: `tier="team"`. `subject`: a text such as
+    them. A rule with rates by tier also takes the name of one: `tier="team"`. `subject`: a string such as
     `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject. `cost`: units, 1 to 10^12; by
-    default the rule's own (1). `value`: what a rule with `distinct=` counts: a text, bytes or a whole number. `force`:
-    count the hit even if there is no room, for work that is done already; `allowed` says whether there was room, and
-    `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for `distinct=`.
+    default the rule's own (1). `value`: what a rule with `distinct=` counts: a string, bytes or a whole number.
+    `force`: count the hit even if there is no room, for work that is done already; `allowed` says whether there was
+    room, and `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for
+    `distinct=`.
 
     Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong, and
     `ConfigurationError` if the client of a request has no address. While the store does not answer, nothing is raised
@@ -320,7 +321,7 @@ def ask_flow(
     elif is_user(subject):
         name = user_subject(subject)
     else:
-        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
+        raise RuleError(f"{subject!r} is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.")
     if not rule.is_plain:  # most rules have nothing to look at here
         rule = rule_without_request(rule, name, cost, value)
     units: Any = rule.cost if cost is None else validate_cost(cost, rule.name)

@@ -48,7 +48,7 @@ def finds_rules(finder: FinderT) -> FinderT:
 
 
 def known_rules() -> dict[str, Rule | str]:
-    """Return every configured rule and every rule of a view by name; a text says why a rule cannot be read."""
+    """Return every configured rule and every rule of a view by name; a string says why a rule cannot be read."""
     rules: dict[str, Rule | str] = {}
     ours = current()
     for name in map(str, ours.rules):
@@ -81,7 +81,7 @@ def known_rule(given: str | Rule, options: Mapping[str, object] = MappingProxyTy
 def rules_named(name: str) -> NamedRule:
     """Return the rules that a rate used as a name may mean: one for each algorithm that takes this rate.
 
-    If there is no such rule, return a text that says so.
+    If there is no such rule, return a string that says so.
     """
     rules = []
     for algorithm in ALGORITHMS:

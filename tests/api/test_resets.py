@@ -23,7 +23,7 @@ RULES: dict[str, Any] = {
     "search": {"rate": "3/m", "ban": BAN},
     "login": {"rate": "1/m", "ban": BAN},
     "tiers": {"rate": {"anonymous": "3/m", "pro": "9/h"}, "tier": always("pro"), "ban": BAN},
-    "dynamic": {"rate": always("3/m"), "key": "ip"},
+    "dynamic": {"rate": always("3/m"), "key": "ip", "ban": BAN},
     "by-header": {"rate": "3/m", "key": "header:X-Key"},
 }
 
@@ -92,6 +92,16 @@ def test_a_star_stands_for_all_rules_of_the_subject(do: Callable[..., int]) -> N
         assert check("login", user).allowed
         assert peek("5/30m", user, algorithm="token_bucket").remaining == 5
         assert peek("search", "user:8").remaining == 2
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_star_also_lifts_the_ban_of_a_rule_whose_rates_are_functions(do: Callable[..., int]) -> None:
+    with freeze(START):
+        ban("dynamic", SUBJECT, 600)
+
+        assert do("*", SUBJECT) == 1
+
+        assert bans_of(SUBJECT) == []
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -45,7 +45,7 @@ class BanFilter(NamedTuple):
     """Whose bans, and from which rule."""
 
     subjects: Sequence[str] = ()
-    """The subjects, alone or combined. A word that is not a subject matches each one that contains it. Empty: all."""
+    """The subjects, alone or combined; a word that is not a subject matches each that contains it. Empty: all."""
     rule: str = ""
     """The rule's name. Empty: all."""
 
@@ -108,7 +108,7 @@ def bans_in_force(most: int = EVENTS_A_PAGE) -> tuple[int, list[ActiveBan] | Non
     return number, [ActiveBan(named(ban.subject), named(ban.rule), ban.until) for ban in found]
 
 
-class BansLately(NamedTuple):
+class RecentBans(NamedTuple):
     """The bans among the newest events."""
 
     events: list[Event]
@@ -117,14 +117,14 @@ class BansLately(NamedTuple):
     """The time of the oldest event that was looked at, in microseconds; 0 if there is none."""
 
 
-def bans_lately(wanted: BanFilter) -> BansLately:
-    """Return the bans that began lately, by the events; empty if the store keeps no events.
+def recent_bans(wanted: BanFilter) -> RecentBans:
+    """Return the bans that began recently, by the events; empty if the store keeps no events.
 
     Raises `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, NEWEST_EVENTS)
     began = [each for each in events if each.kind == "banned" and wanted.fits(each.rule, each.subject)]
-    return BansLately(began, events[-1].at if events else 0)
+    return RecentBans(began, events[-1].at if events else 0)
 
 
 def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[BanPair, BanStatus]]:

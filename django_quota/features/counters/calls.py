@@ -59,9 +59,9 @@ def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None)
 class Counter(CounterEntry):
     """A named counter. For each subject it has a total, a count for each day, and a count of distinct values.
 
-    All are whole numbers of 64 bits, -2^63 to 2^63 - 1. A subject is a text such as "user:42", or a user. A day starts
-    at midnight in the zone of the `TIME_ZONE` setting, by the store's clock. Each method is one atomic call to the
-    store, and has an async form. Each raises
+    All are whole numbers of 64 bits, -2^63 to 2^63 - 1. A subject is a string such as "user:42", or a user. A day
+    starts at midnight in the zone of the `TIME_ZONE` setting, by the store's clock. Each method is one atomic call to
+    the store, and has an async form. Each raises
 
     * `CounterError` if an argument is out of range, the result does not fit into 64 bits, or the key in the store holds
       something else. Nothing has changed then.
@@ -256,7 +256,7 @@ class Counter(CounterEntry):
     def _unique(self, subject: AnySubject, value: object) -> Flow[bool]:
         name = _named(subject)
         if not isinstance(value, (str, int)) or isinstance(value, bool):
-            raise CounterError(self.name, name, f"{value!r} is not a value to count. Use a text or a whole number")
+            raise CounterError(self.name, name, f"{value!r} is not a value to count. Use a string or a whole number")
         # A digest has one length for all values, and nobody can read the value in the store.
         digest = hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).hexdigest()
         total, days = self._key("u", name), partial(self._key, "u", name)

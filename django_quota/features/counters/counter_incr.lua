@@ -4,7 +4,7 @@
 -- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in
 --        microseconds
 --        [4] the day's field; [5], [6] the edges of the day, in microseconds: [5] <= now < [6]
--- reply  {DONE, the total after it as a text}; {WRONG_DAY, now} if now is in another day
+-- reply  {DONE, the total after it as a string}; {WRONG_DAY, now} if now is in another day
 local total_key, month_key = KEYS[1], KEYS[2]
 local amount, ttl, field = ARGV[2], ARGV[3], ARGV[4]
 if now < tonumber(ARGV[5]) or now >= tonumber(ARGV[6]) then return { WRONG_DAY, now } end

@@ -2,7 +2,7 @@
 --
 -- KEYS   [1] the total
 -- ARGV   [1] now: not used
--- reply  {DONE, the total as a text, as it was}
+-- reply  {DONE, the total as a string, as it was}
 local total_key = KEYS[1]
 local total, problem = read_total(1)
 if problem then return problem end

@@ -185,7 +185,7 @@ class Incr(_Changing, _DayOperation):
 
 
 class Days(CounterOperation):
-    """Read the counts of days; the reply is DONE and a text for each key.
+    """Read the counts of days; the reply is DONE and a string for each key.
 
     `ranges`: the first and the last day of each key.
     """

@@ -253,7 +253,7 @@ class Delivery(NamedTuple):
     """The entries to handle and to acknowledge."""
     trimmed: list[str]
     """The ids of events that were handed out, and that the stream dropped before they were acknowledged."""
-    behind: str
+    lost_after: str
     """The last id that the group had read, if the stream has dropped it: newer events may be lost too; else empty."""
 
 

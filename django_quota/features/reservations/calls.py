@@ -22,7 +22,7 @@ from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.features.reservations.texts import read_receipt, sign_receipt
-from django_quota.features.stream_end import at_stream_end
+from django_quota.features.stream_end import StreamT, at_stream_end
 from django_quota.limiting.api import (
     AnyEntry,
     AnySubject,

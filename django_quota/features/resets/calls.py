@@ -31,7 +31,7 @@ from django_quota.limiting.api import (
     run_call,
     subject_under_flow,
 )
-from django_quota.limiting.known_rules import known_rule, known_rules, rules_named
+from django_quota.limiting.known_rules import NamedRule, known_rule, known_rules, rules_named
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.requests.request_hits import rates_flow
@@ -126,12 +126,15 @@ def _rules_flow(
         request = django_request(subject)
         asked = rule_without_request(rule, name, 0, None) if request is None else (yield from rates_flow(rule, request))
         return [asked], name
-    same = rules_named(rule.name) if isinstance(given, str) and not options else ""
-    return same if isinstance(same, list) else _tiers_of(rule), name
+    is_rate = isinstance(given, str) and not options and given not in known_rules()
+    return _each_of(rules_named(rule.name) if is_rate else rule), name
 
 
-def _tiers_of(rule: Rule) -> list[Rule]:
-    return list(rule.tiers.values()) or [rule]
+def _each_of(named: NamedRule) -> Sequence[Rule]:
+    """Return the rule of each tier, or of each algorithm that a rate may mean; none if no rule can be read."""
+    if isinstance(named, Rule):
+        return list(named.tiers.values()) or [named]
+    return [] if isinstance(named, str) else named
 
 
 def _names_of(subject: str) -> set[str]:
@@ -140,11 +143,9 @@ def _names_of(subject: str) -> set[str]:
 
 
 def _rules_of(names: Collection[str]) -> list[Sequence[Rule]]:
-    """Return the rules of each of these names, without those that cannot be read."""
+    """Return the rules of each of these names; none for a name that no rule can be read from."""
     known = known_rules()
-    found = [known.get(name) or rules_named(name) for name in names]
-    rules = [_tiers_of(given) if isinstance(given, Rule) else given for given in found if not isinstance(given, str)]
-    return [[rule for rule in same if not rule.dynamic] for same in rules]
+    return [_each_of(known.get(name) or rules_named(name)) for name in names]
 
 
 def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:

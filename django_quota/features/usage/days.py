@@ -142,7 +142,7 @@ def row_name(part: str) -> str:
     name = named(part)
     if name is None:
         return part
-    is_plain = not name.startswith("~") and "\0" not in name and not any("\ud800" <= sign <= "\udfff" for sign in name)
+    is_plain = not name.startswith("~") and "\0" not in name and not any("\ud800" <= each <= "\udfff" for each in name)
     return name if is_plain else f"~{part}"
 
 
@@ -168,7 +168,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
     of the allowed checks. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
     runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
 
-    `subject`: a text such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
+    `subject`: a string such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
     Django's `DatabaseError`: it never leaves out what it cannot read.
     """
     given: list[tuple[str, object]] = [("since", since), ("until", until)]
@@ -226,7 +226,7 @@ def _summed(
 def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     """Return the counts of a subject by day and rule, for the days with checks among the last eight.
 
-    `subject`: a text such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
+    `subject`: a string such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
     `RuleError` for a wrong subject, and `StoreUnavailable`. It asks the store before it reads rows: what a roll-up
     moves in between counts twice here, and is right the next time. Without a database, it returns the store's counts.
     """
@@ -252,7 +252,7 @@ def last_tiers(rules: Iterable[object], subject: Any) -> dict[str, str]:
     rows = _saved().filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
     found = [(RowKey.of(row), row.tier) for row in _readable(rows)]
     found += [each for day in counted for each in day.tiers.items()]
-    found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays behind the row
+    found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays after the row
     return {place.rule: tier for place, tier in found}
 
 
@@ -288,7 +288,7 @@ def recent_days(subject: Any) -> list[SubjectDay]:
     elif is_user(subject):
         name = user_subject(subject)
     else:
-        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', or a user.")
+        raise RuleError(f"{subject!r} is not a subject. Use a string such as 'ip:203.0.113.9', or a user.")
     part = row_part(name)
     base, last = part_base(current().prefix, part), today() + timedelta(days=1)
     days = [last - timedelta(days=back) for back in range(DAYS_KEPT + 2, -1, -1)]

@@ -115,8 +115,8 @@ class Command(QuotaCommand):
                 return group.begin(BEGINNING)
             for gone in taken.trimmed:
                 self.note(f"Event {gone} is missing: the stream was trimmed before it was printed.")
-            if taken.behind:
-                begins = "" if taken.behind == BEGINNING else f"after {iso(entry_time(taken.behind))} and "
+            if taken.lost_after:
+                begins = "" if taken.lost_after == BEGINNING else f"after {iso(entry_time(taken.lost_after))} and "
                 span = f"{begins}before {iso(entry_time(taken.entries[0].id))}"
                 self.note(f"The stream was trimmed further than the group had read. Events {span} may be lost.")
             show(entry.event for entry in taken.entries)
