@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from django_quota import Rule, Subject, araise_limit, check, peek, peek_all, raise_limit
+from django_quota import Entry, Rule, Subject, araise_limit, check, peek, peek_all, raise_limit
 from django_quota.exceptions import RateError, RuleError
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -190,7 +190,8 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
     bucket = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
     of_request = Rule.make("odd", lambda request: "4/m", key=own_org)
-    asked: list[Any] = [(plans, "org:7", None, "free"), (plans, "org:7", None, "all"), (bucket, "org:7")]
+    tiers = [Entry(plans, "org:7", tier="free"), Entry(plans, "org:7", tier="all")]
+    asked: list[Any] = [*tiers, (bucket, "org:7")]
     limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in (*asked, (of_request, HttpRequest()))]
     assert limits == [[15, 300], [], [7], [12]]
     assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
