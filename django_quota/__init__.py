@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from django_quota.features.bans.calls import aban, aunban, ban, unban
     from django_quota.features.counters.calls import counter
     from django_quota.features.once import aonce, once
-    from django_quota.features.raised_limits import raise_limit
+    from django_quota.features.raised_limits import araise_limit, raise_limit
     from django_quota.features.reservations.calls import areserve, areserve_all, reserve, reserve_all
-    from django_quota.features.resets import areset, reset
+    from django_quota.features.resets.calls import areset, reset
     from django_quota.features.slots.calls import lock, slot
-    from django_quota.features.usage.days import usage
+    from django_quota.features.usage.days import ausage, usage
     from django_quota.limiting.api import (
+        Entry,
         aacquire,
         acheck,
         acheck_all,
@@ -50,7 +51,21 @@ else:
             "unban",
         ),
         "django_quota.features.counters.calls": ("counter",),
-        "django_quota.features.resets": (
+        "django_quota.features.once": (
+            "aonce",
+            "once",
+        ),
+        "django_quota.features.raised_limits": (
+            "araise_limit",
+            "raise_limit",
+        ),
+        "django_quota.features.reservations.calls": (
+            "areserve",
+            "areserve_all",
+            "reserve",
+            "reserve_all",
+        ),
+        "django_quota.features.resets.calls": (
             "areset",
             "reset",
         ),
@@ -58,19 +73,12 @@ else:
             "lock",
             "slot",
         ),
-        "django_quota.features.once": (
-            "aonce",
-            "once",
+        "django_quota.features.usage.days": (
+            "ausage",
+            "usage",
         ),
-        "django_quota.features.raised_limits": ("raise_limit",),
-        "django_quota.features.reservations.calls": (
-            "areserve",
-            "areserve_all",
-            "reserve",
-            "reserve_all",
-        ),
-        "django_quota.features.usage.days": ("usage",),
         "django_quota.limiting.api": (
+            "Entry",
             "aacquire",
             "acheck",
             "acheck_all",
@@ -109,6 +117,7 @@ else:
 
 __all__ = [
     "Decision",
+    "Entry",
     "Rule",
     "Subject",
     "aacquire",
@@ -120,11 +129,13 @@ __all__ = [
     "aonce",
     "apeek",
     "apeek_all",
+    "araise_limit",
     "arefund",
     "areserve",
     "areserve_all",
     "areset",
     "aunban",
+    "ausage",
     "ban",
     "check",
     "check_all",

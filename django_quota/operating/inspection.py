@@ -207,7 +207,6 @@ def recent_refusals(subject: str) -> list[Event]:
     ]
 
 
-
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
     """Return the rules that have counted something, unless only a digest is known, and the slots by key."""
     counted: set[str] = set()
@@ -220,7 +219,6 @@ def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, s
         elif kind == "l":
             leases[key] = name or read.what
     return counted, leases
-
 
 
 def _possible_slots(subject: str) -> list[str]:
