@@ -278,20 +278,33 @@ class TestPage:
         assert "ann<b>" not in page(superuser())
 
 
+@pytest.mark.usefixtures("redis_cache")
 class TestLongerSubjects:
-    """Of a rule by address with a name."""
+    """Of a rule that counts an address together with a name, and has refused one pair."""
+
+    WHOLE = f"ip:203.0.113.9+post.username:{digest('ann')}"
 
     @pytest.fixture(autouse=True)
-    def login(self, rules: None, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": {"rate": "5/m", "key": ("ip", "post:username")}}}
+    def refused(self, rules: None, redis_cache: Any, settings: Any) -> None:
+        settings.QUOTA = {
+            **settings.QUOTA,
+            "STORE": "redis",
+            "RULES": {"login": {"rate": "1/h", "key": ("ip", "post:username")}},
+        }
+        for _ in range(2):
+            check("login", self.WHOLE)
 
-    def test_one_part_is_counted_together_with_more(self) -> None:
-        assert "Other rules count it together with more" in page(superuser(), "ip:203.0.113.9")
+    def test_the_page_of_one_part_leads_to_the_whole(self) -> None:
+        shown = verdict(page(superuser(), "ip:203.0.113.9"))
 
-    def test_all_parts_are_not(self) -> None:
-        shown = page(superuser(), f"ip:203.0.113.9+post.username:{digest('ann')}")
+        assert "Counted together with others" in shown
+        assert ": refused by login until" in shown
 
-        assert "Other rules count it together with more" not in shown
+    def test_the_page_of_the_whole_is_refused_by_itself(self) -> None:
+        shown = verdict(page(superuser(), self.WHOLE))
+
+        assert "Counted together with others" not in shown
+        assert "Refused by login until" in shown
 
 
 class TestImpossibleTiers:
