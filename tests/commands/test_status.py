@@ -148,7 +148,7 @@ class TestWhatElseIsKnown:
                 id="an unknown rule",
             ),
             pytest.param(", by transfer (limit 1)", id="a recent refusal"),
-            pytest.param("  banned    2025-11-21 04:40:00Z, until 2025-11-21 05:40:00Z, by banning", id="a recent ban"),
+            pytest.param(", until 2025-11-21 05:40:00Z, by banning", id="a recent ban"),
         ],
     )
     def test_it_is_shown_below_the_limits(self, line: str) -> None:
