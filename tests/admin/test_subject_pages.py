@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from django_quota import ban, check, peek
 from django_quota.adapters import digest
-from django_quota.admin.wording import moment_of
+from django_quota.admin.wording import local_moment
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
@@ -160,7 +160,7 @@ class TestPage:
         override(rule="tiered", mode="exempt", reason="once")
         override("*", rule="search", mode="exempt")
         check("search", SUBJECT, 20)
-        ban(SUBJECT, "login", "10m")
+        ban("login", SUBJECT, "10m")
 
     @has_words(
         a_rate="20/m by sliding window",
@@ -219,7 +219,7 @@ class TestPage:
         midnight = 1_796_083_200_000_000
         before = range(midnight - 2_500_000_000_001, midnight, 123_456_789_123)
 
-        names = {f"{moment_of(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" for now in before}
+        names = {f"{local_moment(now, (midnight - now) / 1_000_000):%b %d %H:%M:%S}" for now in before}
 
         assert names == {"Dec 01 00:00:00"}
 
@@ -260,7 +260,7 @@ class TestPage:
     )
     def test_with_a_permission_the_page_has_what_needs_it(self, permissions: list[str], parts: list[str]) -> None:
         User.objects.create_user("ann<b>", pk=42)
-        ban(SUBJECT, "login", "10m")
+        ban("login", SUBJECT, "10m")
 
         text = page(operator("view_subject", *permissions))
 
@@ -428,14 +428,14 @@ class TestVerdict:
 
     def test_it_says_until_when_a_ban_refuses(self) -> None:
         with freeze(datetime(2030, 1, 31, 2, 15, 12, tzinfo=UTC)):
-            ban(SUBJECT, "login", "10m")
+            ban("login", SUBJECT, "10m")
             first = page(superuser()).split("<h2>Right now</h2>")[1].split("</div>")[0]
 
         assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in first
         assert f'value="login" formaction="{PAGE}action/lift/"' in first
 
     def test_an_exemption_ends_a_ban(self) -> None:
-        ban(SUBJECT, "login", "10m")
+        ban("login", SUBJECT, "10m")
         override(mode="exempt")
 
         assert "Refused by" not in verdict(page(superuser()))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from django.contrib.auth.models import User
 
-from django_quota import Rule, acheck_all, apeek_all, areserve_all, check, check_all, peek, peek_all, reserve_all
+from django_quota import Entry, Rule, acheck_all, apeek_all, areserve_all, check, check_all, peek, peek_all, reserve_all
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
@@ -164,10 +164,11 @@ class TestRefusal:
         pytest.param("rpm", "'rpm' is not a list of entries", id="a string"),
         pytest.param(
             [("rpm", USER), "tpm"],
-            "'tpm' is not .rule, subject., .rule, subject, cost. or .rule, subject, cost, ti",
+            "'tpm' is not .rule, subject., .rule, subject, cost. or an Entry",
             id="a string as an entry",
         ),
-        pytest.param([("rpm", USER, 1, "team")], "Rule 'rpm' has no tier 'team'", id="an unknown tier"),
+        pytest.param([("rpm", USER, 1, "team")], "or an Entry, which may also name a tier", id="a tuple with a tier"),
+        pytest.param([Entry("rpm", USER, 1, "team")], "Rule 'rpm' has no tier 'team'", id="an unknown tier"),
         pytest.param(
             [("tpm", USER, 1), ("rpm", USER), ("tpm", USER, 2)],
             "Rule 'tpm' is listed twice for user:42. Give it on",

@@ -110,7 +110,7 @@ def test_a_ban_is_shown_with_the_time_that_is_left() -> None:
     check("flood", HERE, 40)
 
     with freeze(START):
-        ban(HERE, "flood", 600)
+        ban("flood", HERE, 600)
         shown = said("/search/")
 
     assert f"flood (settings) for {HERE}\n  100/m: 60 of 100 left (refused for 10 minutes, banned)" in shown

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 
 from django_quota import (
     Decision,
+    Entry,
     Rule,
     acheck,
     acquire,
@@ -228,7 +229,7 @@ class TestNamedTier:
             assert hold.settle(0).remaining == 3
 
     def test_a_reservation_of_several_takes_it(self) -> None:
-        with reserve_all([(API, ORG, 3, "team")]) as hold:
+        with reserve_all([Entry(API, ORG, 3, "team")]) as hold:
             assert hold.cost == 3
 
     def test_a_tier_may_have_no_limit(self) -> None:
@@ -245,7 +246,7 @@ class TestNamedTier:
         assert check(API, request).limit == 2
 
     def test_an_entry_of_several_names_it_after_the_cost(self) -> None:
-        decision = check_all([(API, "org:9", None, "team"), (API, "org:8", 2, "free")])
+        decision = check_all([Entry(API, "org:9", tier="team"), Entry(API, "org:8", 2, "free")])
 
         assert [(each.cost, each.remaining) for each in decision.outcomes] == [(1, 4), (1, 8), (2, 0)]
 
