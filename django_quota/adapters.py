@@ -13,50 +13,49 @@ from typing import Any, TypeVar
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota import conf
-from django_quota.core.clock import in_words, now
+from django_quota.core.clock import now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.limiting.api import RuleOrRate, answer_flow, ask_flow, django_request, rule_without_request
-from django_quota.limiting.known_rules import finds_rules
+from django_quota.limiting.known_rules import register_rule_finder
 from django_quota.requests import addresses, subjects
 from django_quota.requests.request_bodies import body_notes
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.subjects import digest, named_subject
 from django_quota.web import headers, responses, rule_checks
-from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, settle_own_flow, state_of
+from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, request_state, settle_own_flow
 from django_quota.web.own_limits import limits_view
-from django_quota.web.request_rules import decides_later
+from django_quota.web.request_rules import register_late_views
 from django_quota.web.request_slots import SlotRule
-from django_quota.web.view_lookup import checks_views, endpoints
+from django_quota.web.view_lookup import endpoints, register_view_check
 from django_quota.web.wording import refusal_details
 
 __all__ = [
     "SlotRule",
     "adecide",
-    "apply_decision",
-    "arefusal",
+    "arefusal_response",
     "asettle",
-    "checks_views",
+    "attach_decision",
     "client_ip",
     "decide",
-    "decides_later",
     "digest",
     "dotted_path",
     "endpoints",
-    "finds_rules",
+    "enter_queue",
     "has_middleware",
-    "in_words",
     "limits_view",
     "now",
-    "refusal",
+    "read_rule",
+    "read_subject",
     "refusal_details",
-    "rule_of",
+    "refusal_response",
+    "register_late_views",
+    "register_rule_finder",
+    "register_view_check",
     "set_body_parser",
     "settle",
-    "subject_of",
-    "take_place",
     "take_waiting_rules",
     "take_waiting_slots",
     "write_headers",
@@ -77,41 +76,41 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     for `@quota`, except for pairs. A rule that has been decided for this request is left out. If no rule is left, the
     request is allowed, and the Decision has no outcomes.
 
-    `Decision.enforced` says whether to refuse the request. Then answer with `refusal`. In any case pass the Decision to
-    `apply_decision`, so that it shows on `request.quota` and in the headers.
+    `Decision.enforced` says whether to refuse the request. Then answer with `refusal_response`. In any case pass the
+    Decision to `attach_decision`, so that it shows on `request.quota` and in the headers.
 
     Raises `RuleError` if a rule is wrong. While the store does not answer, nothing is raised and the Decision is
     `degraded`.
     """
     read, pairs = _read_rules(rules)
     found = _read_request(request)
-    return run_sync(decide_flow(found, state_of(found), read, pairs))
+    return run_sync(decide_flow(found, request_state(found), read, pairs))
 
 
 async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request without blocking the event loop; see `decide`."""
     read, pairs = _read_rules(rules)
     found = _read_request(request)
-    return await run_async(decide_flow(found, state_of(found), read, pairs))
+    return await run_async(decide_flow(found, request_state(found), read, pairs))
 
 
 def take_waiting_rules(request: Any) -> list[Rule]:
-    """Return the configured rules and those of `@quota` that wait for the view; see `decides_later`.
+    """Return the configured rules and those of `@quota` that wait for the view; see `register_late_views`.
 
     They wait no longer: pass them to `decide`, with your own rules.
     """
-    state = state_of(_read_request(request))
+    state = request_state(_read_request(request))
     waiting, state.waiting = state.waiting, ()
     return list(waiting)
 
 
 def take_waiting_slots(request: Any) -> Decision | None:
-    """Take the slots of `@concurrency` that wait for the view, because they need the user; see `decides_later`.
+    """Take the slots of `@concurrency` that wait for the view, because they need the user; see `register_late_views`.
 
     Call it when the rules have allowed the request. Return the refusal if a slot is not free, else None. The refusal is
     on `request.quota`, and what the rules took is given back. The slots are given back when the view has answered.
     """
-    state = state_of(_read_request(request))
+    state = request_state(_read_request(request))
     waiting, state.waiting_slots = state.waiting_slots, ()
     for take_flow in waiting:
         decision = run_sync(take_flow())
@@ -129,24 +128,24 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     body_notes(_read_request(request)).parse = parse
 
 
-def apply_decision(request: Any, decision: Decision) -> Decision:
+def attach_decision(request: Any, decision: Decision) -> Decision:
     """Put a Decision on `request.quota`, combined with earlier ones; return the combined one."""
     found = _read_request(request)
-    return add_decision(found, state_of(found), decision)
+    return add_decision(found, request_state(found), decision)
 
 
-def refusal(request: Any, decision: Decision) -> HttpResponse:
+def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     """Return the response to a refused request, as `@quota` sends it: 429, or 503 if the store did not answer.
 
-    `decision`: what `apply_decision` returned. The response has its headers. Raises `ConfigurationError` if the
+    `decision`: what `attach_decision` returned. The response has its headers. Raises `ConfigurationError` if the
     `RESPONSE` setting returns something else than a response.
     """
-    return responses.refusal(_read_request(request), decision)
+    return responses.answer_refusal(_read_request(request), decision)
 
 
-async def arefusal(request: Any, decision: Decision) -> HttpResponse:
-    """Return the response to a refused request without blocking the event loop; see `refusal`."""
-    return await responses.arefusal(_read_request(request), decision)
+async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request without blocking the event loop; see `refusal_response`."""
+    return await responses.aanswer_refusal(_read_request(request), decision)
 
 
 def has_middleware(request: Any = None) -> bool:
@@ -155,11 +154,11 @@ def has_middleware(request: Any = None) -> bool:
     Without a request: whether MIDDLEWARE has one, for system checks.
     """
     if request is None:
-        return rule_checks.has_middleware(rule_checks.OURS)
-    return state_of(_read_request(request)).closer == "middleware"
+        return rule_checks.lists_middleware(rule_checks.OURS)
+    return request_state(_read_request(request)).closer == "middleware"
 
 
-def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
+def read_rule(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
     """Return a rule from what a caller gave: a `Rule`, the name of a configured rule, or a rate with options.
 
     Raises `RuleError` if it is none of these, or if an option or the key is wrong.
@@ -169,7 +168,7 @@ def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
     return rule
 
 
-def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
+def enter_queue(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
     """Take the next place of a queue, a rule with `leaky_bucket`; `delay` of the Decision says how long to wait for it.
 
     This is a `check`, but metrics and observers do not count an allowed one: they count the work when it starts.
@@ -183,8 +182,8 @@ def _place_flow(queue: Rule, subject: Any, cost: int | None) -> Flow[Decision]:
     return answer.decision
 
 
-def subject_of(given: Any) -> str:
-    """Return the subject of a user (`user:42`), or a text with its addresses as `key="ip"` writes them.
+def read_subject(given: Any) -> str:
+    """Return the subject of a user (`user:42`), or a string with its addresses as `key="ip"` writes them.
 
     Raises `RuleError` for anything else.
     """
@@ -194,10 +193,10 @@ def subject_of(given: Any) -> str:
 def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     """Write RateLimit-Policy and RateLimit to a response, as the settings say, and return it.
 
-    `decision`: what `apply_decision` returned. `request`: pass it, so that a response has no headers if Django's cache
+    `decision`: what `attach_decision` returned. `request`: pass it, so that a response has no headers if Django's cache
     stores it and shows it to others. With the middleware you need not call this.
     """
-    state = RequestState() if request is None else state_of(_read_request(request))
+    state = RequestState() if request is None else request_state(_read_request(request))
     if not state.closer and not (state.is_cached and headers.is_stored(response)):
         headers.set_headers(response, decision)
     return response
@@ -226,7 +225,7 @@ def client_ip(request: Any) -> str:
 
     Raises `ConfigurationError` if there is no address.
     """
-    return addresses.client_ip(_read_request(request))
+    return addresses.client_address(_read_request(request))
 
 
 def _read_rules(rules: RuleOrRate | Iterable[RuleOrPair]) -> tuple[list[Rule], list[tuple[Rule, str]]]:

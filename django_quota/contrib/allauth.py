@@ -15,7 +15,7 @@ from django.contrib.auth import get_backends
 from django.dispatch import receiver
 from django.http import HttpRequest
 
-from django_quota.adapters import apply_decision, client_ip, refusal
+from django_quota.adapters import attach_decision, client_ip, refusal_response
 from django_quota.contrib.auth import LoginQuotaBackend, unlock
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 
@@ -37,7 +37,9 @@ class LoginQuotaAdapter(DefaultAccountAdapter):
         try:
             return super().authenticate(request, **credentials)
         except QuotaExceeded as exceeded:
-            raise ImmediateHttpResponse(refusal(request, apply_decision(request, exceeded.decision))) from exceeded
+            raise ImmediateHttpResponse(
+                refusal_response(request, attach_decision(request, exceeded.decision))
+            ) from exceeded
 
 
 @receiver(password_reset)

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.contrib.auth import get_user_model, load_backend
+from django.contrib.auth import BACKEND_SESSION_KEY, get_user_model, load_backend
+from django.contrib.auth.signals import user_logged_in
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -61,7 +62,8 @@ class LoginQuotaBackend:
     """Limits failed logins. Put it first in AUTHENTICATION_BACKENDS.
 
     It limits calls of `authenticate()` with a password, and leaves all other calls to the other backends. While a limit
-    is reached, it raises `QuotaExceeded` before any password is hashed. It has no users and no permissions of its own.
+    is reached, it raises `QuotaExceeded` before any password is hashed. It has no permissions of its own, and
+    its users are those of the other backends.
     """
 
     name_fields: tuple[str, ...] = ("username", "email", "phone")
@@ -113,6 +115,16 @@ class LoginQuotaBackend:
                 return _accepted_by(user, path)
         raise PermissionDenied
 
+    def get_user(self, user_id: Any) -> Any:
+        """Return the user that another backend has by this key, for a session that names this backend."""
+        others = [load_backend(path) for path in settings.AUTHENTICATION_BACKENDS if not _is_ours(path)]
+        found = (backend.get_user(user_id) for backend in others if hasattr(backend, "get_user"))
+        return next((user for user in found if user is not None), None)
+
+    async def aget_user(self, user_id: Any) -> Any:
+        """Return the user without blocking the event loop; see `get_user`."""
+        return await sync_to_async(self.get_user)(user_id)
+
     def is_limited(self, credentials: Mapping[str, Any]) -> bool:
         """Return whether somebody may guess these credentials: by default, if there is a password."""
         return credentials.get("password") is not None
@@ -149,7 +161,7 @@ class LoginQuotaBackend:
         return login_hits(self.user_names(credentials), request)
 
     def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-        """Yield the backends behind this one that take these credentials, and their paths, as Django does."""
+        """Yield the backends after this one that take these credentials, with their paths, as Django does."""
         listed = [(load_backend(path), path) for path in settings.AUTHENTICATION_BACKENDS]
         ours = [isinstance(backend, LoginQuotaBackend) for backend, _ in listed]
         for backend, path in listed[ours.index(True) + 1 :]:
@@ -173,44 +185,29 @@ def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
     raise LoginRefused(exceeded.decision) from exceeded
 
 
-# --- user.backend -----------------------------------------------------------------------------------------------------
+# --- the backend of a session -----------------------------------------------------------------------------------------
 
-
-class _AcceptedBy:
-    """The attribute `backend` of users: the path of the backend that accepted the password. It goes into the session.
-
-    Django sets `backend` to the path of the backend that returned the user, `LoginQuotaBackend`. This class ignores
-    that. A user whom no backend returned, such as a new one, has the only other backend, as if ours were not listed.
-    """
-
-    def __init__(self, usual: str | None) -> None:
-        self.usual = usual
-        """What the class of users had under this name."""
-
-    def __get__(self, user: Any, owner: type) -> Any:
-        others = [path for path in settings.AUTHENTICATION_BACKENDS if user is not None and not _is_ours(path)]
-        found = getattr(user, "__dict__", {}).get("backend") or self.usual or (others[0] if len(others) == 1 else None)
-        if found is None:
-            raise AttributeError("backend")
-        return found
-
-    def __set__(self, user: Any, path: str) -> None:
-        if "backend" not in user.__dict__ or not _is_ours(path):
-            user.__dict__["backend"] = path
+_ACCEPTED_BY = "_django_quota_accepted_by"
+"""The attribute of a user with the path of the backend that accepted the password."""
 
 
 def _accepted_by(user: Any, path: str) -> Any:
-    """Return a user whose `backend` is, and stays, the path of the backend that accepted the password."""
-    name_backend(user.__class__)
-    user.backend = path
+    """Return the user, with the path of the backend that accepted the password.
+
+    Django sets `user.backend` to the backend that returns the user, which is ours.
+    """
+    setattr(user, _ACCEPTED_BY, path)
     return user
 
 
-def name_backend(model: type) -> None:
-    """Let users of this class say which backend is theirs, so that Django does not count ours in `login()`."""
-    there = inspect.getattr_static(model, "backend", None)
-    if not hasattr(there, "__set__"):  # such as this one, or a property of the project
-        model.backend = _AcceptedBy(there)  # type: ignore[attr-defined]
+def name_accepting_backend(request: Any, user: Any, **_: Any) -> None:
+    """Let the session of a login name the backend that accepted the password, so that ours may be removed later."""
+    path, session = getattr(user, _ACCEPTED_BY, None), getattr(request, "session", None)
+    if path is not None and session is not None and _is_ours(session.get(BACKEND_SESSION_KEY)):
+        session[BACKEND_SESSION_KEY] = path
+
+
+user_logged_in.connect(name_accepting_backend, dispatch_uid="django_quota.contrib.auth")
 
 
 def _is_ours(path: object) -> bool:
@@ -231,7 +228,7 @@ def _check_backends(paths: Sequence[str]) -> Iterator[CheckMessage]:
     before = next((path for path in others if path not in axes and paths.index(path) < paths.index(ours)), None)
     if before is not None:
         yield Error(
-            f"AUTHENTICATION_BACKENDS has {before!r} above {ours!r}: it checks passwords unlimited.",
+            f"AUTHENTICATION_BACKENDS has {before!r} above {ours!r}: it checks passwords without a limit.",
             hint=f"Put {ours!r} first.",
             id="django_quota.E017",
         )
@@ -285,4 +282,4 @@ _USERNAME = "login:username"
 """The key of rules in `LOGIN` that count by user name."""
 
 LOW = 20
-"""A person can reach a limit by name alone by hand, unless it is higher than this."""
+"""A person can reach a limit by name alone by hand unless it is higher than this."""

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from math import ceil
 from random import uniform
 from time import sleep
 from typing import Any, NamedTuple, NoReturn, cast
@@ -28,9 +29,9 @@ from django.core.checks import CheckMessage, Error
 from kombu.exceptions import OperationalError
 
 from django_quota import Decision, Rule, check, peek
-from django_quota.adapters import checks_views, in_words, now, take_place
+from django_quota.adapters import enter_queue, now, register_view_check
 from django_quota.conf import current
-from django_quota.contrib.tasks import EPOCH, MAX_COUNT, asked_by, check_rule, queue_of
+from django_quota.contrib.tasks import EPOCH, HIGHEST_COUNT, asked_by, check_rule, queue_of
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.types import Rate
 
@@ -38,19 +39,19 @@ __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
 logger = logging.getLogger("django_quota")
 
-SECOND = 1_000_000
+MICROSECONDS = 1_000_000
 
 SLICES = 100
 """The slices of a sliding window, unless the rule has `precision`."""
 
-HEADER = "quota_place"
+PLACE_HEADER = "quota_place"
 """The header of a message that carries the place of its task: a moment, in microseconds since 1970."""
 
 NAP = 5_000
 """Up to this long (microseconds) a task waits in its worker: about as long as publishing it again would take. If it
-waited longer, the tasks behind it would wait too."""
+waited longer, the tasks after it would wait too."""
 
-LONGEST_SPACED = 3600 * SECOND
+LONGEST_SPACED = 3600 * MICROSECONDS
 """A rate with a longer window is a quota: its tasks are not spaced, and may use up the quota at once."""
 
 QUOTA_PACE = 10
@@ -60,8 +61,8 @@ OUTAGE_WAIT = (10, 20)
 """While the store does not answer and the rule says "deny", a task asks again after so many seconds, at random."""
 
 DEFAULT_VISIBILITY_TIMEOUT = 1800
-"""Seconds for which brokers leave a message with a worker, if the settings do not say: RabbitMQ and SQS half an hour,
-Redis an hour. After that the message is delivered again, so no task waits longer in one go."""
+"""Seconds for which brokers leave a message with a worker, unless the settings say otherwise: RabbitMQ and SQS half an
+hour, Redis an hour. After that the message is delivered again, so no task waits longer in one go."""
 
 PUBLISH_RETRY = {"max_retries": 300, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 """Try for five minutes to publish a task again: this worker may have the only copy."""
@@ -112,7 +113,7 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     """
     slices = rule.precision or SLICES
     paces = [  # a rate of 0 stays as it is, since an error names it
-        Rate(min(MAX_COUNT, rate.count * pace * slices), "second", rate.period // SECOND * (slices + 1))
+        Rate(min(HIGHEST_COUNT, rate.count * pace * slices), "second", rate.period // MICROSECONDS * (slices + 1))
         if rate.count
         else rate
         for rate in rates
@@ -120,14 +121,19 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     return queue_of(replace(rule, name=name, daily=False), paces, room)
 
 
+def _from_now(at: int) -> timedelta:
+    """Return how long it is until a moment, in whole seconds, rounded up."""
+    return timedelta(seconds=ceil(max(0, at - now()) / MICROSECONDS))
+
+
 def _place(at: int | None, task_id: str, retries: int) -> dict[str, Any]:
     """Return the header of a message with the place of its task."""
-    return {HEADER: {"id": task_id, "retries": retries, "at": at}}
+    return {PLACE_HEADER: {"id": task_id, "retries": retries, "at": at}}
 
 
 def _place_of(request: Any) -> int | None:
     """Return the place of a running task. A retry is another run: it needs a place of its own."""
-    given = request.get(HEADER)
+    given = request.get(PLACE_HEADER)
     if not isinstance(given, Mapping) or (given["id"], given["retries"]) != (request.id, request.retries):
         return None
     return cast("int | None", given["at"])
@@ -195,10 +201,10 @@ class QuotaTask(Task):
         limits, task_id = self.limits(), task_id or uuid()
         if limits.spacing is not None and not self.app.conf.task_always_eager:
             subject, cost = self._asks(args or (), kwargs or {})
-            decision = take_place(limits.spacing, subject, cost)
+            decision = enter_queue(limits.spacing, subject, cost)
             if not decision.degraded:
                 began = now()
-                chosen = self._microseconds(eta) if eta else began + round((countdown or 0) * SECOND)
+                chosen = self._microseconds(eta) if eta else began + round((countdown or 0) * MICROSECONDS)
                 at = max(chosen, began + self._wait_of(decision))
                 self._check_expiry(at, options.get("expires", self.expires))
                 place = None if decision.enforced else at
@@ -222,26 +228,26 @@ class QuotaTask(Task):
         limits, place = self.limits(), _place_of(self.request)
         subject, cost = self._asks(args, kwargs)
         if place is None and limits.spacing is not None:
-            decision = take_place(limits.spacing, subject, cost)
+            decision = enter_queue(limits.spacing, subject, cost)
             if decision.enforced:
                 self._publish_again(self._next_try(decision, None), None)
             place = now() + self._wait_of(decision)
         if place is not None and (left := place - now()) > 0:
             if left > NAP:
                 self._publish_again(place, place)
-            sleep(left / SECOND)
+            sleep(left / MICROSECONDS)
         ask = peek if cost == 0 else check  # a free task takes nothing, and a block stops it too
         decision = ask(limits.start, subject, cost)
         if decision.enforced:
             at = self._next_try(decision, place)
             if limits.again is not None:
-                at += round(take_place(limits.again, subject, cost).delay * SECOND)
+                at += round(enter_queue(limits.again, subject, cost).delay * MICROSECONDS)
             self._publish_again(at, at)
 
     def _next_try(self, decision: Decision, place: int | None) -> int:
         """Return when a refused task may ask again. While the store does not answer, publish the task again here."""
         if decision.degraded:
-            self._publish_again(now() + round(uniform(*OUTAGE_WAIT) * SECOND), place)  # noqa: S311 — no secret
+            self._publish_again(now() + round(uniform(*OUTAGE_WAIT) * MICROSECONDS), place)  # noqa: S311 — no secret
         return now() + self._wait_of(decision)
 
     def _wait_of(self, decision: Decision) -> int:
@@ -249,7 +255,7 @@ class QuotaTask(Task):
         wait = decision.retry_after if decision.enforced else decision.delay
         if wait is None:
             raise TaskRefused(f"Task {self.name} never starts. {decision.explain()}")
-        return round(wait * SECOND)
+        return round(wait * MICROSECONDS)
 
     def _publish_again(self, at: int, place: int | None) -> NoReturn:
         """Publish the task as it came, with its place and another eta, and end this run."""
@@ -263,7 +269,7 @@ class QuotaTask(Task):
             retry=True,
             retry_policy=PUBLISH_RETRY,
         )
-        logger.info("Task %s[%s] waits %s for its turn.", self.name, request.id, in_words(max(0, at - now())))
+        logger.info("Task %s[%s] waits %s for its turn.", self.name, request.id, _from_now(at))
         try:
             again.apply_async()
         except OperationalError as error:
@@ -275,16 +281,19 @@ class QuotaTask(Task):
     def _eta(self, at: int) -> datetime:
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
         transport = self.app.conf.broker_transport_options or {}
-        longest = int(0.75 * SECOND * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
+        longest = int(0.75 * MICROSECONDS * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
         return EPOCH + timedelta(microseconds=min(at, now() + longest))
 
     def _check_expiry(self, at: int, expires: Any) -> None:
         if expires is None:
             return
-        ends = now() + round(expires * SECOND) if isinstance(expires, (int, float)) else self._microseconds(expires)
+        ends = (
+            now() + round(expires * MICROSECONDS) if isinstance(expires, (int, float)) else self._microseconds(expires)
+        )
         if ends <= at:
-            waits, left = (in_words(max(0, span - now())) for span in (at, ends))
-            raise TaskWouldExpire(f"Task {self.name} would wait {waits} for its turn, and expires in {left}.")
+            raise TaskWouldExpire(
+                f"Task {self.name} would wait {_from_now(at)} for its turn, and expires in {_from_now(ends)}."
+            )
 
     def _microseconds(self, moment: datetime | str) -> int:
         """Return a moment as microseconds since 1970; without a time zone, in the app's zone, as in Celery."""
@@ -292,7 +301,7 @@ class QuotaTask(Task):
         return (aware - EPOCH) // timedelta(microseconds=1)
 
 
-@checks_views
+@register_view_check
 def check_tasks(_: Sequence[Any]) -> Iterator[CheckMessage]:
     """Find tasks with a `quota_rule` that no task can use, among the tasks whose modules the site has imported."""
     for task in current_app.tasks.values():

@@ -22,21 +22,21 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
 
 from django_quota import Decision, Rule, acheck
-from django_quota.adapters import SlotRule, adecide, arefusal, refusal_details, rule_of
+from django_quota.adapters import SlotRule, adecide, arefusal_response, read_rule, refusal_details
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, RuleError
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Event: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Event]]
-Send: TypeAlias = Callable[[Event], Awaitable[None]]
+ConnectionScope: TypeAlias = MutableMapping[str, Any]
+SocketEvent: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[SocketEvent]]
+Send: TypeAlias = Callable[[SocketEvent], Awaitable[None]]
 Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 
 CLOSE_CODES = {HTTPStatus.TOO_MANY_REQUESTS: 4429, HTTPStatus.SERVICE_UNAVAILABLE: 4503}
 """The close code after a refused message: its status in the range of codes that applications may choose."""
 
 
-def as_json(decision: Decision) -> str:
+def notice_as_json(decision: Decision) -> str:
     """Return the notice of a refused message: JSON with the reason in words, and the seconds to wait (or null)."""
     status, message, wait = refusal_details(decision)
     body = {"type": "quota.refused", "status": status, "detail": message, "retry_after": wait}
@@ -47,7 +47,7 @@ class QuotaSocket:
     """Limits the websockets of an ASGI application; other connections pass.
 
     `connect`: how often a subject may open a socket. `receive`: how many messages it may send, over all of its
-    sockets. Each is a rate (`"20/s; 500/h"`), the name of a configured rule, or a `Rule`; None is no limit.
+    sockets. Each is a rate (`"20/s; 500/h"`), the name of a configured rule, or a `Rule`; None: no limit.
     `at_once`: how many sockets a subject may have open, 1 to 1,000,000. `key`: who is limited, as in a rule; for
     `"user"` put it inside `AuthMiddlewareStack`. A rule from the settings has its own key. `name`: what the limits are
     called in keys, logs and headers; several `QuotaSocket` with one name share their limits.
@@ -72,7 +72,7 @@ class QuotaSocket:
         name: str = "websocket",
         lease: float | str | timedelta = 60,
         close: bool = True,
-        notice: Callable[[Decision], str | bytes] | None = as_json,
+        notice: Callable[[Decision], str | bytes] | None = notice_as_json,
         on_unavailable: Literal["allow", "deny", "local"] | None = None,
     ) -> None:
         if connect is None and receive is None and at_once is None:
@@ -90,7 +90,7 @@ class QuotaSocket:
         self._closes = close
         self._notice = notice
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         """Run the application, or refuse the handshake."""
         if scope["type"] != "websocket":
             await self._application(scope, receive, send)
@@ -108,7 +108,7 @@ class QuotaSocket:
         if self._connect is not None:
             decision = await adecide(request, [self._connect])
             if decision.enforced:
-                await _refuse(scope, send, await arefusal(request, decision))
+                await _refuse(scope, send, await arefusal_response(request, decision))
                 return
         async with nullcontext() if self._slot is None else self._slot.hold(request) as refused:
             if refused is not None:
@@ -127,7 +127,7 @@ class QuotaSocket:
 class _Socket:
     """An open socket whose messages are counted, as the application sees it."""
 
-    opening: Event | None
+    opening: SocketEvent | None
     """The first event, which was read ahead."""
     events: Receive
     sends: Send
@@ -136,7 +136,7 @@ class _Socket:
     closes: bool
     is_closed: bool = False
 
-    async def receive(self) -> Event:
+    async def receive(self) -> SocketEvent:
         """Return the next event that is not refused."""
         while True:
             event, self.opening = self.opening or await self.events(), None
@@ -152,7 +152,7 @@ class _Socket:
                 self.is_closed = True
                 return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
 
-    async def send(self, event: Event) -> None:
+    async def send(self, event: SocketEvent) -> None:
         """Send an event, unless a refused message has closed the socket."""
         if not self.is_closed:
             await self.sends(event)
@@ -161,7 +161,7 @@ class _Socket:
 def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
     """Return the rule of a rate; a rule stays as it is, and so does a name, which is looked up at each use."""
     is_name = isinstance(given, str) and given in current().rules
-    rule = rule_of(given, **({} if is_name or isinstance(given, Rule) else options))
+    rule = read_rule(given, **({} if is_name or isinstance(given, Rule) else options))
     if rule.settles:
         raise RuleError(
             f"Rule {rule.name!r} has settle= or count_when=, but a socket has no response to ask them about."
@@ -169,7 +169,7 @@ def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
     return given if is_name else rule
 
 
-def _request_of(scope: Scope) -> HttpRequest:
+def _request_of(scope: ConnectionScope) -> HttpRequest:
     """Return the handshake as a request: the keys of rules read its address, headers, cookies, user and session."""
     request = ASGIRequest({**scope, "type": "http", "method": "GET"}, io.BytesIO())
     user = scope.get("user")
@@ -179,7 +179,7 @@ def _request_of(scope: Scope) -> HttpRequest:
     return request
 
 
-async def _refuse(scope: Scope, send: Send, response: HttpResponse) -> None:
+async def _refuse(scope: ConnectionScope, send: Send, response: HttpResponse) -> None:
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008})
         return

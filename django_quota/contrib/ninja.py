@@ -8,7 +8,7 @@ An operation is decided after its authentication and before its input is validat
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import is_dataclass
@@ -60,7 +60,7 @@ def limits(
 
     `rates`: `"10/s"`, or several. `rule`: the name of a configured rule instead, or a `Rule`. `name`: the name of
     the rule, by default the path of the function. The options are those of `@quota`. `key`: who is limited; the default
-    `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), or the IP
+    `"auth"` is what the authentication of the operation returned (a user, or else a digest of its string), or the IP
     address of an anonymous request. Several `@limits` of an operation are decided in one call.
 
     A refusal goes to the exception handlers of the API as `OperationRefused`. Raises `RuleError` at import if an
@@ -75,7 +75,7 @@ def limits(
             given: dict[str, Any] = {"key": "auth", **options}
             given["key"] = auth if given["key"] == "auth" else given["key"]
             made = Rule.make(name or _name_of(function), *rates, **given)
-        operation = getattr(function, "_ninja_operation", None)
+        operation = _operation_of(function)
         if operation is None:  # Ninja makes it of this function later
             contribute_operation_callback(function, partial(_limit, rule=made))
         else:
@@ -160,34 +160,32 @@ def _limit(operation: Any, rule: str | Rule) -> None:
     if rules is not None:  # another @limits has done what follows
         rules.insert(0, rule)
         return
-    _check_before(operation, rules := [rule])
+    _decide_before(operation, rules := [rule])
 
     def find_copy(run: Any) -> Any:
-        _check_before(run.__self__, rules)
+        _decide_before(run.__self__, rules)
         return run
 
-    # A copy applies these decorators to its own `run` again. `find_copy` is the first, since it finds the copy as the
-    # owner of `run`: the others may be decorators without functools.wraps.
-    decorators = operation.__dict__.setdefault("_run_decorators", [])
-    decorators.insert(0, find_copy)
+    # `find_copy` is the first, since it finds the copy as the owner of `run`: the others may be decorators without
+    # functools.wraps.
     settled = partial(_settled, is_async=iscoroutinefunction(type(operation).run))
+    decorators = _decorators_of_run(operation)
+    decorators.insert(0, find_copy)
     decorators.append(settled)
     operation.run = settled(operation.run)
 
 
-def _check_before(operation: Any, rules: list[str | Rule]) -> None:
-    """Decide the rules after the authentication of an operation."""
+def _decide_before(operation: Any, rules: list[str | Rule]) -> None:
+    """Decide the rules after the authentication of an operation, and before its input is validated."""
     setattr(operation, _RULES, rules)
-    # Between authentication and validation Ninja publicly calls only throttles, which are never async.
-    checks = operation._run_checks  # noqa: SLF001
 
-    async def acheck_limits(request: HttpRequest) -> HttpResponse | None:
-        return await checks(request) or _refusal(operation, request, await adapters.adecide(request, rules))
+    async def arefused(request: HttpRequest) -> HttpResponse | None:
+        return _refusal(operation, request, await adapters.adecide(request, rules))
 
-    def check_limits(request: HttpRequest) -> HttpResponse | None:
-        return checks(request) or _refusal(operation, request, adapters.decide(request, rules))
+    def refused(request: HttpRequest) -> HttpResponse | None:
+        return _refusal(operation, request, adapters.decide(request, rules))
 
-    operation._run_checks = acheck_limits if iscoroutinefunction(checks) else check_limits  # noqa: SLF001
+    _check_after_authentication(operation, refused, arefused)
 
 
 def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
@@ -218,7 +216,7 @@ def _settled(run: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
 
 def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Return the answer of the API's exception handlers if the operation is refused."""
-    combined = adapters.apply_decision(request, decision)
+    combined = adapters.attach_decision(request, decision)
     if not decision.enforced:
         return None
     return _with_headers(operation.api.on_exception(request, OperationRefused(combined)), combined)
@@ -229,14 +227,14 @@ def _finished(request: HttpRequest, response: Any) -> Any:
     return adapters.write_headers(response, decision, request) if isinstance(decision, Decision) else response
 
 
-@adapters.finds_rules
+@adapters.register_rule_finder
 def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
-    """Return the rules of all operations behind the URLs, without the names of configured rules."""
+    """Return the rules of all operations behind the URLs; the settings have those that are only named."""
     for operation in _operations_behind(patterns):
         yield from (rule for rule in getattr(operation, _RULES, ()) if isinstance(rule, Rule))
 
 
-@adapters.checks_views
+@adapters.register_view_check
 def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
     """Find `@limits(rule="...")` without its rule, an API without `install`, and throttles that know no proxies."""
     for operation in _operations_behind(patterns):
@@ -247,13 +245,15 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
     rules, api = getattr(operation, _RULES, ()), operation.api
     for rule in rules:
         try:
-            adapters.rule_of(rule)
+            adapters.read_rule(rule)
         except RuleError as error:
             place = adapters.dotted_path(operation.view_func)
-            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=error.hint, id="django_quota.E024")
+            yield Error(
+                f"@limits(rule={rule!r}) on {place} names an unknown rule.", hint=error.hint, id="django_quota.E024"
+            )
     if any(isinstance(rule, Rule) and rule.key is auth for rule in rules):
         yield from _check_authentication(operation)
-    if rules and not adapters.has_middleware() and QuotaExceeded not in api._exception_handlers:  # noqa: SLF001 — no other way
+    if rules and not adapters.has_middleware() and not _has_handler(api, QuotaExceeded):
         yield CheckWarning(
             f"The API {api.title} ({api.urls_namespace}) does not answer what the limiter raises: a QuotaExceeded or "
             "StoreUnavailable in an operation becomes a 500.",
@@ -271,7 +271,7 @@ def _check(operation: Any) -> Iterator[CheckMessage]:
 
 
 def _check_authentication(operation: Any) -> Iterator[CheckMessage]:
-    """Find an authentication that is annotated with a dict or a dataclass, of which no part says whom it is about."""
+    """Find an authentication annotated with a dict or a dataclass, which does not identify anybody."""
     for callback in operation.auth_callbacks:
         function = getattr(callback, "authenticate", callback)
         try:
@@ -294,11 +294,48 @@ def _has_pk(kind: Any) -> bool:
     return hasattr(kind, "pk") or "pk" in getattr(kind, "__dataclass_fields__", ())
 
 
+# --- where Ninja has no public way; tests/contrib/test_private_names.py tries each with the installed version ---------
+
+
+def _operation_of(function: Any) -> Any:
+    """Return the operation that Ninja has made of a function; None if it has made none yet."""
+    return getattr(function, "_ninja_operation", None)
+
+
 def _operations_behind(patterns: Iterable[Any]) -> Iterator[Any]:
+    """Return the operations behind URLs, which only the closure of each view has."""
     for endpoint in adapters.endpoints(patterns):
         cells = [cell.cell_contents for cell in getattr(endpoint.callback, "__closure__", None) or ()]
         for view in cells:
             yield from view.operations if isinstance(view, PathView) else ()
+
+
+def _check_after_authentication(
+    operation: Any,
+    check_rules: Callable[[HttpRequest], HttpResponse | None],
+    acheck_rules: Callable[[HttpRequest], Awaitable[HttpResponse | None]],
+) -> None:
+    """Let a check answer a request that has authenticated; publicly Ninja only asks throttles then, never async."""
+    checks = operation._run_checks  # noqa: SLF001
+
+    async def arun(request: HttpRequest) -> HttpResponse | None:
+        return await checks(request) or await acheck_rules(request)
+
+    def run(request: HttpRequest) -> HttpResponse | None:
+        return checks(request) or check_rules(request)
+
+    operation._run_checks = arun if iscoroutinefunction(checks) else run  # noqa: SLF001
+
+
+def _decorators_of_run(operation: Any) -> list[Any]:
+    """Return the decorators that a copy of the operation applies to its own `run`."""
+    found: list[Any] = operation.__dict__.setdefault("_run_decorators", [])
+    return found
+
+
+def _has_handler(api: NinjaAPI, kind: type[Exception]) -> bool:
+    """Say whether an API has an exception handler for this class."""
+    return kind in api._exception_handlers  # noqa: SLF001
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
@@ -324,7 +361,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         name = f"ninja.{self.scope or adapters.dotted_path(type(self))}.{self.num_requests}-{self.duration}"
         decision = check(f"{self.num_requests}/{self.duration}s", subject, name=name)
         _last.set(decision)
-        adapters.apply_decision(request, decision)
+        adapters.attach_decision(request, decision)
         return self.throttle_failure() if decision.enforced else self.throttle_success()
 
     def throttle_success(self) -> bool:
@@ -341,7 +378,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return adapters.client_ip(request)
         ident = str(super().get_ident(request))
         with suppress(RuleError):  # a proxy may write something else than an address
-            return adapters.subject_of(f"ip:{ident}").removeprefix("ip:")
+            return adapters.read_subject(f"ip:{ident}").removeprefix("ip:")
         return ident
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from django_quota import Decision, Rule, acheck, check
-from django_quota.adapters import now, rule_of
+from django_quota.adapters import now, read_rule
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.types import Rate
 
@@ -25,7 +25,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROOM = 30 * 86_400 * 1_000_000
 """How far ahead tasks get a place, unless `burst` of a `leaky_bucket` rule says how many may wait."""
 
-MAX_COUNT = 10**12
+HIGHEST_COUNT = 10**12
 """The highest count and `burst` of a rule."""
 
 
@@ -62,7 +62,7 @@ class TaskQuota:
                 f"The backend {task.backend!r} of task {task.name!r} cannot defer tasks (supports_defer is False).",
                 "Use a backend in TASKS that can.",
             )
-        return _bucket(rule_of(self.rule)), *asked_by(task, self.key, self.cost, args, kwargs)
+        return _bucket(read_rule(self.rule)), *asked_by(task, self.key, self.cost, args, kwargs)
 
 
 def asked_by(task: Any, key: Any, cost: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
@@ -92,7 +92,7 @@ def queue_of(rule: Rule, rates: Sequence[Rate], room: int | None = None) -> Rule
         rule,
         rates=tuple(rates),
         algorithm="leaky_bucket",
-        burst=room or max(1, min((MAX_COUNT, *rooms))),
+        burst=room or max(1, min((HIGHEST_COUNT, *rooms))),
         precision=None,
         tz=None,
         count_refused=False,

@@ -54,6 +54,15 @@ def at_request_end(action: AtEnd) -> Callable[[], None]:
     return withdraw
 
 
+def closers_of(response: Any) -> list[AtEnd]:
+    """Return the functions that a response calls when it is closed; its `close()` also says that the request is over.
+
+    Django has no public way to add one.
+    """
+    found: list[AtEnd] = getattr(response, "_resource_closers", [])
+    return found
+
+
 def _actions() -> list[AtEnd] | None:
     """Return the actions of the present request; None outside of one."""
     request = SyncToAsync.thread_sensitive_context.get(None)

@@ -13,7 +13,7 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync, run_to_the_end
-from django_quota.features.request_end import at_request_end
+from django_quota.features.request_end import at_request_end, closers_of
 
 logger = logging.getLogger("django_quota")
 
@@ -32,8 +32,7 @@ def at_stream_end(stream: StreamT, ending: Ending) -> StreamT:
         if getattr(stream, "file_to_stream", None) is None:
             stream.streaming_content = at_stream_end(stream.streaming_content, ending)
         else:  # the server sends a file itself, and closes the response
-            closers = cast("Any", stream)._resource_closers  # noqa: SLF001 — Django has no other way to hear of its close()
-            closers.append(_Stream(None, ending).close)
+            closers_of(stream).append(_Stream(None, ending).close)
         return cast("StreamT", stream)
     if isinstance(stream, (HttpResponseBase, str, bytes)):
         raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")

@@ -37,7 +37,7 @@ slot_finders: list[Finder] = []
 FinderT = TypeVar("FinderT", bound=Finder)
 
 
-def finds_rules(finder: FinderT) -> FinderT:
+def register_rule_finder(finder: FinderT) -> FinderT:
     """Register a function that finds the rules of an integration, so that the admin and the commands know them.
 
     The function gets URL patterns and returns the rules that the integration decides on their views. This returns the

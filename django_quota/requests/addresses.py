@@ -33,7 +33,7 @@ MAX_LENGTH = 64
 """Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
 
 
-def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
+def client_address(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     """Return the address of the client; an IPv6 address as its network (/64 by default).
 
     `prefixes`: how many bits identify a client, if not those in the settings.
@@ -65,7 +65,7 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
 
 def ip_subject(request: HttpRequest) -> str:
     """Return the subject of the request's client address: `ip:203.0.113.9`, `ip:2001:db8::/64`."""
-    return f"ip:{client_ip(request)}"
+    return f"ip:{client_address(request)}"
 
 
 def own_prefixes() -> Prefixes:
@@ -76,7 +76,7 @@ def own_prefixes() -> Prefixes:
 
 def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     """Return whether the client's full address is in one of these networks."""
-    return _is_in(client_ip(request, FULL), networks)
+    return _is_in(client_address(request, FULL), networks)
 
 
 def is_trusted_proxy(address: str) -> bool:

@@ -45,6 +45,11 @@ def has_unread_body(request: HttpRequest, kind: str) -> bool:
     return notes.parse is not None or (not hasattr(request, "_body") and _may_have_body(request))
 
 
+def is_readable(request: HttpRequest) -> bool:
+    """Return whether the body can still be read, or is in memory: nobody can read a stream again."""
+    return not getattr(request, "_read_started", False) or hasattr(request, "_body")
+
+
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 """The types of body that `request.POST` parses."""
 

@@ -8,7 +8,7 @@ from django import template
 
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.web.own_limits import left_in_words, own_limits
+from django_quota.web.own_limits import limit_in_words, own_limits
 from django_quota.web.wording import rate_in_words
 
 register = template.Library()
@@ -25,7 +25,7 @@ def _shown(outcome: Outcome) -> dict[str, Any]:
     return {
         "rule": outcome.rule,
         "rate": rate_in_words(outcome.rate),
-        "left": left_in_words(outcome),
+        "left": limit_in_words(outcome),
         "remaining": 0 if outcome.is_shut_out else outcome.remaining,
         "limit": outcome.limit or 1,
     }

@@ -53,8 +53,8 @@ def _quota_is_isolated(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def quota(_quota_is_isolated: None) -> Iterator[QuotaKit]:
+@pytest.fixture(name="quota")
+def quota_fixture(_quota_is_isolated: None) -> Iterator[QuotaKit]:
     """Say what the limits of this test are: the time, what is used up, how much is used. See `QuotaKit`."""
     with quota_kit() as kit:
         yield kit

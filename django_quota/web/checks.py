@@ -137,8 +137,8 @@ def _check_tenants() -> Iterator[CheckMessage]:
     if ours:
         yield finding(
             "W046",
-            f"TENANT_APPS has {ours[0]!r}, so each tenant has overrides of its own. They hold nowhere: a process reads "
-            "those of one schema for all tenants. quota_rollup writes usage into one schema, too.",
+            f"TENANT_APPS has {ours[0]!r}, so each tenant has overrides of its own. They have no effect: a process "
+            "reads those of one schema for all tenants. quota_rollup writes usage into one schema, too.",
             f"Name {ours[0]!r} in SHARED_APPS alone, and run `manage.py migrate_schemas --shared`.",
         )
 
@@ -258,7 +258,11 @@ def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) ->
         used = {rule.name for rule in rules_of_requests()}
         unused += [name for name in current().rules if name not in used and current().rule(name).match is None]
     if unused:
-        problem = f'QUOTA["RULES"] has {", ".join(map(repr, unused))} without "match", and no view uses them.'
-        hint = f"Add a 'match', name them on a view with @quota(rule={unused[0]!r}), or ask them in your code."
+        problem = f'QUOTA["RULES"] has {", ".join(map(repr, unused))} without "match", and no view is seen to use them.'
+        hint = (
+            f"Add a 'match', name them on a view with @quota(rule={unused[0]!r}), or ask them in your code. This check "
+            "cannot see a @quota below a decorator without functools.wraps, and of several that method_decorator "
+            "applies to one method it sees one."
+        )
         found.append(Info(problem, hint=hint, id="django_quota.W039"))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
@@ -12,8 +13,7 @@ from django_quota.core.errors import RuleError
 from django_quota.core.rules import dotted_path
 from django_quota.requests.subjects import GLOBAL
 from django_quota.web.request_slots import SlotOptions, SlotRule
-from django_quota.web.view_kinds import V, dispatch_of, naming
-from django_quota.web.view_marks import mark
+from django_quota.web.view_kinds import V, dispatch_of, mark, path_of_view
 
 
 def concurrency(
@@ -46,9 +46,15 @@ def concurrency(
             return view
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@concurrency is on {type(view).__name__}, not on a view.")
-        rule = replace(named, name_for=naming(view)) if name is None else named
+        path = path_of_view(view)
+        rule = replace(named, name_for=partial(_name_of, view, path)) if name is None else named
         wrapped = rule.around(view)
-        mark(wrapped, rule, decorate)
+        mark(wrapped, view, path, rule)
         return wrapped
 
     return decorate
+
+
+def _name_of(view: Any, path: str, owner: type | None) -> str:
+    """Return the name of the slot of a view: its path, as part of a class if it is a method."""
+    return path if owner is None else path_of_view(view, owner)

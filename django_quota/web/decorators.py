@@ -10,7 +10,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isawaitable
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 from django.http import HttpRequest, HttpResponseBase
 
@@ -28,7 +28,7 @@ from django_quota.core.rules import (
     parts_of_key,
 )
 from django_quota.requests.request_keys import check_keys
-from django_quota.web.headers import write_headers
+from django_quota.web.headers import add_headers
 from django_quota.web.limited_requests import (
     RequestState,
     arefuse_in_view,
@@ -37,8 +37,19 @@ from django_quota.web.limited_requests import (
     refuse_in_view,
 )
 from django_quota.web.request_rules import Limited, RuleSource
-from django_quota.web.view_kinds import V, dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
-from django_quota.web.view_marks import mark, marks_of, own
+from django_quota.web.view_kinds import (
+    Mark,
+    V,
+    dispatch_of,
+    is_async,
+    is_dispatch,
+    is_stand_in,
+    mark,
+    marks_of,
+    own,
+    path_of_view,
+    wrap_view,
+)
 
 BARE_HINT = "Write it with a rate: @quota('10/m')."
 
@@ -85,7 +96,7 @@ def quota(
         template = Rule.make("unnamed" if name is None else name, *rates, **options)
     except RateError as error:
         text = error.text
-        if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
+        if not isinstance(text, str) or not text.strip() or any(character.isdigit() for character in text):
             raise
         hint = f"If it is the name of a configured rule, write @quota(rule={text!r}); if it is the key, key={text!r}."
         raise RateError(text, error.position, error.problem, f"{error.hint} {hint}") from None
@@ -111,7 +122,7 @@ class _Decorator:
         self._made: dict[str, Rule] = {}  # see RuleSource
         rates = rule.rates if isinstance(rule, Rule) else ()
         if rates and callable(rates[0]):
-            mark(self, UnderABareOne(rates[0]), self)
+            setattr(self, WithoutRate.attribute, (Mark(WithoutRate(), rates[0], dotted_path(rates[0]), self),))
 
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
@@ -132,17 +143,18 @@ class _Decorator:
 
     def _limit(self, view: Callable[..., Any]) -> Callable[..., Any]:
         inner = own(view, Limited)
-        below = sum(len(each.kept.sources) for each in marks_of(view) if isinstance(each.kept, Limited))
+        below = sum(len(each.noted.sources) for each in marks_of(view, Limited))
         bare = inner.view if inner else view
-        if not (is_async(bare) or is_dispatch(bare) or is_a_trial(bare)):
+        if not (is_async(bare) or is_dispatch(bare) or is_stand_in(bare)):
             self._refuse_async_functions()
         if inner and isinstance(self._rule, Rule) and self._named:
             _refuse_shared_names(self._rule, inner)
-        name_for = None if self._named else naming(bare, f"#{below + 1}" if below else "")
-        sources = (RuleSource(self._rule, name_for, self._made), *(inner.sources if inner else ()))
-        spec = Limited(bare, sources)
+        suffix = None if self._named else f"#{below + 1}" if below else ""
+        sources = (RuleSource(self._rule, suffix, self._made), *(inner.sources if inner else ()))
+        path = path_of_view(bare)
+        spec = Limited(bare, path, sources)
         wrapper = wrap_view(bare, "@quota", partial(_call, spec), partial(_acall, spec))
-        mark(wrapper, spec, self)
+        mark(wrapper, bare, path, spec)
         return wrapper
 
     def _refuse_async_functions(self) -> None:
@@ -159,7 +171,7 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
     """Fail at import if two stacked rules have the same name and key, but are different."""
     for source in inner.sources:
         other = source.rule
-        if not isinstance(other, Rule) or source.name_for or other.name != rule.name or other.key != rule.key:
+        if not isinstance(other, Rule) or source.suffix is not None or other.name != rule.name or other.key != rule.key:
             continue
         by_state = {limit.state_id: limit for limit in other.limits}
         same = all(by_state.get(limit.state_id, limit) == limit for limit in rule.limits)
@@ -167,11 +179,10 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
             raise name_conflict(rule, other)
 
 
-class UnderABareOne(NamedTuple):
-    """What a `@quota` with a function as its rate remembers. If the function is a view, the parentheses are missing."""
+class WithoutRate:
+    """What a `@quota` notes whose rate is a function. If the function is a view, the parentheses are missing."""
 
-    view: Callable[..., Any]
-    """The function, perhaps the view."""
+    attribute: ClassVar[str] = "django_quota_without_rate"
 
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------
@@ -198,7 +209,7 @@ def _call(
     if state.waiting or state.waiting_slots or state.unsettled:
         response = run_sync(close_flow(request, state, response))
     state.closer = ""
-    return write_headers(request, response, is_cached=state.is_cached)
+    return add_headers(request, response, is_cached=state.is_cached)
 
 
 async def _acall(
@@ -223,4 +234,4 @@ async def _finish(request: HttpRequest, state: RequestState | None, view: Callab
     if state is None:
         return response
     response = await run_async(close_flow(request, state, response))
-    return write_headers(request, response, is_cached=state.is_cached)
+    return add_headers(request, response, is_cached=state.is_cached)

@@ -7,14 +7,14 @@ from typing import Any
 
 from django_quota.conf import current
 from django_quota.core.rules import Rule
-from django_quota.limiting.known_rules import finds_rules, slot_finders
+from django_quota.limiting.known_rules import register_rule_finder, slot_finders
 
 
-@finds_rules
+@register_rule_finder
 def _rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
-    from django_quota.web.view_lookup import rules_of_views  # noqa: PLC0415 — the app starts without it
+    from django_quota.web.view_lookup import rules_of_decorators  # noqa: PLC0415 — the app starts without it
 
-    return rules_of_views(patterns)
+    return rules_of_decorators(patterns)
 
 
 def _slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:

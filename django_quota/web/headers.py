@@ -30,7 +30,7 @@ def decision_of(request: HttpRequest) -> Decision | None:
     return decision if isinstance(decision, Decision) else None
 
 
-def write_headers(request: HttpRequest, response: R, *, is_cached: bool) -> R:
+def add_headers(request: HttpRequest, response: R, *, is_cached: bool) -> R:
     """Write the headers of the decision on a request to its response.
 
     `is_cached`: whether a cache stores what it can, and would show the headers to others.

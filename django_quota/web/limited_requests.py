@@ -27,14 +27,15 @@ from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
+from django_quota.features.request_end import closers_of
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.request_bodies import has_unread_body
+from django_quota.requests.request_bodies import has_unread_body, is_readable
 from django_quota.requests.request_hits import Counted, asked_flow
 from django_quota.requests.site_rules import site_rules
-from django_quota.web.headers import decision_of, write_headers
+from django_quota.web.headers import add_headers, decision_of
 from django_quota.web.request_rules import Limited, rules_before, rules_of
-from django_quota.web.responses import arefusal, refusal
-from django_quota.web.settlements import settle_flow
+from django_quota.web.responses import aanswer_refusal, answer_refusal
+from django_quota.web.settlements import settle_by_response_flow
 
 logger = logging.getLogger("django_quota")
 
@@ -75,7 +76,7 @@ STATE = "_django_quota"
 """The attribute of a request with its state."""
 
 
-def state_of(request: HttpRequest) -> RequestState:
+def request_state(request: HttpRequest) -> RequestState:
     """Return the state of a request, made when it is first needed."""
     found: RequestState | None = getattr(request, STATE, None)
     if found is None:
@@ -89,7 +90,7 @@ def state_of(request: HttpRequest) -> RequestState:
 
 def before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[HttpResponse | None]:
     """Decide the rules of the settings and those of the view; return the response if they refuse the request."""
-    state = state_of(request)
+    state = request_state(request)
     if state.is_asked:
         return None
     state.is_asked = True
@@ -108,7 +109,7 @@ def enter_view_flow(
 
     Return the state, too, if this `@quota` closes the request. `args`: the arguments of this call of the view.
     """
-    state = state_of(request)
+    state = request_state(request)
     if state.claimed is spec:  # for this call; the next one is decided here
         state.claimed = None
         return None, None
@@ -134,7 +135,7 @@ def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow
             refused = (yield from limit_flow(request, state, rules)) if rules else None
             response = response if refused is None else _replaced(response, refused)
         answers, state.unsettled = state.unsettled, ()
-        yield from settle_flow(request, response, [answer.receipt() for answer in answers])
+        yield from settle_by_response_flow(request, response, [answer.receipt() for answer in answers])
     finally:
         state.closer = ""
     return response
@@ -142,8 +143,7 @@ def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow
 
 def _replaced(response: Any, refused: HttpResponse) -> HttpResponse:
     """Return the refusal, which also closes the response that it replaces, such as a file."""
-    closers: list[Any] = refused._resource_closers  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
-    closers += getattr(response, "_resource_closers", ())
+    closers_of(refused).extend(closers_of(response))
     return refused
 
 
@@ -165,13 +165,12 @@ def _rules_left(request: HttpRequest, state: RequestState, response: Any) -> Seq
         _log_late(
             request, response, f"these rules waited for it: {names}. They are decided after it, which is too late"
         )
-    is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
-    return [rule for rule in waiting if is_readable or not rule.reads_body]
+    return [rule for rule in waiting if not rule.reads_body or is_readable(request)]
 
 
 def log_untaken_slots(request: HttpRequest, response: Any) -> None:
     """Log that a view has answered without taking the slots that waited for it."""
-    state = state_of(request)
+    state = request_state(request)
     slots, state.waiting_slots = state.waiting_slots, ()
     if slots and _is_done(response):
         _log_late(request, response, "a slot waited for it. Nothing has limited how many run at once")
@@ -203,7 +202,7 @@ def limit_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule])
     """Decide rules; return the response if they refuse the request."""
     decision = yield from decide_flow(request, state, rules)
     combined = add_decision(request, state, decision)
-    return (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
+    return (yield IOCall(answer_refusal, aanswer_refusal, request, combined)) if decision.enforced else None
 
 
 def decide_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule], pairs: Pairs = ()) -> Flow[Decision]:
@@ -240,7 +239,7 @@ def _asked_flow(request: HttpRequest, state: RequestState, rules: Iterable[Rule]
 
 def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
     """Give back what a request took, since it is refused after all; return how its limits stand afterwards."""
-    state = state_of(request)
+    state = request_state(request)
     answers, state.answers, state.unsettled = state.answers, (), ()
     found = []
     for answer in answers:
@@ -268,21 +267,21 @@ def _in_a_cache(request: HttpRequest) -> bool:
 
 def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
     """Settle what a request took, unless somebody else closes the request."""
-    state = state_of(request)
+    state = request_state(request)
     if not state.closer:
         answers, state.unsettled = state.unsettled, ()
-        yield from settle_flow(request, response, [answer.receipt() for answer in answers])
+        yield from settle_by_response_flow(request, response, [answer.receipt() for answer in answers])
 
 
 def write_own_headers(request: HttpRequest, response: Any) -> Any:
     """Write the headers of the decision on a request to its response, unless somebody else closes the request."""
-    state = state_of(request)
-    return response if state.closer else write_headers(request, response, is_cached=state.is_cached)
+    state = request_state(request)
+    return response if state.closer else add_headers(request, response, is_cached=state.is_cached)
 
 
 def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the response to a `QuotaExceeded` that left a view."""
-    return refusal(request, _refused(request, decision))
+    return answer_refusal(request, _refused(request, decision))
 
 
 def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -294,12 +293,12 @@ def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
 async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the response without blocking the event loop; see `refuse_in_view`."""
     _roll_back()
-    return await arefusal(request, _refused(request, decision))
+    return await aanswer_refusal(request, _refused(request, decision))
 
 
 def unavailable(request: HttpRequest) -> HttpResponse:
     """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
-    return refusal(request, add_decision(request, state_of(request), _UNDECIDED))
+    return answer_refusal(request, add_decision(request, request_state(request), _UNDECIDED))
 
 
 _UNDECIDED = Decision.without_limit(allowed=False, enforced=True, degraded=True)
@@ -309,7 +308,7 @@ def _refused(request: HttpRequest, decision: Decision) -> Decision:
     """Return the decision to answer with: all decisions on the request, if they refuse it."""
     earlier = decision_of(request)
     known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
-    combined = earlier if earlier is not None and known else add_decision(request, state_of(request), decision)
+    combined = earlier if earlier is not None and known else add_decision(request, request_state(request), decision)
     return decision if combined.allowed else combined
 
 

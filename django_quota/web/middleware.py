@@ -21,13 +21,13 @@ from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavail
 from django_quota.core.flow import run_async, run_sync
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.site_rules import rule_index
-from django_quota.web.headers import write_headers
+from django_quota.web.headers import add_headers
 from django_quota.web.limited_requests import (
     RequestState,
     before_view_flow,
     close_flow,
     refuse,
-    state_of,
+    request_state,
     unavailable,
 )
 from django_quota.web.request_slots import Holding, slot_index, take_slots_flow
@@ -64,7 +64,7 @@ class QuotaMiddleware:
 
     def __call__(self, request: HttpRequest) -> Any:
         """Answer a request. Returns a coroutine if the next middleware does."""
-        state = state_of(request)
+        state = request_state(request)
         if state.closer:
             return self.get_response(request)
         state.closer = "middleware"
@@ -81,7 +81,7 @@ class QuotaMiddleware:
         if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
             response = run_sync(close_flow(request, state, response))
         state.closer = ""
-        return write_headers(request, response, is_cached=state.is_cached)
+        return add_headers(request, response, is_cached=state.is_cached)
 
     async def _aanswer(self, request: HttpRequest, state: RequestState) -> Any:
         try:
@@ -92,7 +92,7 @@ class QuotaMiddleware:
         if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
             response = await run_async(close_flow(request, state, response))
         state.closer = ""
-        return write_headers(request, response, is_cached=state.is_cached)
+        return add_headers(request, response, is_cached=state.is_cached)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs

@@ -125,7 +125,7 @@ def _calendar(outcome: Outcome) -> Limit | None:
     return outcome.of if isinstance(outcome.of, Limit) and not outcome.of.algorithm.timeless else None
 
 
-def left_in_words(outcome: Outcome) -> str:
+def limit_in_words(outcome: Outcome) -> str:
     """Return how much of a limit is left, until when: `"9,995 of 10,000 left until 1 December"`."""
     if outcome.why == "exempt":
         return _("unlimited")

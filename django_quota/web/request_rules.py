@@ -5,31 +5,26 @@ decorator is above a `@quota`, that decorator must run first, and the `@quota` d
 
 Some rules wait until the view knows more about the request. Django REST framework reads tokens inside the view. Before
 that, a rule by user would count all users with tokens as one anonymous visitor. So an integration says with
-`decides_later` which views decide such rules themselves. The middleware and `@quota` then leave these rules on the
-request, and decide the others at once. If the view has answered and has not decided them, for example because a wrong
-token got a 401, they are decided then.
+`register_late_views` which views decide such rules themselves. The middleware and `@quota` then leave these rules on
+the request, and decide the others at once. If the view has answered and has not decided them, for example because a
+wrong token got a 401, they are decided then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.http import HttpRequest
 from django.views import View
 
 from django_quota.conf import current
-from django_quota.core.caching import cached
 from django_quota.core.rules import Rule
 from django_quota.requests.site_rules import site_rules
-from django_quota.web.view_kinds import called_view
-from django_quota.web.view_marks import own
+from django_quota.web.view_kinds import called_view, own, path_of_view
 
 F = TypeVar("F", bound=Callable[[Any], bool])
-
-NameFor = Callable[[type | None], str]
-"""Returns the name of the limits of a view, from its class (None for a function)."""
 
 
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> tuple[list[Rule], list[Rule], Limited | None]:
@@ -73,24 +68,24 @@ MAX_CLASSES = 100
 class RuleSource:
     """The rule of one `@quota`: the decorator's own, or one of the settings."""
 
-    __slots__ = ("_made", "name_for", "rule")
+    __slots__ = ("_made", "rule", "suffix")
 
-    def __init__(self, rule: str | Rule, name_for: NameFor | None, made: dict[str, Rule]) -> None:
+    def __init__(self, rule: str | Rule, suffix: str | None, made: dict[str, Rule]) -> None:
         self.rule: str | Rule = rule
         """The decorator's own rule, or the name of a configured rule."""
-        self.name_for: NameFor | None = name_for
-        """Returns the name of a rule that has none of its own: the path of the view."""
+        self.suffix: str | None = suffix
+        """What follows the path of the view in the name of a rule without a name of its own; None: it has a name."""
         self._made: dict[str, Rule] = made
         """The rules with such names. `@quota` keeps them: `method_decorator` applies it at each request."""
 
-    def rule_for(self, owner: type | None) -> Rule:
-        """Return the rule, for a view of this class (None for a function)."""
+    def rule_for(self, path: str) -> Rule:
+        """Return the rule of the view with this path."""
         rule = self.rule
         if isinstance(rule, str):
             return current().rule(rule)
-        if self.name_for is None:
+        if self.suffix is None:
             return rule
-        name = self.name_for(owner)
+        name = path + self.suffix
         made = self._made.get(name)
         if made is None:
             made = self._made[name] = rule.renamed(name)
@@ -100,10 +95,13 @@ class RuleSource:
 class Limited:
     """What `@quota` remembers of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_known", "names", "sources", "view")
+    __slots__ = ("_known", "_path", "names", "sources", "view")
 
-    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...]) -> None:
+    attribute: ClassVar[str] = "django_quota_limits"
+
+    def __init__(self, view: Callable[..., Any], path: str, sources: tuple[RuleSource, ...]) -> None:
         self.view: Callable[..., Any] = view
+        self._path = path
         self.sources: tuple[RuleSource, ...] = sources
         rules = [source.rule for source in sources]
         self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
@@ -111,15 +109,12 @@ class Limited:
         self._known: dict[type | None, list[Rule]] = {}
         """The rules by the class of the view (None for a function), if none is from the settings: they never change."""
 
-    def names_by_view(self, owner: type | None) -> list[str]:
-        """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
-        return [source.name_for(owner) for source in self.sources if source.name_for is not None]
-
     def rules(self, owner: type | None) -> list[Rule]:
         """Return its rules, for a view of this class (None for a function)."""
         rules = self._known.get(owner)
         if rules is None:
-            rules = [source.rule_for(owner) for source in self.sources]
+            path = self._path if owner is None else path_of_view(self.view, owner)
+            rules = [source.rule_for(path) for source in self.sources]
             if not self.names:
                 if len(self._known) >= MAX_CLASSES:
                     self._known.clear()
@@ -140,14 +135,8 @@ def _quota_of(view: Callable[..., Any], method: str | None) -> tuple[Limited | N
     except TypeError:  # it has no hash
         spec, owner = _outermost.__wrapped__(view)
     if spec is None and owner is not None:
-        spec = _own_limited(_handler(owner, method))
+        spec = own(_handler(owner, method), Limited)
     return spec, owner
-
-
-@cached(maxsize=1024)
-def _own_limited(method: Any) -> Limited | None:
-    """Return the `@quota` on a method itself."""
-    return own(method, Limited)
 
 
 @lru_cache(maxsize=1024)
@@ -159,8 +148,8 @@ def _outermost(view: Any) -> tuple[Limited | None, type | None]:
     owner: Any = getattr(view, "view_class", None)
     if owner is None or owner.setup is not View.setup or not _CHOSEN_BY_THE_CLASS.isdisjoint(view.view_initkwargs):
         return None, None
-    if getattr(view, "__wrapped__", None) is not getattr(owner.dispatch, "__wrapped__", None):
-        return None, None  # a decorator is around the view of `as_view()`, which has the attributes of dispatch()
+    if hasattr(getattr(view, "__wrapped__", None), "view_class"):
+        return None, None  # a decorator is around what `as_view()` returned
     if owner.dispatch is View.dispatch:
         return None, owner
     found = own(owner.dispatch, Limited)
@@ -183,7 +172,7 @@ _CHOSEN_BY_THE_CLASS = frozenset({"dispatch", "http_method_names", "setup"})
 _finders: list[Callable[[Any], bool]] = []
 
 
-def decides_later(finder: F) -> F:
+def register_late_views(finder: F) -> F:
     """Register a function that says whether a view decides its rules by itself; it can be used as a decorator.
 
     The function gets the view as Django calls it: a function, for example from `as_view()`, a class or its instance.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import isawaitable
-from typing import Any, TypedDict, Unpack, cast, get_args
+from typing import Any, ClassVar, TypedDict, Unpack, cast, get_args
 
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 
@@ -37,12 +37,12 @@ from django_quota.web.limited_requests import (
     arefuse_in_view,
     log_untaken_slots,
     refuse_in_view,
-    state_of,
+    request_state,
     undo_flow,
     write_own_headers,
 )
 from django_quota.web.request_rules import is_decided_later
-from django_quota.web.responses import arefusal, refusal
+from django_quota.web.responses import aanswer_refusal, answer_refusal
 from django_quota.web.settlements import show
 from django_quota.web.view_kinds import called_view, wrap_view
 
@@ -75,6 +75,9 @@ class SlotRule:
     `async with rule.hold(request) as refused:`. If `refused` is not None, it is the response to send. If not, do the
     work in the block, whose end gives the slot back.
     """
+
+    attribute: ClassVar[str] = "django_quota_slots"
+    """What `@concurrency` leaves on a view; see `view_kinds.Noted`."""
 
     slot: Slot
     """The slot, without its subject."""
@@ -183,7 +186,7 @@ class SlotRule:
         if not current().enabled:
             return None
         if is_about_the_user(self.key) and is_decided_later(view):
-            state = state_of(request)
+            state = request_state(request)
             state.waiting_slots = (*state.waiting_slots, partial(self.take_flow, request, holding, owner))
             return None
         decision = yield from self.take_flow(request, holding, owner)
@@ -191,7 +194,7 @@ class SlotRule:
             return None
         if refuse is not None:
             return refuse(decision)
-        return (yield IOCall(refusal, arefusal, request, decision_of(request)))
+        return (yield IOCall(answer_refusal, aanswer_refusal, request, decision_of(request)))
 
     def take_flow(self, request: HttpRequest, holding: Holding, owner: type | None) -> Flow[Decision]:
         """Let a request hold the slot; return the decision, and add it to `request.quota`."""
@@ -206,7 +209,7 @@ class SlotRule:
         if decision.enforced:
             for settled in (yield from undo_flow(request)):
                 show(request, settled)
-        add_decision(request, state_of(request), decision)
+        add_decision(request, request_state(request), decision)
         return decision
 
     def _decide_flow(self, holding: Holding, asked: Slot) -> Flow[Decision]:

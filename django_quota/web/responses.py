@@ -41,7 +41,7 @@ PROBLEM = "application/problem+json"
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 
-def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+def answer_refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the response to a refused request: 429, or 503 if it was refused because the store did not answer.
 
     The `RESPONSE` setting may return it. Otherwise the Accept header chooses: problem+json, the page of the `TEMPLATE`
@@ -57,16 +57,16 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     return response
 
 
-async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """Return the response to a refused request without blocking the event loop; see `refusal`.
+async def aanswer_refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request without blocking the event loop; see `answer_refusal`.
 
     A function or a template of the site may ask the database, so it runs in a thread.
     """
     settings = current()
     is_page = preferred_type(request.META.get("HTTP_ACCEPT")) == HTML
     if settings.response is None and (not is_page or is_our_page(settings.template)):
-        return refusal(request, decision)
-    return await sync_to_async(refusal)(request, decision)
+        return answer_refusal(request, decision)
+    return await sync_to_async(answer_refusal)(request, decision)
 
 
 def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | None:

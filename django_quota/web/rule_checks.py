@@ -34,15 +34,16 @@ from django_quota.limiting.known_rules import url_patterns
 from django_quota.requests.request_keys import check_keys
 from django_quota.requests.site_rules import applies_to
 from django_quota.requests.subjects import GLOBAL
-from django_quota.web.decorators import BARE_HINT, UnderABareOne
+from django_quota.web.decorators import BARE_HINT, WithoutRate
 from django_quota.web.request_rules import is_decided_later
 from django_quota.web.request_slots import SlotRule, site_slot
 from django_quota.web.view_lookup import (
     Endpoint,
+    decorated_views,
     endpoints,
     limited_views,
-    marked_views,
     path_of,
+    rules_on,
     shared_names,
     slots_of_views,
     view_checks,
@@ -110,7 +111,7 @@ class _Site:
         """All that the middleware applies."""
         self.patterns: Sequence[Any] = url_patterns()
         self.endpoints = list(endpoints(self.patterns))
-        self.views = [(view, list(view.rules())) for view in limited_views(self.patterns)]
+        self.views = [(view, list(rules_on(view))) for view in limited_views(self.patterns)]
         """The views under a `@quota`, each with its rules that can be read."""
         self.rules = [*self.applied, *chain.from_iterable(rules for _, rules in self.views)]
         """The rules that the middleware applies, and those of the views."""
@@ -118,14 +119,14 @@ class _Site:
 
 def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
     """Find a `@quota` without a rate, a `@quota(rule="...")` without its rule, and views that share a name."""
-    for bare, _ in marked_views(site.patterns, UnderABareOne):
-        yield finding("E012", f"The view {dotted_path(bare.view)} has @quota without a rate.", BARE_HINT)
+    for found in decorated_views(site.patterns, WithoutRate):
+        yield finding("E012", f"The view {found.path} has @quota without a rate.", BARE_HINT)
     rules = current().rules
     for view, _ in site.views:
-        for name in view.mark.kept.names:
+        for name in view.mark.noted.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
-                yield finding("E010", f"@quota(rule={name!r}) on {view.path} names no rule.", hint)
+                yield finding("E010", f"@quota(rule={name!r}) on {view.path} names an unknown rule.", hint)
     for decorator, name in shared_names(site.patterns):
         yield finding(
             "W013",
@@ -136,7 +137,7 @@ def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
 
 def _check_middleware(site: _Site) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies."""
-    if site.placed and not has_middleware(OURS):
+    if site.placed and not lists_middleware(OURS):
         yield finding(
             "W003",
             f'QUOTA["RULES"][{site.placed[0].name!r}] has a match, but nothing applies it.',
@@ -168,7 +169,7 @@ def _has_middleware_for(word: str) -> bool:
 
 def _check_sessions(site: _Site) -> Iterator[CheckMessage]:
     """Find a rule by the session on a site whose sessions have no key, or no middleware."""
-    rule = next((rule for rule in site.rules if "session" in _texts_of_key(rule)), None)
+    rule = next((rule for rule in site.rules if "session" in _strings_of_key(rule)), None)
     if rule is None:
         return
     problem = ""
@@ -189,7 +190,7 @@ def _check_arguments(site: _Site) -> Iterator[CheckMessage]:
     """Find rules by a URL argument that no URL captures."""
     captured = set(_captured_arguments(site.patterns))
     for rule in site.rules:
-        for key in _texts_of_key(rule):
+        for key in _strings_of_key(rule):
             kind, _, name = key.partition(":")
             if kind == "kwarg" and name.strip() not in captured:
                 yield _of_root_urls(
@@ -227,7 +228,7 @@ def _of_root_urls(code: str, problem: str, hint: str) -> CheckMessage:
 
 def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
     """Find rules about users on views of Django REST framework that read tokens later, and have no throttle of ours."""
-    told = set[str]()
+    reported = set[str]()
     for endpoint in site.endpoints:
         reader = _token_reader(endpoint)
         if reader is None or is_decided_later(endpoint.callback):
@@ -236,8 +237,8 @@ def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
         slots = slots_of_views([endpoint.pattern], before=True)
         late += [f"Slot {name!r}" for name, rule in slots if _is_by_user(rule.key)]
         late += [f"Slot {each.name!r}" for each in filter(_needs_user, site.slots) if applies_to(each, endpoint)]
-        for limit in [each for each in dict.fromkeys(late) if each not in told]:
-            told.add(limit)
+        for limit in [each for each in dict.fromkeys(late) if each not in reported]:
+            reported.add(limit)
             yield finding(
                 "W017",
                 f"{limit} needs the user, and is decided before {dotted_path(endpoint.view_class)} "
@@ -290,7 +291,7 @@ def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
     if not site.patterns:
         return
     views = {endpoint.view for endpoint in site.endpoints}
-    namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
+    namespaces = {f"{view[:end]}:*" for view in views for end, character in enumerate(view) if character == ":"}
     for rule in site.placed:
         for option, pattern in _views_in(rule):
             known = namespaces if pattern.text.endswith(":*") else views
@@ -376,7 +377,7 @@ def _check_methods(site: _Site) -> Iterator[CheckMessage]:
     """Find rules whose `methods` no view behind them answers. What a view function answers cannot be seen."""
     answered: dict[Rule, set[str] | None] = {}
     for endpoint in site.endpoints:
-        of_view = chain.from_iterable(found.rules() for found in limited_views([endpoint.pattern]))
+        of_view = chain.from_iterable(map(rules_on, limited_views([endpoint.pattern])))
         for rule in chain(of_view, (rule for rule in site.applied if applies_to(rule, endpoint))):
             known = answered.setdefault(rule, set())
             methods = _methods_of(endpoint)
@@ -416,7 +417,7 @@ def _check_other_urls(site: _Site) -> Iterator[CheckMessage]:
     for rule in site.placed:
         match = cast("Match", rule.match)
         if any(pattern.text.startswith("re:") for pattern in match.patterns):
-            continue  # it may not fit an "x", which stands for all arguments
+            continue  # it may not fit "<pk>", which stands for all values of the argument
         for urls in several:
             fits = next((url for url in urls if applies_to(rule, url)), None)
             misses = next((url for url in urls if not match.matches(url)), None)
@@ -438,25 +439,25 @@ def _page(endpoint: Endpoint) -> tuple[object, ...]:
     """
     pattern, path = endpoint.pattern, endpoint.path
     if pattern.name is None:
-        return id(endpoint.callback), path.removesuffix(".x").rstrip("/")
+        return id(endpoint.callback), path.removesuffix(".<format>").rstrip("/")
     arguments = frozenset(pattern.pattern.regex.groupindex) - {"format"}
-    return id(endpoint.callback), endpoint.view, path.removesuffix(path_of(pattern)), arguments
+    return id(endpoint.callback), endpoint.view, path.removesuffix(path_of(str(pattern.pattern)).lstrip("/")), arguments
 
 
 def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
     """Find rules whose key the client chooses, and no rule by IP for the same requests: a client can fill the store."""
-    told = set[str]()
+    reported = set[str]()
     places = [pattern.text for rule in site.applied for pattern in cast("Match", rule.match).patterns]
     unknown = [Endpoint(path, "", None) for path in places if path.startswith("/") and "*" not in path]  # such as a 404
     for endpoint in [*site.endpoints, *unknown]:
         rules: list[tuple[str, Rule]] = [("", rule) for rule in site.applied if applies_to(rule, endpoint)]
         for view in limited_views([endpoint.pattern] if endpoint.pattern else []):
-            rules += [(view.path, rule) for rule in view.rules()]
+            rules += [(view.path, rule) for rule in rules_on(view)]
         for path, rule in rules:
             key = _chosen_key(rule)
-            if key is None or rule.name in told or any(_covers(*other, rule, endpoint) for other in rules):
+            if key is None or rule.name in reported or any(_covers(*other, rule, endpoint) for other in rules):
                 continue
-            told.add(rule.name)
+            reported.add(rule.name)
             place = f"The view {path}" if path else f'QUOTA["RULES"][{rule.name!r}]'
             yield finding(
                 "W014",
@@ -497,7 +498,7 @@ def _covers(view: str, other: Rule, rule: Rule, endpoint: Endpoint) -> bool:
     return by_address and refuses and has_methods and is_there
 
 
-def has_middleware(middleware: str) -> bool:
+def lists_middleware(middleware: str) -> bool:
     """Say whether MIDDLEWARE has the middleware of this path, or a subclass."""
     for path in settings.MIDDLEWARE:
         with suppress(ImportError, TypeError, ValueError):  # Django reports it at start
@@ -519,8 +520,8 @@ def _is_by_user(key: object) -> bool:
     return not {"user", "user_or_ip"}.isdisjoint(key if isinstance(key, tuple) else (key,))
 
 
-def _texts_of_key(rule: Rule) -> list[str]:
-    """Return the parts of a rule's key, and of the values that it counts, that are texts."""
+def _strings_of_key(rule: Rule) -> list[str]:
+    """Return the parts of a rule's key, and of the values that it counts, that are strings."""
     return [part for _, part in parts_of_key(rule) if isinstance(part, str)]
 
 

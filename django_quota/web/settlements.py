@@ -45,7 +45,7 @@ _STATUS: Sequence[tuple[Any, int]] = (
 )
 
 
-def settle_flow(request: HttpRequest, response: Any, receipts: Sequence[Receipt]) -> Flow[None]:
+def settle_by_response_flow(request: HttpRequest, response: Any, receipts: Sequence[Receipt]) -> Flow[None]:
     """Settle what a request took, by its response or by the error that left the view.
 
     A streaming response is settled when it ends. After a `CancelledError`, because the client went away, what was taken

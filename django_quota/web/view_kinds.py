@@ -1,10 +1,15 @@
-"""The kind of a view: a function or a method, sync or async; and the path that names it."""
+"""A view as our decorators see it: its kind, the path that names it, and what they note on it.
+
+Each decorator leaves one attribute on its wrapper, as `csrf_exempt` does. `functools.wraps` and `as_view()` copy it to
+what is around the wrapper, so that the view behind a URL has it too. What a decorator hides that does not use
+`functools.wraps` has no attribute that anybody could see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from django.http import HttpRequest
 
@@ -15,28 +20,92 @@ from django_quota.core.rules import dotted_path, format_arguments
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
 
+# --- what a decorator notes on a view ---------------------------------------------------------------------------------
+
+
+class Noted(Protocol):
+    """What one kind of decorator notes on a view."""
+
+    attribute: ClassVar[str]
+    """The attribute that has it."""
+
+
+N = TypeVar("N", bound=Noted)
+
+
+class Mark(Generic[N]):
+    """What one decorator noted on one view. Two marks are never equal."""
+
+    __slots__ = ("noted", "path", "view", "wrapper")
+
+    def __init__(self, noted: N, view: Callable[..., Any], path: str, wrapper: Callable[..., Any]) -> None:
+        self.noted: N = noted
+        self.view: Callable[..., Any] = view
+        """What the decorator is on."""
+        self.path: str = path
+        """The dotted path of that; see `path_of_view`."""
+        self.wrapper: Callable[..., Any] = wrapper
+        """What it returned. Other decorators copy the mark to their own wrappers."""
+
+
+_functions: dict[str, Callable[..., Any]] = {}
+"""The wrapper of each decorated function, by its dotted path. Each decoration registers itself here."""
+
+
+def mark(wrapper: Any, view: Any, path: str, noted: Noted) -> None:
+    """Note something on a wrapper, beside what decorators of the same kind have noted on the view in it."""
+    setattr(wrapper, noted.attribute, (*marks_of(view, type(noted)), Mark(noted, view, path, wrapper)))
+    name = wrapper.__qualname__.rpartition("<locals>.")[2]
+    if "." not in name and bound_to_class(view) is None:  # `method_decorator` decorates a method for each request
+        _functions[f"{wrapper.__module__}.{name}"] = wrapper
+
+
+def marks_of(view: Any, kind: type[N]) -> tuple[Mark[N], ...]:
+    """Return what decorators of a kind noted on a view and on all that it wraps, the innermost first."""
+    while isinstance(view, partial) and not hasattr(view, kind.attribute):
+        view = view.func
+    found = getattr(view, kind.attribute, ())
+    return found if isinstance(found, tuple) else ()
+
+
+def marks_of_function(view_class: type, kind: type[N]) -> tuple[Mark[N], ...]:
+    """Return the marks of a function that a framework has turned into a class of the same path, as `@api_view` does."""
+    return marks_of(_functions.get(dotted_path(view_class)), kind)
+
+
+def own(view: object, kind: type[N]) -> N | None:
+    """Return what a decorator noted on a wrapper of its own; None for other views."""
+    marks = marks_of(view, kind)
+    return marks[-1].noted if marks and marks[-1].wrapper is view else None
+
+
+# --- kinds and paths --------------------------------------------------------------------------------------------------
+
 
 def is_dispatch(view: Any) -> bool:
     """Return whether this is the `dispatch` of a class-based view."""
     return getattr(view, "__name__", "") == "dispatch"
 
 
-def is_a_trial(view: Any) -> bool:
-    """Return whether this is the empty function on which `method_decorator` tries a decorator."""
+def is_stand_in(view: Any) -> bool:
+    """Return whether this is the empty function that `method_decorator` decorates to see which attributes that adds."""
     return getattr(view, "__module__", "") == "django.utils.decorators"
 
 
-def naming(view: Any, suffix: str = "") -> Callable[[type | None], str]:
-    """Return a function that names the unnamed limits of a view, by its class (None for a function).
+def path_of_view(view: Any, owner: type | None = None) -> str:
+    """Return the path that names the unnamed limits of a view. `owner`: its class, None for a function.
 
-    A function is named by its dotted path, a method by the path of its class, even if it is inherited.
+    A function has its dotted path. A method has the path of its class, even if it is inherited, and `dispatch` is the
+    class itself. A view from `as_view()` has the path of its class with the arguments, since two views of one class may
+    differ.
     """
-    method = "" if is_dispatch(view) else f".{getattr(view, '__name__', '')}"
-    return partial(_name, _dotted_path(view) + suffix, method + suffix)
-
-
-def _name(path: str, method: str, owner: type | None) -> str:
-    return path if owner is None else dotted_path(owner) + method
+    owner = owner or bound_to_class(view)
+    if owner is not None:
+        return dotted_path(owner) + ("" if is_dispatch(view) else f".{getattr(view, '__name__', '')}")
+    view_class, given = class_of(view), given_to(view)
+    if view_class is None:
+        return dotted_path(view)
+    return dotted_path(view_class) + (format_arguments((), given) if given else "")
 
 
 def class_of(view: Any) -> type | None:
@@ -51,21 +120,6 @@ def given_to(view: Any) -> dict[str, Any]:
     return {name: value for each in given if isinstance(each, Mapping) for name, value in each.items()}
 
 
-def _dotted_path(view: Any) -> str:
-    """Return the dotted path of a view; a bound method has the path of the class that it is bound to.
-
-    A view from `as_view()` has the path of its class and the arguments, since two views of one class may differ.
-    """
-    bound_to = bound_to_class(view)
-    if bound_to is not None:
-        path = dotted_path(bound_to)
-        return path if is_dispatch(view) else f"{path}.{getattr(view, '__name__', '')}"
-    view_class, given = class_of(view), given_to(view)
-    if view_class is None:
-        return dotted_path(view)
-    return dotted_path(view_class) + (format_arguments((), given) if given else "")
-
-
 def bound_to_class(view: Any) -> type | None:
     """Return the class that a method is bound to, by itself or by an instance; None if it is not bound."""
     bound_to = _bound_to(view)
@@ -73,8 +127,16 @@ def bound_to_class(view: Any) -> type | None:
 
 
 def _bound_to(view: Any) -> Any:
-    """Return the instance or class that a method is bound to; `method_decorator` wraps the method in a partial."""
-    return getattr(view.func if isinstance(view, partial) else view, "__self__", None)
+    """Return the instance or class that a method is bound to, also below decorators.
+
+    `method_decorator` wraps the method in a partial.
+    """
+    while view is not None:
+        found = getattr(view.func if isinstance(view, partial) else view, "__self__", None)
+        if found is not None:
+            return found
+        view = getattr(view, "__wrapped__", None)
+    return None
 
 
 def dispatch_of(cls: type, decorator: str) -> Callable[..., Any]:
@@ -96,11 +158,13 @@ def _is_async_class(owner: type) -> bool:
     return bool(getattr(owner, "view_is_async", False))
 
 
-Call = Callable[[HttpRequest, "type | None", tuple[Any, ...], dict[str, Any]], Any]
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+ViewCall = Callable[[HttpRequest, "type | None", tuple[Any, ...], dict[str, Any]], Any]
 """Takes the request of a call, the class of the view (None for a function), and all arguments of the call."""
 
 
-def wrap_view(view: Callable[..., Any], decorator: str, call: Call, acall: Call) -> Callable[..., Any]:
+def wrap_view(view: Callable[..., Any], decorator: str, call: ViewCall, acall: ViewCall) -> Callable[..., Any]:
     """Return a wrapper of a view, which calls `call`, or awaits `acall` if the view is async."""
     if is_async(view):
 

@@ -12,7 +12,15 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import Decision, Rule, acheck, check, peek, refund, reserve, slot
-from django_quota.adapters import adecide, apply_decision, arefusal, client_ip, decide, refusal, set_body_parser
+from django_quota.adapters import (
+    adecide,
+    arefusal_response,
+    attach_decision,
+    client_ip,
+    decide,
+    refusal_response,
+    set_body_parser,
+)
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
 from tests.support.calls import calls_of, fetch
@@ -64,9 +72,9 @@ def test_names_rates_rules_and_pairs_are_decided_in_one_call(settings: Any, monk
 @pytest.mark.usefixtures("memory_store")
 def test_a_request_that_wraps_djangos_is_seen_through() -> None:
     wrapped = SimpleNamespace(_request=request_by())
-    decision = apply_decision(wrapped, decide(wrapped, "0/m"))
+    decision = attach_decision(wrapped, decide(wrapped, "0/m"))
     assert wrapped._request.quota is decision
-    for answer in (refusal(wrapped, decision), asyncio.run(arefusal(wrapped, decision))):
+    for answer in (refusal_response(wrapped, decision), asyncio.run(arefusal_response(wrapped, decision))):
         assert answer.status_code == 429
     assert client_ip(wrapped) == "127.0.0.1"
     with pytest.raises(RuleError, match=r"'ip:1.2.3.4' is not a request of Django.*check_all"):
@@ -76,7 +84,7 @@ def test_a_request_that_wraps_djangos_is_seen_through() -> None:
 
 
 def decided_again(request: HttpRequest) -> HttpResponse:
-    decision = apply_decision(request, decide(request, ["everywhere", "8/m"]))
+    decision = attach_decision(request, decide(request, ["everywhere", "8/m"]))
     return HttpResponse(f"{len(decision.outcomes)}")
 
 

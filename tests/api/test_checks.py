@@ -367,7 +367,7 @@ SUFFIXES = [
         ([path(f"{way}/", page, name="a") for way in "xy"], ["/x/"], "fits '/x/' and misses '/y/', another URL"),
         (HOOKS, ["/hook/", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
         (HOOKS, ["/hook"], ""),
-        *((urls, ["/users/"], "fits '/users/' and misses '/users.x'") for urls in SUFFIXES),
+        *((urls, ["/users/"], "fits '/users/' and misses '/users.<format>'") for urls in SUFFIXES),
         (SUFFIXES[0], ["/", "re:^/users", ["/users/", "/users.*"], f"{__name__}.page"], ""),
         ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""), (VERSIONS, ["/users/*/"], ""),
         ([path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")], ["/blog/tag/"], ""),

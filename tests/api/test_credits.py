@@ -20,7 +20,7 @@ from django_quota import (
     peek_all,
     reserve_all,
 )
-from django_quota.adapters import refusal
+from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.signals import refused
 from django_quota.testing import freeze
@@ -190,7 +190,7 @@ class TestData:
             decision = check_all(asked)
             assert (decision.allowed, decision.degraded, decision.enforced) == (False, True, True)
             assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
-            response = refusal(get(), decision)
+            response = refusal_response(get(), decision)
             assert (response.status_code, response["Retry-After"]) == (503, "1")
             assert reservation.settle({"credits": 3}).degraded
             with pytest.raises(QuotaExceeded):
@@ -227,7 +227,7 @@ class TestData:
     def test_the_answer_says_that_not_enough_is_left_and_names_no_time(self) -> None:
         decision = check_all([("9/m", USER), (CREDITS, ORG, 1_900)])
         for accept in ("application/json", "text/html", "text/plain"):
-            response = refusal(get(HTTP_ACCEPT=accept), decision)
+            response = refusal_response(get(HTTP_ACCEPT=accept), decision)
             assert (response.status_code, "Retry-After" in response) == (429, False)
             assert response["RateLimit-Policy"].endswith('"credits";q=1000;qu="units"')
             assert response["RateLimit"].endswith('"credits";r=1000')

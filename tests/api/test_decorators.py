@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 
 from django_quota import check, quota
 from django_quota.exceptions import ConfigurationError, RuleError
@@ -59,6 +60,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "md-dispatch": lambda cls, limit: method_decorator(limit, name="dispatch")(derived(cls)),
     "md-method": lambda cls, limit: derived(cls, get=method_decorator(limit)(cls.get)),
     "md-list": lambda cls, limit: method_decorator([limit, quota("9/h")], name="dispatch")(derived(cls)),
+    "md-above-another": lambda cls, limit: method_decorator([limit, csrf_exempt], name="dispatch")(derived(cls)),
 }
 """How a class is limited."""
 

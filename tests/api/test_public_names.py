@@ -33,10 +33,10 @@ NAMES = {
         limits_of lock once peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
     """,
     adapters: """
-        SlotRule adecide apply_decision arefusal asettle checks_views client_ip decide decides_later digest
-        dotted_path endpoints finds_rules has_middleware in_words limits_view now refusal refusal_details rule_of
-        set_body_parser settle subject_of take_place take_waiting_rules take_waiting_slots
-        write_headers
+        SlotRule adecide arefusal_response asettle attach_decision client_ip decide digest dotted_path
+        endpoints enter_queue has_middleware limits_view now read_rule read_subject refusal_details
+        refusal_response register_late_views register_rule_finder register_view_check set_body_parser settle
+        take_waiting_rules take_waiting_slots write_headers
     """,
     exceptions: """
         ConfigurationError CounterError LeaseLost QuotaError QuotaExceeded RateError RuleError StoreUnavailable

@@ -14,7 +14,7 @@ from django.test import RequestFactory
 from django.urls import re_path
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
-from django_quota.adapters import refusal
+from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import freeze
 from django_quota.web import refusal_log
@@ -155,7 +155,7 @@ def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None
 
 
 def answer(decision: Decision, accept: str) -> Any:
-    return refusal(RequestFactory().get("/", headers={"Accept": accept}), decision)
+    return refusal_response(RequestFactory().get("/", headers={"Accept": accept}), decision)
 
 
 # --- the log: once a second for each rule, short, and one line whatever the client sent -------------------------------

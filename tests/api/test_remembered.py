@@ -11,7 +11,7 @@ from django.urls import path
 from django.views import View
 
 from django_quota import quota
-from django_quota.adapters import client_ip, decides_later
+from django_quota.adapters import client_ip, register_late_views
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
 from django_quota.requests import addresses
@@ -125,7 +125,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def test_a_method_remembers_its_rules_for_some_of_the_classes_that_inherit_it() -> None:
-    shared: Any = request_rules._own_limited(ByMethod.post)
+    shared: Any = view_kinds.own(ByMethod.post, request_rules.Limited)
     classes: list[Any] = [type(f"Sub{number}", (ByMethod,), {}) for number in range(2 * request_rules.MAX_CLASSES)]
     for owner in classes:
         assert request_rules.rules_of_view(get("post"), owner.as_view()) == shared.rules(owner)
@@ -150,7 +150,7 @@ def test_integrations_are_asked_about_a_view_only_for_a_rule_that_could_wait(
     monkeypatch.setattr(request_rules, "_finders", [])
     views: list[object] = []
 
-    @decides_later
+    @register_late_views
     def note(view: object) -> bool:
         views.append(view)
         return False

@@ -11,7 +11,15 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import peek, quota
-from django_quota.adapters import adecide, apply_decision, arefusal, decide, decides_later, refusal, take_waiting_rules
+from django_quota.adapters import (
+    adecide,
+    arefusal_response,
+    attach_decision,
+    decide,
+    refusal_response,
+    register_late_views,
+    take_waiting_rules,
+)
 from tests.support.calls import both, fetch, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -35,8 +43,8 @@ class TokenView(View):
         refused = authenticate(request)
         if refused is None and self.decides:
             decision = decide(request, take_waiting_rules(request))
-            combined = apply_decision(request, decision)
-            refused = refusal(request, combined) if decision.enforced else None
+            combined = attach_decision(request, decision)
+            refused = refusal_response(request, combined) if decision.enforced else None
         return refused or HttpResponse("ok")
 
 
@@ -47,12 +55,12 @@ class AsyncTokenView(TokenView):
         refused = authenticate(request)
         if refused is None:
             decision = await adecide(request, take_waiting_rules(request))
-            combined = apply_decision(request, decision)
-            refused = await arefusal(request, combined) if decision.enforced else None
+            combined = attach_decision(request, decision)
+            refused = await arefusal_response(request, combined) if decision.enforced else None
         return refused or HttpResponse("ok")
 
 
-@decides_later
+@register_late_views
 def is_a_token_view(view: Any) -> bool:
     view_class = view if isinstance(view, type) else getattr(view, "view_class", type(view))
     return issubclass(view_class, TokenView)

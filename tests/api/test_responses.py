@@ -24,7 +24,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check, peek, quota
-from django_quota.adapters import refusal, write_headers
+from django_quota.adapters import refusal_response, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import freeze
 from django_quota.web import refusal_page
@@ -63,7 +63,7 @@ def view(request: HttpRequest) -> HttpResponse:
 def refused(accept: str | None = None, rate: str = "0/m", **options: Any) -> HttpResponse:
     request = get(accept)
     with freeze(NOW):
-        return refusal(request, check(rate, request, **options))
+        return refusal_response(request, check(rate, request, **options))
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,9 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
     def ask(now: int) -> HttpResponseBase:
         with freeze(now):
             decision = check(rule, subject)
-            response = write_headers(HttpResponse(), decision) if decision.allowed else refusal(get(), decision)
+            response = (
+                write_headers(HttpResponse(), decision) if decision.allowed else refusal_response(get(), decision)
+            )
         agree(response, decision)
         return response
 
@@ -200,12 +202,12 @@ def test_problem_json_has_the_members_of_its_type() -> None:
         assert limited(get()).status_code == 200
         response = limited(get("application/json"))
         banned = [check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"}) for _ in range(3)][-1]
-        of_a_ban = json.loads(refusal(get(), banned).content)
+        of_a_ban = json.loads(refusal_response(get(), banned).content)
     with freeze(NOW + 61 * SECOND):  # which does not show what the limit has left
         banned = check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"})
-        assert parsed(refusal(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
+        assert parsed(refusal_response(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
     denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
-    away = refusal(get(), denied)
+    away = refusal_response(get(), denied)
     assert json.loads(response.content) == {
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too many requests",
@@ -310,7 +312,7 @@ def refused_page(rate: str = "1/m", request: HttpRequest | None = None, later: i
     with freeze(NOW):
         check(rate, "global", cost=peek(rate, "global").remaining or 1)
     with freeze(NOW + later):
-        return Page(refusal(request or page_request(), check(rate, "global")))
+        return Page(refusal_response(request or page_request(), check(rate, "global")))
 
 
 @pytest.fixture(autouse=True)
@@ -447,7 +449,7 @@ def test_only_a_get_is_tried_again_by_a_link_that_loads_the_same_page() -> None:
 def test_it_names_a_moment_where_one_helps(found: Any, words: str, has_moment: bool, has_link: bool) -> None:
     with freeze(NOW):
         outcome = check("5/m", "global", cost=6).outcomes[0]._replace(**found)
-        page = Page(refusal(page_request(), Decision.of((outcome,))))
+        page = Page(refusal_response(page_request(), Decision.of((outcome,))))
     assert words in page.text
     assert (bool(page.all("time")), bool(page.all("a"))) == (has_moment, has_link)
     assert "why" not in found or ("14:23:21 UTC" in page.text and page.all("meter") == [])
@@ -455,7 +457,9 @@ def test_it_names_a_moment_where_one_helps(found: Any, words: str, has_moment: b
 
 def test_while_the_store_is_away_it_is_a_503_with_a_link_and_no_moment() -> None:
     page = Page(
-        refusal(page_request("/a/"), Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True))
+        refusal_response(
+            page_request("/a/"), Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
+        )
     )
     assert "503 Service unavailable This cannot be served right now." in page.text
     assert ([link["href"] for link in page.all("a")], page.all("time")) == ([""], [])

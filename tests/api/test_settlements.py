@@ -12,7 +12,7 @@ from django.urls import path
 from django.views import View
 
 from django_quota import Rule, check, peek, quota, reserve
-from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
+from django_quota.adapters import adecide, asettle, attach_decision, decide, settle
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
@@ -255,7 +255,7 @@ def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_an_integration_settles_what_it_decided(is_async: bool) -> None:
     rule, request = Rule.make("mine", "1000/h", settle=size), RequestFactory().get("/")
-    apply_decision(request, asyncio.run(adecide(request, [rule])) if is_async else decide(request, [rule]))
+    attach_decision(request, asyncio.run(adecide(request, [rule])) if is_async else decide(request, [rule]))
 
     response = HttpResponse(b"x" * 40)
     asyncio.run(asettle(request, response)) if is_async else settle(request, response)
@@ -279,7 +279,7 @@ class TestWrongCost:
         request = RequestFactory().get("/")
         for name, cost in (("wrong", 1.5), ("right", 3)):
             made = Rule.make(name, "100/h", cost=10, settle=lambda request, response, cost=cost: cost)
-            apply_decision(request, decide(request, made))
+            attach_decision(request, decide(request, made))
         return request
 
     def test_it_is_an_error(self, answered: HttpRequest) -> None:

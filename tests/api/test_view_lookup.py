@@ -1,6 +1,8 @@
 """Which limited views the URLs lead to: the names of their rules are those that a request meets, and none is shared."""
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from django.test import Client
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import RedirectView, TemplateView
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
@@ -60,13 +63,13 @@ class Things(ViewSet):
         return Response()
 
 
-@method_decorator([quota("5/m"), quota("50/h")], name="list")
+@method_decorator(quota("5/m"), name="list")
 class ByName(ViewSet):
     def list(self, request: Any) -> Response:
         return Response()
 
 
-@method_decorator([quota("5/m"), quota("50/h")], name="dispatch")
+@method_decorator([quota("5/m"), csrf_exempt], name="dispatch")
 class Dashboard(View):
     @quota("7/m")
     def get(self, request: HttpRequest) -> HttpResponse:
@@ -96,36 +99,118 @@ router = SimpleRouter()
 for viewset in (Things, ByName):
     router.register(viewset.__name__.lower(), viewset, viewset.__name__)
 
-VIEWS: dict[str, Any] = {
-    "under": under_api_view, "dashboard": Dashboard.as_view(), "base": Base.as_view(), "derived": Derived.as_view(),
-    "over-a-limited-class": quota("3/m")(Base.as_view()), "stacked": stacked,
-    "moved": quota("5/m")(RedirectView.as_view(url="/a")),
-    "moved-too": quota("5/m")(RedirectView.as_view(url="/b", permanent=True)),
-    "partial": quota("5/m")(functools.partial(plain, a=1)), "partial-too": quota("5/m")(functools.partial(plain, a=2)),
-    "viewset": quota("5/m")(Things.as_view({"get": "list"})),
+limited: Any = quota("5/m")(made("made"))
+
+
+@quota("5/m")
+async def in_the_loop(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class ByMethod(View):
+    @method_decorator(quota("5/m"))
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+HERE = __name__
+REDIRECT = "django.views.generic.base.RedirectView"
+VIEWS: dict[str, tuple[Any, list[str]]] = {
+    "function": (quota("5/m")(plain), [f"{HERE}.plain"]),
+    "async": (in_the_loop, [f"{HERE}.in_the_loop"]),
+    "twice": (quota("5/m")(quota("9/m")(plain)), [f"{HERE}.plain", f"{HERE}.plain#2"]),
+    "below-wraps": (transparent(quota("5/m")(plain)), [f"{HERE}.plain"]),
+    "around-wraps": (quota("5/m")(transparent(quota("9/m")(plain))), [f"{HERE}.plain", f"{HERE}.plain#2"]),
+    "below-a-partial": (functools.partial(limited), [f"{HERE}.made.<locals>.view"]),
+    "of-a-partial": (quota("5/m")(functools.partial(plain, a=1)), [f"{HERE}.plain(a=1)"]),
+    "of-another-partial": (quota("5/m")(functools.partial(plain, a=2)), [f"{HERE}.plain(a=2)"]),
+    "below-api-view": (under_api_view, [f"{HERE}.under_api_view"]),
+    "class": (Base.as_view(), [f"{HERE}.Base"]),
+    "derived": (Derived.as_view(), [f"{HERE}.Derived"]),
+    "around-a-class": (quota("3/m")(Base.as_view()), [f"{HERE}.Base", f"{HERE}.Base#2"]),
+    "method": (ByMethod.as_view(), [f"{HERE}.ByMethod.get"]),
+    "dispatch-and-method": (Dashboard.as_view(), [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"]),
+    "with-arguments": (quota("5/m")(RedirectView.as_view(url="/a")), [f"{REDIRECT}(url='/a')"]),
+    "around-an-action": (
+        quota("5/m")(Things.as_view({"get": "list"})), [f"{HERE}.Things(get='list')", f"{HERE}.Things.list"],
+    ),
 }  # fmt: skip
-urlpatterns = [*(path(f"{name}/", view) for name, view in VIEWS.items()), path("", include(router.urls))]
+"""By route: a view, and the names of the rules that it has."""
+ACTIONS = {"things": f"{HERE}.Things.list", "things/recent": f"{HERE}.Things.recent", "byname": f"{HERE}.ByName.list"}
+urlpatterns = [
+    path("in/", include([path(f"{name}/", view) for name, (view, _) in VIEWS.items()])),
+    path("in/again/", limited),
+    path("in/stacked/", stacked),
+    path("in/", include(router.urls)),
+]
 
 
 def met(route: str) -> list[str]:
     """Return the names of the rules that a request on a route meets."""
-    decision = Client().get(f"/{route}/").wsgi_request.quota  # type: ignore[attr-defined]
+    decision = Client().get(f"/in/{route}/").wsgi_request.quota  # type: ignore[attr-defined]
     return sorted(outcome.rule for outcome in decision.outcomes)
 
 
-def test_the_rules_known_beforehand_are_those_that_requests_meet_called_by_path(settings: Any) -> None:
+NAMES = {
+    **{route: names for route, (_, names) in VIEWS.items()},
+    **{route: [name] for route, name in ACTIONS.items()},
+    "again": [f"{HERE}.made.<locals>.view"],
+}
+
+
+@pytest.mark.parametrize("route", NAMES)
+def test_a_rule_without_a_name_has_the_path_of_its_view(route: str, settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
-    names = [name for route in (*VIEWS, "things", "things/recent", "byname") for name in met(route)]
-    hidden = {f"{__name__}.stacked"}  # below a decorator without functools.wraps
-    assert set(names) - hidden == set(known_rules())
-    # These views stand in the URLs once more, behind a limit of their own; no others are called alike.
-    twice = {f"{__name__}.{name}" for name in ("Base", "Things.list")}
-    assert {name for name in names if names.count(name) > 1} == twice
-    for route, name in (("under", "under_api_view"), ("derived", "Derived"), ("byname", "ByName.list")):
-        assert f"{__name__}.{name}" in met(route)
-    redirect = "django.views.generic.base.RedirectView"  # the options are for us, not for clients
-    assert [met("moved"), met("moved-too")] == [[f"{redirect}(url='/a')"], [f"{redirect}(url='/b', permanent=True)"]]
-    assert Client().get("/moved/").headers["RateLimit-Policy"] == '"RedirectView";q=5;w=60'
+    assert met(route) == NAMES[route]
+
+
+@pytest.mark.parametrize("route", NAMES)
+def test_the_rules_that_a_request_meets_are_known_beforehand(route: str, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    assert set(NAMES[route]) <= known_rules().keys()
+
+
+def test_no_rule_is_known_that_no_request_meets(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    names = {name for names in NAMES.values() for name in names}
+    assert set(known_rules()) == names | set(met("stacked")) - HIDDEN
+
+
+HIDDEN = {f"{HERE}.stacked"}
+"""It is below a decorator without functools.wraps."""
+
+
+def test_a_rule_below_a_decorator_without_wraps_is_not_known(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    assert set(met("stacked")) - known_rules().keys() == HIDDEN
+
+
+def test_of_several_quotas_in_one_method_decorator_the_outermost_is_known(settings: Any) -> None:
+    """`method_decorator` leaves one attribute of each name on the method."""
+    several: Any = type("Several", (View,), {"get": plain})
+    method_decorator([quota("5/m", name="first"), quota("50/h", name="second")], name="get")(several)
+    settings.ROOT_URLCONF = SimpleURLs(several.as_view())
+    assert known_rules().keys() & {"first", "second"} == {"first"}
+
+
+def test_a_view_that_has_answered_is_not_kept(settings: Any) -> None:
+    """`method_decorator` decorates a method for each request, here a function whose name is not that of a method."""
+    answered: list[weakref.ref[View]] = []
+
+    def answer(self: View, request: HttpRequest) -> HttpResponse:
+        answered.append(weakref.ref(self))
+        return HttpResponse()
+
+    kept: Any = method_decorator(quota("5/m"), name="get")(type("Kept", (View,), {"get": answer}))
+    settings.ROOT_URLCONF = SimpleURLs(kept.as_view())
+    assert Client().get("/0/").status_code == 200
+    gc.collect()
+    assert answered[0]() is None
+
+
+def test_headers_name_a_view_without_its_arguments(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    assert Client().get("/in/with-arguments/").headers["RateLimit-Policy"] == '"RedirectView";q=5;w=60'
 
 
 class SimpleURLs:

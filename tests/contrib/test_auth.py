@@ -15,9 +15,8 @@ from urllib.parse import quote
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.apps import apps
 from django.contrib import admin
-from django.contrib.auth import aauthenticate, authenticate, get_user, login
+from django.contrib.auth import aauthenticate, aget_user, authenticate, get_user, login
 from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.forms import UsernameField
 from django.contrib.auth.models import User
@@ -327,16 +326,24 @@ class TestSeveralBackends:
             users: list[Any] = [authenticate(visit(), remote_user="ann") for _ in range(40)]
         assert {user.backend for user in users} == {remote}
 
-    def test_login_without_a_backend_does_not_count_ours(self, settings: Any, monkeypatch: Any) -> None:
-        monkeypatch.delattr(User, "backend", raising=False)  # as in a process that has just started
-        apps.get_app_config("django_quota").ready()
+    def test_the_class_of_users_stays_as_the_site_wrote_it(self, guess: Callable[..., str]) -> None:
+        assert guess(PASSWORD) == "in"
+        assert not hasattr(User, "backend")
+
+    def test_a_new_user_is_logged_in_by_the_name_of_the_backend(self) -> None:
         request, user = visit(), User.objects.create_user("new", password=PASSWORD)
         request.session = Client().session
-        login(request, user)
-        assert request.session["_auth_user_backend"] == MODEL
-        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
         with pytest.raises(ValueError, match="multiple authentication backends"):
-            login(request, User.objects.create_user("other", password=PASSWORD))
+            login(request, user)
+        login(request, user, backend=MODEL)
+        assert request.session["_auth_user_backend"] == MODEL
+
+    @pytest.mark.parametrize("find", [get_user, async_to_sync(aget_user)], ids=["sync", "async"])
+    def test_a_session_that_names_ours_has_the_user_of_another_backend(self, find: Any) -> None:
+        request = visit()
+        request.session = Client().session
+        login(request, User.objects.get(username="ann"), backend=OURS)  # as code does that has loaded the user again
+        assert find(request).get_username() == "ann"
 
     def test_a_wrong_password_is_signalled_once_and_a_refusal_is_not(self) -> None:
         failed: list[Any] = []

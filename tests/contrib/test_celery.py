@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from django_quota import Decision, Rule, check, peek
 from django_quota.contrib import celery as integration
-from django_quota.contrib.celery import HEADER, QuotaTask, TaskRefused, TaskWouldExpire
+from django_quota.contrib.celery import PLACE_HEADER, QuotaTask, TaskRefused, TaskWouldExpire
 from django_quota.exceptions import RuleError
 from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
@@ -155,8 +155,8 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
     worker.run_all()
     _, before, after = worker.runs[:3]
     assert after.headers["eta"]
-    assert after.headers[HEADER]["at"] == site.clock.begin + 6_060_000
-    changed = {"eta", HEADER}
+    assert after.headers[PLACE_HEADER]["at"] == site.clock.begin + 6_060_000
+    changed = {"eta", PLACE_HEADER}
     assert {**after.headers, **dict.fromkeys(changed)} == {**before.headers, **dict.fromkeys(changed)}
     assert after.headers["parent_id"] == after.headers["root_id"] == first.id
     assert json.loads(after.body) == json.loads(before.body)
@@ -295,8 +295,8 @@ def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> N
     site.worker.run_all()
     assert site.calls == [1]
     assert isinstance(site.error(result), TaskWouldExpire)
-    assert "would wait 7 seconds for its turn, and expires in " in str(site.error(result))
-    with pytest.raises(TaskWouldExpire, match="would wait 13 seconds for its turn, and expires in 5 seconds"):
+    assert "would wait 0:00:07 for its turn, and expires in " in str(site.error(result))
+    with pytest.raises(TaskWouldExpire, match="would wait 0:00:13 for its turn, and expires in 0:00:05"):
         task.quota_apply_async(expires=5)  # its publisher is told
 
 

@@ -88,7 +88,7 @@ def test_combining_two_decisions_equals_deciding_all_limits_at_once(a: list[Outc
     "earlier", [Decision.of((outcome("a"),)), Decision.of((refused("a", enforced=False),)), NOTHING, SOFTLY_DENIED]
 )
 def test_a_denial_without_the_store_binds_before_earlier_decisions(earlier: Decision) -> None:
-    """`refusal` answers 503 if a degraded decision has no binding limit."""
+    """`refusal_response` answers 503 if a degraded decision has no binding limit."""
     for joined in (earlier.combined_with(DENIED), DENIED.combined_with(earlier)):
         found = (joined.allowed, joined.enforced, joined.degraded, joined.binding, joined.retry_after)
         assert found == (False, True, True, None, 1.0)

@@ -134,6 +134,38 @@ def test_only_an_integration_imports_its_package_and_it_imports_only_public_modu
     assert wrong_imports(is_wrong) == []
 
 
+SHARED = {
+    *("Command", "app_name", "logger", "urlpatterns"),  # Django and logging find them by these names
+    *("AnonRateThrottle", "SimpleRateThrottle", "UserRateThrottle"),  # each framework's own name for its throttle
+}
+"""Module-level names that several modules may have."""
+
+
+def names_of(path: Path) -> set[str]:
+    """Return the public names that a module defines at its top, without type variables."""
+    found = set[str]()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and "TypeVar(" not in ast.unparse(node):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return {name for name in found if not name.startswith("_")} - SHARED
+
+
+@pytest.mark.parametrize("folder", ["web", "contrib", "adapters"])
+def test_a_name_at_the_top_of_a_module_is_used_once_in_the_package(folder: str) -> None:
+    defined = {name: names_of(path) for name, path in MODULES.items()}
+    clashes = [
+        (name, ours, other)
+        for ours in MODULES
+        for other in MODULES
+        if layer(ours) == folder and other != ours
+        for name in defined[ours] & defined[other]
+    ]
+    assert sorted(clashes) == []
+
+
 @pytest.mark.parametrize("name", ["django_quota", "django_quota.adapters", "django_quota.middleware"])
 def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
     """Django loads models with the apps. Settings, URLs and tasks may be imported before, or without the app."""

@@ -55,7 +55,7 @@ def played(one_redis: Any, settings: Any) -> None:
             check("login", subject)
         reserve("500/h", subject, 5, name="tokens").__enter__()
         slot(f"slot {MARKUP}", 1, subject=subject, lease=600).acquire()
-        saved = adapters.subject_of(subject)
+        saved = adapters.read_subject(subject)
         reason = (MARKUP + subject).encode(errors="replace").decode().replace("\0", "")
         QuotaOverride.objects.create(subject=saved, rule="login", rate="5/m", reason=reason)
         DailyCounter.objects.create(subject=saved, rule=rule.replace("\0", ""), day="2026-11-21", allowed=1)
@@ -144,7 +144,7 @@ def test_no_line_of_the_log_and_no_error_is_forged(
             counter("a").incr(f"path:{name}")
         one_redis.delete(key)
         refused = QuotaExceeded(check("0/m", f"path:{name}", name=rule))
-        hidden = adapters.subject_of(f"path:{name}")
+        hidden = adapters.read_subject(f"path:{name}")
         errors += [caught.value, refused, StoreUnavailable(f"it said {name}")]
         errors += [LeaseLost(name, hidden), CounterError(name, hidden, "x")]
     logged = [record.getMessage() for record in caplog.records if record.name.startswith("django_quota")]

@@ -196,7 +196,8 @@ def _signals(_: str) -> str:
 
 def _keys(_: str) -> str:
     keys = import_module("django_quota.core.keys")
-    kinds = [("<subject>", *each) for each in keys.KINDS.items()] + [("!", *each) for each in keys.SYSTEM_KINDS.items()]
+    kinds = [("<subject>", *each) for each in keys.KEY_KINDS.items()]
+    kinds += [("!", *each) for each in keys.SYSTEM_KINDS.items()]
     named = re.compile(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)")
     told = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
     return _table("key", "what it holds", told)

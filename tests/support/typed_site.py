@@ -29,7 +29,7 @@ from django_quota import (
     reserve,
     slot,
 )
-from django_quota.adapters import refusal
+from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.metrics import observe
 from django_quota.middleware import QuotaMiddleware
@@ -124,4 +124,4 @@ def of(user: object) -> list[str]:
 
 class Quieter(QuotaMiddleware):
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        return refusal(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
+        return refusal_response(request, exception.decision) if isinstance(exception, QuotaExceeded) else None

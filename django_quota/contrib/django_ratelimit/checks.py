@@ -5,44 +5,48 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 
-from django_quota.adapters import checks_views, finds_rules
-from django_quota.contrib.django_ratelimit.core import Limit, check_key, read_rate, rule_of
+from django_quota.adapters import register_rule_finder, register_view_check
+from django_quota.contrib.django_ratelimit.core import GroupLimit, check_key, read_rate, rule_of_group
 from django_quota.core.rates import parse_rate
 from django_quota.core.rules import Rule
 from django_quota.exceptions import RateError
-from django_quota.web.view_lookup import marked_views
+from django_quota.web.view_lookup import decorated_views
 
 
-class Limits(NamedTuple):
-    """What `@ratelimit` keeps of a view: its limits, with those directly below it."""
+class GroupLimits:
+    """What `@ratelimit` notes on a view: its limits, with those directly below it."""
 
-    limits: tuple[Limit, ...]
+    attribute: ClassVar[str] = "django_quota_ratelimits"
+
+    def __init__(self, limits: tuple[GroupLimit, ...]) -> None:
+        self.limits: tuple[GroupLimit, ...] = limits
 
 
-def _limits(patterns: Iterable[Any]) -> Iterator[Limit]:
+def _limits(patterns: Iterable[Any]) -> Iterator[GroupLimit]:
     """Return the limits of all views."""
-    for kept, _ in marked_views(patterns, Limits):
-        yield from kept.limits
+    for found in decorated_views(patterns, GroupLimits):
+        for limit in found.mark.noted.limits:
+            yield limit.in_group(found.path)
 
 
-@finds_rules
-def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
+@register_rule_finder
+def rules_of_ratelimits(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views, without those whose rate is wrong or a function."""
     for limit in _limits(patterns):
         with suppress(ImproperlyConfigured):
-            rule = None if limit.is_dynamic else rule_of(limit, limit.rate)
+            rule = None if limit.is_dynamic else rule_of_group(limit, limit.rate)
             if rule is not None:
                 yield rule
 
 
-@checks_views
+@register_view_check
 def check_ratelimit(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
     """Check the limits of `@ratelimit`, and what is left of django-ratelimit."""
     found = list(_limits(patterns))
@@ -54,13 +58,13 @@ def check_ratelimit(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
                 yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
         for place in _leftovers():
             yield CheckWarning(
-                f"{place} still has django_ratelimit itself: what it limits is counted apart.",
+                f"{place} still uses django_ratelimit itself, which counts separately.",
                 hint="Use django_quota.contrib.django_ratelimit everywhere; it needs no entry in INSTALLED_APPS.",
                 id="django_quota.W026",
             )
 
 
-def _check_limit(limit: Limit) -> Iterator[CheckMessage]:
+def _check_limit(limit: GroupLimit) -> Iterator[CheckMessage]:
     try:
         check_key(limit.key)
         rate = None if limit.rate is None or limit.is_dynamic else read_rate(limit.rate)

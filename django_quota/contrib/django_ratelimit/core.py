@@ -20,18 +20,18 @@ from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
 from django_quota import Decision, Rule, check_all, peek
-from django_quota.adapters import apply_decision, decide, digest
+from django_quota.adapters import attach_decision, decide, digest
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.core.flow import run_sync
 from django_quota.core.rates import Rate, parse_rate
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.limiting.api import django_request
-from django_quota.requests.addresses import MAX_LENGTH, canonical, client_ip, own_prefixes
+from django_quota.requests.addresses import MAX_LENGTH, canonical, client_address, own_prefixes
 from django_quota.requests.request_keys import compile_key, subject_flow
 from django_quota.requests.subjects import named_subject, user_subject
 from django_quota.types import Outcome
-from django_quota.web.view_kinds import naming
+from django_quota.web.view_kinds import path_of_view
 
 __all__ = ["get_usage", "is_ratelimited"]
 
@@ -48,14 +48,19 @@ class Usage(TypedDict):
     """Seconds until the window ends; -1 if the store does not answer."""
 
 
-class Limit(NamedTuple):
+class GroupLimit(NamedTuple):
     """The arguments of a `@ratelimit`, or of a call."""
 
-    group: str
+    group: str | None
+    """The views of one group count together; None: the path of the view."""
     key: Any
     rate: Any
     method: Any = ALL
     block: bool = False
+
+    def in_group(self, path: str) -> GroupLimit:
+        """Return the limit with the path of its view as its group, unless it has one."""
+        return self if self.group is not None else self._replace(group=path)
 
     @property
     def methods(self) -> tuple[str, ...] | None:
@@ -95,7 +100,7 @@ def get_usage(
     """
     if group is None and fn is None:
         raise ImproperlyConfigured("A limit needs a group or the view that it is for: pass group= or fn=.")
-    limit = Limit(group_of(fn) if group is None else group, key, rate, method)
+    limit = GroupLimit(path_of_view(fn) if group is None else group, key, rate, method)
     if increment:
         decision = count(request, [limit])
         return None if decision is None else _usage(decision.outcomes, is_limited=not decision.allowed)
@@ -118,12 +123,7 @@ for _function in (get_usage, is_ratelimited):
     cast("Any", _function).UNSAFE = UNSAFE
 
 
-def group_of(view: Any) -> str:
-    """Return the group of a view: its dotted path; a method has the path of its class."""
-    return naming(view)(None)
-
-
-def count(request: Any, limits: Sequence[Limit]) -> Decision | None:
+def count(request: Any, limits: Sequence[GroupLimit]) -> Decision | None:
     """Count a request under some limits, in one call; return None if none of them applies."""
     pairs = [pair for limit in limits if (pair := _pair(request, limit)) is not None]
     if not pairs:
@@ -131,7 +131,7 @@ def count(request: Any, limits: Sequence[Limit]) -> Decision | None:
     if django_request(request) is None:  # a stand-in with META and method, which django-ratelimit takes as well
         return check_all(pairs)
     decision = decide(request, pairs)
-    apply_decision(request, decision)
+    attach_decision(request, decision)
     return decision
 
 
@@ -148,7 +148,7 @@ def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:
     )
 
 
-def _pair(request: Any, limit: Limit) -> tuple[Rule, str] | None:
+def _pair(request: Any, limit: GroupLimit) -> tuple[Rule, str] | None:
     """Return the rule of a limit and the subject of a request; None if the limit does not apply."""
     if not getattr(settings, "RATELIMIT_ENABLE", True):
         return None
@@ -157,21 +157,21 @@ def _pair(request: Any, limit: Limit) -> tuple[Rule, str] | None:
     rate = limit.rate
     if limit.is_dynamic:
         rate = (rate if callable(rate) else import_string(rate))(limit.group, request)
-    rule = rule_of(limit, rate)
+    rule = rule_of_group(limit, rate)
     return None if rule is None else (rule, _subject(request, limit))
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def rule_of(limit: Limit, rate: Any) -> Rule | None:
+def rule_of_group(limit: GroupLimit, rate: Any) -> Rule | None:
     """Return the rule of a limit with this rate; None if that is unlimited.
 
     Raises `ImproperlyConfigured` if the rate is wrong.
     """
     if rate is None:
         return None
-    # django-ratelimit fails closed, unless a site says that it wants to stay open.
+    # django-ratelimit fails closed unless RATELIMIT_FAIL_OPEN is set.
     on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
     key = limit.key if isinstance(limit.key, str) and "." not in limit.key else "user_or_ip"  # a function of theirs
     return _rule(limit.group, limit.methods or (), read_rate(rate), key, limit.block, on_unavailable)
@@ -215,7 +215,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 # --- the subject ------------------------------------------------------------------------------------------------------
 
 
-def _subject(request: Any, limit: Limit) -> str:
+def _subject(request: Any, limit: GroupLimit) -> str:
     """Return the subject of a request. What a request does not have falls back to its address."""
     key = limit.key
     check_key(key)
@@ -226,7 +226,7 @@ def _subject(request: Any, limit: Limit) -> str:
     user = getattr(bare, "user", None)
     if key in ("user", "user_or_ip") and getattr(user, "is_authenticated", False):
         return user_subject(user)
-    return ip_subject(bare) if key in ("ip", "user", "user_or_ip") else str(run_sync(subject_flow(key, bare)))
+    return address_subject(bare) if key in ("ip", "user", "user_or_ip") else str(run_sync(subject_flow(key, bare)))
 
 
 def check_key(key: Any) -> None:
@@ -240,9 +240,9 @@ def check_key(key: Any) -> None:
             raise ImproperlyConfigured(str(error)) from error
 
 
-def ip_subject(request: HttpRequest) -> str:
+def address_subject(request: HttpRequest) -> str:
     """Return the subject of the client's address; a mask that QUOTA does not know gives a `network:`."""
-    address = address_of(request)
+    address = address_of_request(request)
     subject = f"ip:{address}"
     with suppress(RuleError):
         if named_subject(subject) == subject:
@@ -250,7 +250,7 @@ def ip_subject(request: HttpRequest) -> str:
     return f"network:{address}"
 
 
-def address_of(request: HttpRequest) -> str:
+def address_of_request(request: HttpRequest) -> str:
     """Return the client's address or its network, as `RATELIMIT_IP_META_KEY` and the masks say.
 
     Without that setting it is the address that `key="ip"` of django_quota finds, behind `TRUSTED_PROXIES`. Raises
@@ -261,7 +261,7 @@ def address_of(request: HttpRequest) -> str:
     source: Any = getattr(settings, "RATELIMIT_IP_META_KEY", None)
     if not source:
         try:
-            return client_ip(request, prefixes)
+            return client_address(request, prefixes)
         except ConfigurationError as error:
             raise ImproperlyConfigured(str(error)) from error
     if isinstance(source, str) and "." in source:
@@ -269,5 +269,7 @@ def address_of(request: HttpRequest) -> str:
     given = str(source(request) if callable(source) else request.META.get(source, ""))
     address = canonical(given, prefixes) if len(given) <= MAX_LENGTH else None
     if address is None:
-        raise ImproperlyConfigured(f"RATELIMIT_IP_META_KEY={source!r} names no IP address: it gave {given[:99]!r}.")
+        raise ImproperlyConfigured(
+            f"RATELIMIT_IP_META_KEY={source!r} returned {given[:99]!r}, which is not an IP address."
+        )
     return address

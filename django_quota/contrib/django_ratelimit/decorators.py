@@ -11,11 +11,10 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
-from django_quota.contrib.django_ratelimit.checks import Limits
-from django_quota.contrib.django_ratelimit.core import Limit, count, group_of
+from django_quota.contrib.django_ratelimit.checks import GroupLimits
+from django_quota.contrib.django_ratelimit.core import GroupLimit, count
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
-from django_quota.web.view_kinds import is_async
-from django_quota.web.view_marks import mark, own
+from django_quota.web.view_kinds import is_async, mark, own, path_of_view
 
 __all__ = ["ratelimit"]
 
@@ -35,15 +34,16 @@ def ratelimit(
 
     def decorate(view: V) -> V:
         bare: Any = view
-        found = own(view, Limits)
+        found = own(view, GroupLimits)
         inner = () if found is None else found.limits
         if any(other.block != block for other in inner):
             inner = ()  # one refuses the request, and the other only says so: each decides for itself
         elif inner:
             bare = cast("Any", view).__wrapped__
-        limits = (Limit(group_of(bare) if group is None else group, key, rate, method, block), *inner)
-        wrapper = _wrap(bare, limits)
-        mark(wrapper, Limits(limits), decorate)
+        limits = (GroupLimit(group, key, rate, method, block), *inner)
+        path = path_of_view(bare)
+        wrapper = _wrap(bare, tuple(limit.in_group(path) for limit in limits))
+        mark(wrapper, bare, path, GroupLimits(limits))
         return cast("V", wrapper)
 
     return decorate
@@ -53,7 +53,7 @@ ratelimit.ALL = ALL  # type: ignore[attr-defined]
 ratelimit.UNSAFE = UNSAFE  # type: ignore[attr-defined]
 
 
-def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., Any]:
+def _wrap(view: Callable[..., Any], limits: tuple[GroupLimit, ...]) -> Callable[..., Any]:
     @wraps(view)
     async def alimited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
         await sync_to_async(_limit)(request, limits)
@@ -67,7 +67,7 @@ def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., 
     return alimited_view if is_async(view) else limited_view
 
 
-def _limit(request: Any, limits: tuple[Limit, ...]) -> None:
+def _limit(request: Any, limits: tuple[GroupLimit, ...]) -> None:
     """Count a request, set `request.limited`, and raise if the request is refused."""
     decision = count(request, limits)
     is_limited = decision is not None and not decision.allowed

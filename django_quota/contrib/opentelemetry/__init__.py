@@ -37,7 +37,7 @@ class DecisionRecorder:
         self._labels = RuleLabels()
 
     def __call__(self, decision: Decision, seconds: float | None) -> None:
-        """Record a decision; `seconds` is None for a slot, which is no check."""
+        """Record a decision; `seconds` is None for a slot, which is not a check."""
         if not decision.allowed:
             _add_event(decision)
         if decision.degraded:

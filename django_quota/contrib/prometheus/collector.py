@@ -27,7 +27,7 @@ class QuotaCollector(Collector):
         try:
             totals = running_totals()
         except QuotaError as error:
-            logger.warning("The metrics lack what is in the store: %s", error)
+            logger.warning("The store did not answer, so its metrics are left out: %s", error)
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 0)
         else:
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 1)
@@ -56,8 +56,8 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     for slot in totals.slots:
         held[slot.label] += slot.held
         limits[slot.label] += slot.limit
-    used = GaugeMetricFamily("quota_leases_in_use", "Slots that are held, of those used lately.", labels=("slot",))
-    most = GaugeMetricFamily("quota_leases_limit", "Slots there are, of those used lately.", labels=("slot",))
+    used = GaugeMetricFamily("quota_leases_in_use", "Slots in use, of the slots used recently.", labels=("slot",))
+    most = GaugeMetricFamily("quota_leases_limit", "Slots available, of the slots used recently.", labels=("slot",))
     for name in held:
         used.add_metric((name,), held[name])
         most.add_metric((name,), limits[name])
@@ -65,5 +65,5 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     yield most
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, description, value=value)

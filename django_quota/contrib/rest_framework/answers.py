@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_quota import Decision
-from django_quota.adapters import refusal
+from django_quota.adapters import refusal_response
 from django_quota.contrib.rest_framework.throttles import QuotaThrottled
 
 
@@ -32,4 +32,4 @@ def problem_details(error: Exception, context: dict[str, Any]) -> Any:
     if not isinstance(error, QuotaThrottled):
         return exception_handler(error, context)
     request = context["request"]
-    return refusal(getattr(request, "_request", request), error.decision)
+    return refusal_response(getattr(request, "_request", request), error.decision)

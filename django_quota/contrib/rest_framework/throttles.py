@@ -23,10 +23,8 @@ from django_quota.exceptions import QuotaExceeded, RuleError
 
 F = TypeVar("F")
 
-Pair = tuple[Rule, str]
-"""A rule with the subject that it limits."""
-
-Entry = Rule | Pair
+ThrottleRule = Rule | tuple[Rule, str]
+"""A rule that a throttle decides, perhaps with the subject that it limits."""
 
 
 class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
@@ -64,7 +62,7 @@ class _QuotaMixin:
 
     _decision: Decision | None = None
 
-    def _is_allowed(self, entries: Sequence[Entry], request: Any, view: Any) -> bool:
+    def _is_allowed(self, entries: Sequence[ThrottleRule], request: Any, view: Any) -> bool:
         own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
         inner = getattr(request, "_request", request)
         waiting = [rule for rule in adapters.take_waiting_rules(inner) if rule.name not in own]
@@ -74,7 +72,7 @@ class _QuotaMixin:
             decision = adapters.decide(inner, [*waiting, *entries])
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
-        adapters.apply_decision(inner, decision)
+        adapters.attach_decision(inner, decision)
         no_slot = None if decision.enforced else adapters.take_waiting_slots(inner)
         self._decision = decision if no_slot is None else decision.combined_with(no_slot)
         _prepare(view, request)
@@ -90,7 +88,7 @@ class _QuotaMixin:
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
-@adapters.decides_later
+@adapters.register_late_views
 def asks_a_throttle(view: Any) -> bool:
     """Say whether a view surely asks one of these throttles, so that it decides the rules that need the user."""
     return carries_a_throttle(view) and own_method(view) is None
@@ -116,9 +114,13 @@ def own_method(view: Any) -> str | None:
 def _own_method(view_class: type) -> str | None:
     for name in ("initial", "check_throttles", "get_throttles"):
         owner = next(base for base in view_class.__mro__ if name in vars(base))
-        if owner.__module__.partition(".")[0] not in ("rest_framework", "adrf"):
+        if owner.__module__.partition(".")[0] not in _FRAMEWORKS:
             return name
     return None
+
+
+_FRAMEWORKS = ("rest_framework", "adrf")
+"""The packages whose own methods ask the throttles of a view: the framework, and its async views."""
 
 
 def is_throttle(throttle: object) -> bool:
@@ -132,11 +134,17 @@ def _always_asks(throttle: Any) -> bool:
 
 
 def _prepare(view: Any, request: Any) -> None:
-    """Let a view raise `QuotaThrottled`, hold its slot, settle what it took, and write the headers on its response."""
+    """Let a view answer a refusal with `QuotaThrottled`, and hold its slot; write its headers without the middleware.
+
+    The framework asks a throttle before the view answers, and never again. So a method of the view, which is a new
+    object for each request, calls ours: no setting has to name us. `QuotaMiddleware` does the rest, or else a second
+    method.
+    """
     if hasattr(view, "finalize_response") and view.__dict__.get(_PREPARED) is not request:
         view.__dict__[_PREPARED] = request
-        for name, function in _METHODS:
-            setattr(view, name, partial(function, getattr(view, name)))
+        view.handle_exception = partial(_handle, view.handle_exception)
+        if not adapters.has_middleware(getattr(request, "_request", request)):
+            view.finalize_response = partial(_finalize, view.finalize_response)
         _hold_slot(view, request)
 
 
@@ -169,51 +177,40 @@ def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters
         raise RuleError(f"quota_slots of {path}: {error.problem}", error.hint) from None
 
 
-def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> None:
-    """Call the view's `throttled()`, and add the decision to what it raises. Errors of the project's own stay."""
-    try:
-        method(request, wait)
-    except exceptions.Throttled as error:
-        if type(error) is not exceptions.Throttled or not request.quota.enforced:
-            raise
-        refusal = QuotaThrottled(request.quota, wait)
-        if refusal.status_code == error.status_code:
-            refusal.detail, refusal.wait = error.detail, error.wait
-        raise refusal from None
-
-
 def _finalize(
     method: Callable[..., Any], request: Any, response: HttpResponseBase, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Call the view's `finalize_response()`, and write the headers, unless the middleware writes and settles."""
+    """Call the view's `finalize_response()`, write the headers, and settle what the request took."""
     response = method(request, response, *args, **kwargs)
     inner = getattr(request, "_request", request)
-    if inner.quota.enforced:
-        response.headers.setdefault("Cache-Control", "no-store")
-    if not adapters.has_middleware(inner):
-        adapters.write_headers(response, inner.quota, inner)
-        if getattr(response, "is_rendered", True):
-            _settle(inner, inner.quota, response)
-        else:  # `settle` may look at the content
-            cast("Any", response).add_post_render_callback(partial(_settle, inner, inner.quota))
+    adapters.write_headers(response, inner.quota, inner)
+    if getattr(response, "is_rendered", True):
+        _settle(inner, inner.quota, response)
+    else:  # `settle` may look at the content
+        cast("Any", response).add_post_render_callback(partial(_settle, inner, inner.quota))
     return response
 
 
-def _handle(method: Callable[..., Any], error: Exception) -> Any:
-    """Call the view's `handle_exception()`. An error that it raises has no response, and is settled here."""
+def _handle(method: Callable[..., Any], error: Any) -> Any:
+    """Call the view's `handle_exception()`, with a `QuotaThrottled` in place of the `Throttled` of our refusal.
+
+    An error of the project's own stays. One that the method raises has no response, and is settled here.
+    """
+    request = cast("Any", method).__self__.request
+    decision = getattr(request, "_request", request).quota
+    if type(error) is exceptions.Throttled and decision.enforced:
+        refused = QuotaThrottled(decision, error.wait)
+        if refused.status_code == error.status_code:
+            refused.detail, refused.wait = error.detail, error.wait
+        error = refused
     try:
-        return method(error)
+        response = method(error)
     except Exception as uncaught:
-        adapters.settle(cast("Any", method).__self__.request, uncaught)
+        adapters.settle(request, uncaught)
         raise
-
-
-_METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
-    ("throttled", _throttled),
-    ("finalize_response", _finalize),
-    ("handle_exception", _handle),
-)
-"""The methods of a view that are called with another one around them."""
+    if decision.enforced:
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response
 
 
 def _settle(request: Any, written: Decision, response: HttpResponseBase) -> None:
@@ -244,13 +241,13 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
         """Return whether a request is allowed."""
         return self._is_allowed(self._entries(request, view), request, view)
 
-    def _entries(self, request: Any, view: Any) -> list[Entry]:
+    def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
         scope = getattr(view, "throttle_scope", None)
-        names = [*rules_of_view(view, getattr(request, "_request", request).method)]
+        names = [*quota_rules_of(view, getattr(request, "_request", request).method)]
         if scope and scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
-        rules: list[Entry] = [named_rule(rule, view) for rule in names]
+        rules: list[ThrottleRule] = [named_rule(rule, view) for rule in names]
         if cost is not None:
             rules = [_at_cost(cast("Rule", rule), cost) for rule in rules]
         if not scope or scope in names or any(isinstance(each, ScopedRateThrottle) for each in view.get_throttles()):
@@ -264,7 +261,7 @@ def _at_cost(rule: Rule, cost: int) -> Rule:
     return replace(rule, cost=cost, costs=None)
 
 
-def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:
+def quota_rules_of(view: Any, method: str) -> Sequence[str | Rule]:
     """Return the `quota_rules` of the method of a view that answers, or those of the view."""
     found = rules_of_handler(getattr(view, (method or "").lower(), None))
     return as_rules(getattr(view, "quota_rules", ()) if found is None else found)
@@ -314,7 +311,7 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
             return bool(self.throttle_failure())
         return bool(self.throttle_success()) if entries else True
 
-    def entries(self, request: Any, view: Any) -> list[Entry]:
+    def entries(self, request: Any, view: Any) -> list[ThrottleRule]:
         """Return the rule of the rate, and the subject of the cache key; nothing if the request is not limited."""
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return []
@@ -336,11 +333,11 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
         user = request.user
         pk = getattr(user, "pk", None)
         if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
-            return adapters.subject_of(user)
+            return adapters.read_subject(user)
         ident = str(self.get_ident(request))
         if self.key == self._key_of(ident) and "+" not in ident:
             with suppress(RuleError):  # a proxy may write something else than an address
-                return adapters.subject_of(f"ip:{ident}")
+                return adapters.read_subject(f"ip:{ident}")
         return f"throttle:{adapters.digest(str(self.key))}"  # the class makes the key itself: it may hold a secret
 
     def _key_of(self, ident: object) -> str | None:
@@ -370,7 +367,7 @@ class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
 
     rate: str | None = None
 
-    def entries(self, request: Any, view: Any) -> list[Entry]:
+    def entries(self, request: Any, view: Any) -> list[ThrottleRule]:
         """Return the rule of the view's scope; nothing if it has none."""
         scope = getattr(view, self.scope_attr, None)
         if not scope:

@@ -1,4 +1,4 @@
-"""What views say about their limits: their rules, for the admin and the commands, and the system checks of them."""
+"""The limits of views: their rules, for the admin and the commands, and the system checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rest_framework import throttling
 from rest_framework.settings import api_settings
 
 from django_quota import Rule
-from django_quota.adapters import checks_views, dotted_path, endpoints, finds_rules, rule_of
+from django_quota.adapters import dotted_path, endpoints, read_rule, register_rule_finder, register_view_check
 from django_quota.conf import current
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
@@ -72,8 +72,8 @@ def _rates_of(view: Endpoint) -> Iterator[tuple[type, str, Rule]]:
                     yield throttle, made.rate, made.rule
 
 
-@finds_rules
-def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
+@register_rule_finder
+def rules_of_api_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views with these throttles, without those that are wrong."""
     for view in endpoints(patterns):
         for rule in _rules_of(view) if _names_rules(view) else ():
@@ -85,9 +85,9 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
 # --- system checks ----------------------------------------------------------------------------------------------------
 
 
-@checks_views
+@register_view_check
 def check_throttles(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
-    """Check what the views with these throttles say about their limits."""
+    """Check the limits of the views with these throttles."""
     for view in endpoints(patterns):
         for check in (_check_names, _check_slots, _check_methods, _check_rates, _check_proxies):
             yield from check(view)
@@ -106,7 +106,7 @@ def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
             wrong.append((error.problem, error.hint or 'Add it to QUOTA["RULES"].'))
     if scope and scope not in current().rules and scope not in ScopedRateThrottle.THROTTLE_RATES:
         hint = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
-        wrong.append((f"throttle_scope={scope!r} of {path} names no rule.", hint))
+        wrong.append((f"throttle_scope={scope!r} of {path} is not the name of a rule.", hint))
     for problem, hint in wrong:
         yield Error(problem, hint=hint, id="django_quota.E016")
     if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
@@ -140,8 +140,8 @@ def _check_methods(view: Endpoint) -> Iterator[CheckMessage]:
     own = own_method(view.callback) if carries_a_throttle(view.callback) else None
     for rule in view.rules_that_wait if own else ():
         yield CheckWarning(
-            f"{dotted_path(view.view_class)} has its own {own}(), so rule {rule.name!r} does not wait for it: the rule "
-            "is decided before the framework has found the user.",
+            f"{dotted_path(view.view_class)} has its own {own}(), so rule {rule.name!r} is decided before the "
+            "framework has found the user.",
             hint=f"Remove {own}(), or exclude the view from the rule.",
             id="django_quota.W029",
         )
@@ -149,13 +149,13 @@ def _check_methods(view: Endpoint) -> Iterator[CheckMessage]:
 
 def _check_rates(view: Endpoint) -> Iterator[CheckMessage]:
     """Find rates with a unit that is not what the framework reads, which is only its first letter."""
-    for throttle, text, rule in _rates_of(view):
+    for throttle, given, rule in _rates_of(view):
         (rate,) = cast("tuple[Rate]", rule.rates)
         with suppress(RateError):
-            if [each.period for each in cast("tuple[Rate, ...]", rule_of(text).rates)] == [rate.period]:
+            if [each.period for each in cast("tuple[Rate, ...]", read_rule(given).rates)] == [rate.period]:
                 continue
         yield CheckWarning(
-            f"{throttle.__name__} of {dotted_path(view.view_class)} reads {text!r} as {rate.in_words()}, as Django "
+            f"{throttle.__name__} of {dotted_path(view.view_class)} reads {given!r} as {rate.in_words()}, as Django "
             "REST framework does.",
             hint=f"Write {str(rate)!r} if that is meant. Else use a configured rule, in quota_rules.",
             id="django_quota.W024",
@@ -169,8 +169,8 @@ def _check_proxies(view: Endpoint) -> Iterator[CheckMessage]:
         for each in _throttles_of(view)
     ):
         yield CheckWarning(
-            "A throttle of Django REST framework takes the address of a client from X-Forwarded-For as it comes, so a "
-            "client escapes its limits by sending another one with each request.",
+            "A throttle of Django REST framework believes X-Forwarded-For, so a client escapes its limits by sending "
+            "another address with each request.",
             hint="Set NUM_PROXIES in REST_FRAMEWORK: the number of your proxies, 0 for none.",
             id="django_quota.W018",
         )

@@ -165,7 +165,7 @@ def rules_on_views() -> list[Rule]:
 
 
 def _elsewhere(of_views: Sequence[Rule]) -> dict[str, str]:
-    """Return the rules and slots that the middleware does not decide, and why they are left out."""
+    """Return the rules and slots that the middleware does not decide_traffic, and why they are left out."""
     here = {*(rule.name for rule in of_views), *map(str, current().rules)}
     found = {name: "your view, your code or a failed login decides it" for name in known_rules() if name not in here}
     return dict.fromkeys(known_slots(), "a slot limits how many run at once") | found
