@@ -8,8 +8,9 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
 from django_quota import check, concurrency, peek, quota, slot
-from django_quota.core.errors import StoreBusy
+from django_quota.core.errors import StoreBusy, StoreFull
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.limiting.registry import get_limiter
 from django_quota.testing import freeze
 from tests.support.calls import get, run
 from tests.support.counts import checks_of
@@ -57,6 +58,12 @@ class TestEachKindOfView:
     def test_a_request_without_a_free_slot_is_refused(self, guarded: Any) -> None:
         with slot("view", 1):
             assert run(guarded).status_code == 429
+
+
+def test_the_headers_of_an_allowed_response_say_how_many_slots_are_left() -> None:
+    response = run(concurrency(3, name="view")(plain))
+
+    assert response.headers["RateLimit"].startswith('"view";r=2;')
 
 
 class TestRefusals:
@@ -258,6 +265,24 @@ class TestWithoutAnAnswer:
 
         assert response.status_code == status
         assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
+
+    @pytest.mark.parametrize("said", ["allow", "local", "deny"])
+    def test_a_full_store_lets_nobody_in(self, said: Any) -> None:
+        with no_answer(StoreFull("it has no room")):
+            response = run(concurrency(1, name="view", on_unavailable=said)(asks_nothing))
+
+        assert response.status_code == 503
+
+    def test_a_full_memory_of_the_process_lets_nobody_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def is_full(*_: object) -> None:
+            raise StoreFull("it has no room")
+
+        monkeypatch.setattr(get_limiter().fallback.local, "run", is_full)
+
+        with no_answer():
+            response = concurrency(1, name="view", on_unavailable="local")(asks_nothing)(get())
+
+        assert response.status_code == 503
 
     def test_a_denied_request_may_try_again_in_a_second(self) -> None:
         with no_answer():

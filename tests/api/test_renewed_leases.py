@@ -1,6 +1,6 @@
 """Leases that are renewed in the background: when, what becomes of a lost one, and when it stops."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -154,10 +154,12 @@ class Held:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.renewals = 0
+        self.meanwhile: Callable[[], object] = bool
 
     def keeping(self) -> Flow[None]:
         yield from ()
         self.renewals += 1
+        self.meanwhile()
         if self.error is not None:
             raise self.error
 
@@ -261,6 +263,26 @@ class TestRounds:
         own.add(lease, 20.0)
 
         assert moments == [1_000.0, 1_020.0]
+
+    def test_a_round_that_was_missed_is_made_up_for_by_the_next_lease(
+        self, moments: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own, leases = Renewer(), [Held(), Held()]
+        own.add(leases[0], 10.0)
+
+        self.at(1_020.0, monkeypatch)
+        own.add(leases[1], 20.0)
+
+        assert moments == [1_010.0, 1_040.0]
+
+    def test_a_lease_that_is_released_during_its_renewal_is_renewed_no_more(self, moments: list[float]) -> None:
+        own, lease = Renewer(), Held(StoreUnavailable("gone"))
+        lease.meanwhile = lambda: own.remove(lease)
+        own.add(lease, 0.0)
+
+        own._renew_due()
+
+        assert (len(own), moments) == (0, [1_000.0])
 
     def test_a_renewal_that_fails_holds_up_no_other_lease(self, caplog: pytest.LogCaptureFixture) -> None:
         own, leases = Renewer(), [Held(ZeroDivisionError()) for _ in range(2)]

@@ -3,16 +3,18 @@
 import asyncio
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from django_quota import lock, slot
+from django_quota.core.flow import run_async, run_sync
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
-from django_quota.features.slots.queues import pause_before
+from django_quota.features.slots.queues import Caller, pause_before
 from django_quota.testing import RedisServer
 from django_quota.types import Lease, Slot
 from tests.support.commands import wait_until
@@ -196,14 +198,49 @@ class TestAskingTheStore:
             await (await task).arelease()
 
         assert asked_elsewhere("line")
-        with ThreadPoolExecutor(1) as threads:
+        with ThreadPoolExecutor(2) as threads:
             threads.submit(asyncio.run, block())
             assert blocked.wait(60)
             released_elsewhere("line")
+            try:
+                threads.submit(lock("line", wait=600).acquire).result(30).release()
+            finally:
+                goes_on.set()
 
-            lock("line", wait=60).acquire().release()
+    @in_memory
+    def test_a_closed_event_loop_holds_up_nobody_else(self) -> None:
+        async def wait_until_queued() -> None:
+            while waiting("line") != 1:  # noqa: ASYNC110 — nothing tells
+                await asyncio.sleep(0)
 
-            goes_on.set()
+        held, loop = lock("line").acquire(), asyncio.new_event_loop()
+        caller = lock("line", wait=600).aacquire()
+        task = cast("Any", loop.create_task(caller))
+        loop.run_until_complete(wait_until_queued())
+        loop.close()
+        task._log_destroy_pending = False  # asyncio warns of such a task
+
+        held.release()
+
+        lock("line").acquire().release()
+        caller.close()
+        assert waiting("line") == 0
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["a thread", "a task"])
+    def test_a_wake_ends_one_wait(self, is_async: bool) -> None:
+        async def wake_once() -> Caller:
+            caller = Caller(deque(), asyncio.get_running_loop() if is_async else None)
+            caller.wake()
+            if is_async:
+                await run_async(caller.waiting(600))
+            else:
+                run_sync(caller.waiting(600))
+            return caller
+
+        caller = asyncio.run(wake_once())
+
+        assert not caller._wakes_thread.is_set()
+        assert not caller._wakes_task.is_set()
 
     @both_stores
     @both_ways

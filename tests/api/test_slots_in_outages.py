@@ -130,18 +130,20 @@ def test_a_slot_that_is_not_renewed_is_not_taken_later() -> None:
     rule = SlotRule.make("view", 1, on_unavailable="allow")
 
     with no_answer():
-        rule.hold(get()).__enter__()
+        holding = rule.hold(get())
+        assert holding.__enter__() is None
 
-    assert not renewer
+    assert (len(renewer), holding.leases) == (0, [])
 
 
 def test_a_refused_request_is_not_counted_later() -> None:
     rule = SlotRule.make("view", 1, renew=True, on_unavailable="deny")
 
     with no_answer():
-        assert rule.hold(get()).__enter__() is not None
+        holding = rule.hold(get())
+        assert holding.__enter__() is not None
 
-    assert not renewer
+    assert (len(renewer), holding.leases) == (0, [])
 
 
 def test_a_stream_counts_until_it_is_sent() -> None:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.http import HttpResponse
 from django.http.response import ResponseHeaders
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import ResolverMatch, include, path
 from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
@@ -289,6 +289,14 @@ def test_a_view_that_answers_before_its_throttle_is_asked_is_logged(settings: An
         assert (record.levelname, f"answered 200 while {waited}" in record.getMessage()) == ("ERROR", True)
 
 
+def test_a_view_that_takes_no_slot_is_logged_without_the_middleware(settings: Any, caplog: Any) -> None:
+    settings.MIDDLEWARE = []
+    early = concurrency(1, key="user")(view_of(dispatch=lambda self, request: HttpResponse("ok")))
+
+    assert early(RequestFactory().get("/")).status_code == 200
+    assert "answered 200 while a slot waited for it" in caplog.text
+
+
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +414,21 @@ class TestSlots:
             reply = Client().generic(method, "/exports/", headers={"Authorization": "Token 1"})
 
         assert reply.status_code == 405
+
+    def test_a_slot_of_addresses_is_taken_before_the_view_finds_the_user(self, settings: Any) -> None:
+        base = concurrency(1, key="ip", name="running")(type("Base", (Limited,), {}))
+        at(settings, running=view_of(base=base))
+
+        with place("ip:127.0.0.1"):
+            assert statuses("running", "wrong") == [429]
+
+    def test_a_method_with_throttles_of_its_own_takes_the_slot(self, settings: Any) -> None:
+        def get(self: Any, request: Any) -> Response:
+            return Response(holders())
+
+        running(settings, Limited, "quota_slots", get=throttle_classes([QuotaThrottle])(get))
+
+        assert ask("running", "1").json() == ["user:1"]
 
     def test_quota_slots_of_an_action_are_its_own(self, settings: Any) -> None:
         books: Any = type("Books", (Things,), {"__module__": "shop", "quota_slots": 2})

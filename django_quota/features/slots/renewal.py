@@ -81,7 +81,6 @@ class Renewer:
                             self._due[lease] = (clock.elapsed() + min(interval, RETRY), interval, context)
                 except Exception:  # the thread renews the other leases, too
                     logger.exception("A lease could not be renewed; the next round tries again.")
-                del lease
         finally:  # whatever happens, there is a next round
             with self._changing:
                 self._next = float("inf")
