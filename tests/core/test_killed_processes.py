@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from django_quota import counter, slot
-from django_quota.engine.lease_operations import Renew
 from django_quota.exceptions import QuotaExceeded
+from django_quota.features.slots.operations import Renew
 from tests.support.processes import ended, forks, heard, processes, started
 from tests.support.slots import keys_of
 from tests.support.steps import SECOND

@@ -15,7 +15,6 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.takes import Asked
-from django_quota.engine import lease_operations as leases
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
@@ -27,6 +26,7 @@ from django_quota.features.bans import operations as bans
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
 from django_quota.features.resets import operations as resets
+from django_quota.features.slots import operations as leases
 from django_quota.features.usage import operations as days
 from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs

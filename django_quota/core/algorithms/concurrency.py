@@ -1,4 +1,4 @@
-"""How many may hold a slot at once, as Decisions show it; `engine.lease_operations` decides.
+"""How many may hold a slot at once, as Decisions show it; the operations of slots decide.
 
 This is not an `Algorithm`: a slot is free again when its holder gives it back, not when a window ends.
 """

@@ -26,8 +26,8 @@ from django_quota.core.flow import Flow, FlowBlock, IOCall, run_async, run_sync,
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import is_valid_name
-from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
+from django_quota.features.slots.operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.features.slots.queues import SlotInStore, pause_before, running_loop, slot_queues
 from django_quota.features.slots.renewal import RETRY, renewer
 from django_quota.limiting.observers import notify, receivers

@@ -1,4 +1,4 @@
-"""Leases: slots of which a limited number can be held at once. See `lua/lease_*.lua`."""
+"""Leases: slots of which a limited number can be held at once. Each specifies a `lease_*.lua` beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_quota.engine.operations import Operation, Script, States, keep, scri
 
 
 def _lease_script(name: str) -> Script:
-    return script("clock", "lifetimes", "lease_common", name)
+    return script("clock", "lifetimes", "features/slots/lease_common", f"features/slots/lease_{name}")
 
 
 class SlotKeys(NamedTuple):
@@ -38,12 +38,12 @@ class _LeaseOperation(Operation):
 
 
 class Acquire(_LeaseOperation):
-    """Take a slot if one is free; the reply: see `lua/lease_acquire.lua`.
+    """Take a slot if one is free; the reply: see `lease_acquire.lua`.
 
     Its arguments: the token, how many slots there are, and how long the lease lasts, in microseconds.
     """
 
-    script: ClassVar[Script] = _lease_script("lease_acquire")
+    script: ClassVar[Script] = _lease_script("acquire")
 
     def has_written(self, reply: Any) -> bool:
         """Say whether the slot was taken."""
@@ -73,7 +73,7 @@ class Renew(_LeaseOperation):
     count.
     """
 
-    script: ClassVar[Script] = _lease_script("lease_renew")
+    script: ClassVar[Script] = _lease_script("renew")
     gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, span: int, *, again: bool = False) -> None:
@@ -96,7 +96,7 @@ class Release(_LeaseOperation):
     lease lasts, and how long the store remembers how long the slot was held.
     """
 
-    script: ClassVar[Script] = _lease_script("lease_release")
+    script: ClassVar[Script] = _lease_script("release")
     gives_back: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys, token: str, since: int | None, span: int) -> None:
@@ -121,7 +121,7 @@ class Release(_LeaseOperation):
 class Holders(_LeaseOperation):
     """Say who holds a slot; the reply has for each the token, and the microseconds until its lease ends."""
 
-    script: ClassVar[Script] = _lease_script("lease_holders")
+    script: ClassVar[Script] = _lease_script("holders")
     is_reading: ClassVar[bool] = True
 
     def __init__(self, keys: SlotKeys) -> None:
