@@ -78,7 +78,7 @@ def test_a_cost_that_is_never_admitted_is_refused_at_once(take: Take, slept: lis
 
 def test_a_banned_subject_is_refused_at_once(take: Take, slept: list[float]) -> None:
     banning = Rule.make("banning", "2/m", ban={"after": "9/m", "for": "1h"})
-    ban("user:42", banning, 600)
+    ban(banning, "user:42", 600)
 
     assert take(banning, timeout=60).outcomes[0].why == "banned"
     assert slept == []
