@@ -113,7 +113,7 @@ def freeze(now: int | datetime) -> Iterator[None]:
 
 
 def time_alone() -> Context:
-    """Return a context that knows the time that `freeze` has set, and keeps nothing else of the present one alive."""
+    """Return a context that has the time that `freeze` has set, and keeps nothing else of the present one alive."""
     context = Context()
     context.run(_frozen.set, _frozen.get())
     return context

@@ -2,8 +2,10 @@
 
 A middleware may replace a streaming response or raise an error, and a client may leave before the stream begins. Then
 nobody reads the response, and nobody closes it. But Django always sends `request_finished`: when the server has closed
-the response that it was given, or once the task of the request was cancelled. Only under ASGI it does not if the
-server fails to send, or cancels the application itself. Then what is left is done once the request is collected.
+the response that it was given, or once the task of the request was cancelled.
+
+It does not if a WSGI server drops a response without closing it, or if an ASGI server fails to send or cancels the
+application itself. Then whoever holds something is collected unfinished, and ends in the background; see `end_later`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import SyncToAsync
 from django.core.signals import request_finished, request_started
@@ -34,17 +36,17 @@ _of_request: WeakKeyDictionary[Any, list[AtEnd]] = WeakKeyDictionary()
 """The actions of a request under ASGI, whose tasks have contexts of their own: by an object that each request has."""
 
 
-def at_request_end(action: AtEnd) -> Callable[[], None]:
+def at_request_end(action: AtEnd) -> Callable[[], None] | None:
     """Call a function when the present request ends, in a thread that may block; return how to withdraw it.
 
-    Outside of a request it is never called.
+    Outside of a request it is never called, and None is returned.
     """
     if hearing.made is None:  # the app is not in INSTALLED_APPS: nobody has heard this request begin
         hearing.get()
         _begin()
     actions = _actions()
     if actions is None:
-        return lambda: None
+        return None
     actions.append(action)
 
     def withdraw() -> None:
@@ -66,13 +68,7 @@ def closers_of(response: Any) -> list[AtEnd]:
 def _actions() -> list[AtEnd] | None:
     """Return the actions of the present request; None outside of one."""
     request = SyncToAsync.thread_sensitive_context.get(None)
-    if request is None:
-        return _of_context.get()
-    new: list[AtEnd] = []
-    actions = _of_request.setdefault(request, new)
-    if actions is new:
-        finalize(request, _leave, actions).atexit = False
-    return actions
+    return _of_context.get() if request is None else _of_request.setdefault(request, [])
 
 
 def _begin(**_: Any) -> None:
@@ -80,16 +76,14 @@ def _begin(**_: Any) -> None:
 
 
 def _end(**_: Any) -> None:
-    request = SyncToAsync.thread_sensitive_context.get(None)
-    actions = _of_context.get() if request is None else _of_request.pop(request, None)
+    actions = _actions()
     _of_context.set(None)
     _do(actions or [])
 
 
-def _leave(actions: list[AtEnd]) -> None:
-    """Have the thread in the background do what is left: an event loop may run here."""
-    if actions:
-        flusher.call_at(clock.elapsed(), partial(_do, actions))
+def end_later(action: AtEnd) -> None:
+    """Call a function in the background. It is for `__del__`, which may run in any thread, also in an event loop's."""
+    flusher.call_at(clock.elapsed(), partial(_do, [action]))
 
 
 def _do(actions: list[AtEnd]) -> None:

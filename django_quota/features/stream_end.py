@@ -1,6 +1,6 @@
 """What has to happen once a stream is over: it ended, it failed, or its client went away.
 
-If nobody reads it, it is over when its request ends.
+If nobody reads it, it is over when its request ends, or when both are collected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync, run_to_the_end
-from django_quota.features.request_end import at_request_end, closers_of
+from django_quota.features.request_end import at_request_end, closers_of, end_later
 
 logger = logging.getLogger("django_quota")
 
@@ -52,6 +52,10 @@ class _Stream:
         self._is_over = False
         self._withdraw = at_request_end(self.close)
 
+    def __del__(self) -> None:
+        if self._withdraw is not None and not self._is_over:
+            end_later(self.close)
+
     def close(self) -> None:
         """End the stream."""
         try:
@@ -64,7 +68,8 @@ class _Stream:
         was_over, self._is_over = self._is_over, True
         if was_over:
             return
-        self._withdraw()
+        if self._withdraw is not None:
+            self._withdraw()
         try:
             yield from self._make_flow()
         except Exception:

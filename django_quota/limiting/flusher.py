@@ -155,7 +155,8 @@ class Background:
     def _due(self, now: float) -> list[Callable[[], object]]:
         """Take what must be called now out of the plan."""
         with self._changing:
-            due = [function for function, moment in self._planned.items() if moment <= now]
+            planned = self._planned.copy()  # the garbage collector may run here, and plan the end of a stream
+            due = [function for function, moment in planned.items() if moment <= now]
             for function in due:
                 del self._planned[function]
         return due

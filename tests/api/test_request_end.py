@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse, StreamingHttpResponse
-from django.test import AsyncRequestFactory, Client
+from django.test import AsyncRequestFactory, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import async_only_middleware
 
@@ -98,6 +99,11 @@ def taken() -> dict[str, int]:
     }
 
 
+def taken_after_collection() -> dict[str, int]:
+    gc.collect()
+    return taken()
+
+
 def once(view: Any) -> dict[str, int]:
     """Return what a request has used whose stream had no part."""
     name = view.__name__.removeprefix("a")
@@ -177,8 +183,18 @@ def test_a_client_that_leaves_before_its_stream_begins_ends_it(view: Any, settin
     assert taken() == once(view)
 
 
-async def ask(view: Any, send: Any) -> None:
-    """Ask for a stream; the client stays."""
+async def fail(message: Any) -> None:
+    raise OSError
+
+
+async def cancel(message: Any) -> None:
+    (application,) = (task for task in asyncio.all_tasks() if task.get_name() == "application")
+    application.cancel()
+    await asyncio.Event().wait()
+
+
+async def serve(view: Any, send: Any) -> None:
+    """Run the application of an ASGI server; the client stays."""
     messages = [{"type": "http.request", "body": b""}]
 
     async def receive() -> Any:
@@ -186,36 +202,25 @@ async def ask(view: Any, send: Any) -> None:
             return messages.pop()
         return await asyncio.Event().wait()
 
-    scope = AsyncRequestFactory().get(f"/{view.__name__}/").scope
-    await ASGIHandler()({**scope}, receive, send)
-
-
-async def fail(message: Any) -> None:
-    raise OSError
-
-
-async def cancel(message: Any) -> None:
-    for task in asyncio.all_tasks():
-        if task.get_name() == "application":
-            task.cancel()
-    await asyncio.Event().wait()
+    scope: Any = AsyncRequestFactory().get(f"/{view.__name__}/").scope
+    with suppress(OSError, asyncio.CancelledError):
+        await asyncio.create_task(ASGIHandler()(scope, receive, send), name="application")
 
 
 @pytest.mark.parametrize("send", [fail, cancel], ids=["cannot send", "cancels the application"])
 @pytest.mark.parametrize("view", [*VIEWS, *ASYNC_VIEWS], ids=lambda view: view.__name__)
-def test_a_stream_ends_though_the_server_ends_its_request(
-    view: Any, send: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_ends_whose_asgi_server_gives_up(view: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Django does not close the file of the body then, and Python would warn of it.
     monkeypatch.setattr("django.core.handlers.asgi.tempfile.SpooledTemporaryFile", lambda **_: io.BytesIO())
+    asyncio.run(serve(view, send))
+    wait_until(lambda: taken_after_collection() == once(view))
 
-    async def serve() -> None:
-        with suppress(OSError, asyncio.CancelledError):
-            await asyncio.create_task(ask(view, send), name="application")
 
-    asyncio.run(serve())
-    gc.collect()
-    wait_until(lambda: taken() == once(view))
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__)
+def test_a_stream_ends_that_a_wsgi_server_drops(view: Any) -> None:
+    for path_info in (f"/{view.__name__}/", "/missing/"):
+        WSGIHandler()(RequestFactory().get(path_info).environ, lambda *_: None)
+    wait_until(lambda: taken_after_collection() == once(view))
 
 
 def test_the_end_of_another_request_ends_no_stream() -> None:
