@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django_quota.stores.database.log import Expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.patience import Patience
 
 ROWS_PER_CALL = 1_000
 """Rows of each table that one round deletes."""
@@ -39,12 +41,13 @@ def sweep_rows(
     """Delete what has expired by `now`, until the end or until `stop` is set.
 
     `keep`: how many events of each log stay. `advance` gets the number of deleted rows. `budget_ms`: how much of each
-    second it may use the database, 1 to 1000 milliseconds. Raises `StoreUnavailable`.
+    second it may use the database, 1 to 1000 milliseconds. A call that is not answered is made again, for some seconds.
+    Raises `StoreUnavailable`.
     """
-    report, began = RowReport(Expired()), time.monotonic()
+    report, began, patience = RowReport(Expired()), time.monotonic(), Patience(stop)
     while not stop.is_set():
         batch_began = time.monotonic()
-        done = delete_expired(store, now, keep, ROWS_PER_CALL)
+        done = patience(partial(delete_expired, store, now, keep, ROWS_PER_CALL))
         report.rows = Expired(*map(sum, zip(report.rows, done, strict=True)))
         advance(sum(done))
         report.is_complete = max(done) < ROWS_PER_CALL

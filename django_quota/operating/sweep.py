@@ -30,14 +30,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
 from django_quota.core.clock import frozen_now
-from django_quota.core.errors import StoreBusy, StoreUnavailable
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
+from django_quota.stores.patience import Patience
 from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Walk
 
@@ -55,12 +52,6 @@ POSITION_TTL = 3_600
 
 SAVE_INTERVAL = 1.0
 """Seconds between two saves of the position. A sweep that is killed repeats at most as much."""
-
-PAUSES = (0.25, 1.0, 2.0)
-"""Seconds before a call that was not answered is made again; after the last one the sweep ends."""
-
-_SILENCE = (RedisConnectionError, StoreUnavailable, StoreBusy)
-"""The classes of errors, without subclasses, that may be over in a moment."""
 
 T = TypeVar("T")
 
@@ -133,7 +124,7 @@ class Sweeper:
         `advance` gets the number of keys of the database that were passed, ours or not. Raises `StoreUnavailable`. In a
         Cluster it sweeps the servers that answer, and the report says that others did not.
         """
-        self._stop = stop
+        self._stop, self._patience = stop, Patience(stop)
         self._report = report = SweepReport()
         began = time.monotonic()
         self._walk = walk = Walk(self._store)
@@ -153,8 +144,10 @@ class Sweeper:
 
     def _sweep_server(self, client: Any, position: str, advance: Callable[[int], object]) -> None:
         """Sweep the keys of one server, until the end or until `stop` is set. `position`: the key that remembers it."""
-        run = text(client.info("server")["run_id"])  # a cursor is valid for this run of the server
-        before, _, found = text((position and client.get(position)) or "").partition(" ")
+        run = text(
+            self._asked(partial(client.info, "server"))["run_id"]
+        )  # a cursor is valid for this run of the server
+        before, _, found = text((position and self._asked(partial(client.get, position))) or "").partition(" ")
         cursor = int(found) if before == run else 0
         self._report.resumed = self._report.resumed or cursor != 0
         saved = time.monotonic()
@@ -170,18 +163,18 @@ class Sweeper:
                 break
             if position and time.monotonic() - saved >= SAVE_INTERVAL:
                 saved = time.monotonic()
-                client.set(position, f"{run} {cursor}", ex=POSITION_TTL)
+                self._asked(partial(client.set, position, f"{run} {cursor}", ex=POSITION_TTL))
         if position and cursor:
-            client.set(position, f"{run} {cursor}", ex=POSITION_TTL)
+            self._asked(partial(client.set, position, f"{run} {cursor}", ex=POSITION_TTL))
         elif position:
-            client.delete(position)
+            self._asked(partial(client.delete, position))
 
     def total(self) -> int:
         """Return how many keys the database has: about the sum of what `advance` gets."""
-        total, walk = 0, Walk(self._store)
+        total, walk, patience = 0, Walk(self._store), Patience()
         for server in walk.servers:
             with walk.part(), self._store.commands(server) as client:
-                total += int(client.dbsize())
+                total += int(patience(client.dbsize))
         return total
 
     def _sweep_keys(self, keys: Sequence[str]) -> None:
@@ -210,17 +203,13 @@ class Sweeper:
             queue = [target for target, each in zip(queue, found, strict=True) if each.left and not self._dry_run]
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """Make a call that may be made twice. A late answer or a lost connection does not end a sweep of minutes."""
-        for pause in PAUSES:
-            try:
-                with self._paced():
-                    return call()
-            except (RedisConnectionError, RedisTimeoutError, StoreUnavailable) as error:
-                is_silence = isinstance(error, RedisTimeoutError) or type(error) in _SILENCE
-                if not is_silence or self._stop.wait(pause):
-                    raise
-        with self._paced():
-            return call()
+        """Make a call that may be made twice, at the pace of the budget; see `Patience`."""
+
+        def paced() -> T:
+            with self._paced():
+                return call()
+
+        return self._patience(paced)
 
     @contextmanager
     def _paced(self) -> Iterator[None]:

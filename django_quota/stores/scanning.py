@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.engine.operations import text
+from django_quota.stores.patience import Asked, asked_once
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -65,13 +67,24 @@ def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
         yield found
 
 
-def scan(store: RedisStore, matching: str, batch: int = SCAN_COUNT, kind: str | None = None) -> Iterator[list[str]]:
+def scan(
+    store: RedisStore, matching: str, batch: int = SCAN_COUNT, kind: str | None = None, asked: Asked = asked_once
+) -> Iterator[list[str]]:
     """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
     walk = Walk(store)
     for server in walk.servers:
         with walk.part(), store.commands(server) as client:
-            yield from batched(map(text, client.scan_iter(matching, batch, kind)), batch)
+            yield from batched(_keys_of(client, matching, batch, kind, asked), batch)
     walk.end()
+
+
+def _keys_of(client: Any, matching: str, count: int, kind: str | None, asked: Asked) -> Iterator[str]:
+    """Yield the keys of one server that match a pattern; each call passes `count` keys. A key may come twice."""
+    cursor = -1
+    while cursor:
+        found, keys = asked(partial(client.scan, max(cursor, 0), match=matching, count=count, _type=kind))
+        yield from map(text, keys)
+        cursor = int(found)
 
 
 def time_of(client: Redis) -> int:

@@ -14,11 +14,14 @@ from django.test import Client
 
 from django_quota import Rule, check, slot, unban
 from django_quota.core.clock import now
+from django_quota.exceptions import StoreUnavailable
 from django_quota.features.events.stream import EventRows, event_log
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
+from django_quota.management.commands import quota_sweep
 from django_quota.models import DailyCounter
+from django_quota.operating import row_sweep
 from django_quota.operating.activity import activity, running_totals, subjects_seen
 from django_quota.operating.inspection import load_snapshot, recent_refusals
 from django_quota.stores.database import sql
@@ -26,6 +29,7 @@ from django_quota.stores.database.log import Expired, count_expired, delete_expi
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
 from tests.support.commands import json_of, said
+from tests.support.outages import mostly_late
 from tests.support.specifications import Put
 from tests.support.steps import SECOND, Clock
 from tests.support.stores import current_store
@@ -179,6 +183,25 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
     assert list(store.names("quota:1:{user:*}:c:x")) == []
     assert max(count_expired(store, moment, 3)) == 0
     assert "Deleted 0 expired states" in said("quota_sweep")
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_late_replies_of_the_database_do_not_end_a_sweep(store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, 2 * row_sweep.BATCH + 1, now() - 2 * 3_600 * SECOND)
+    for module, name in ((quota_sweep, "count_expired"), (row_sweep, "delete_expired")):
+        monkeypatch.setattr(module, name, mostly_late(getattr(module, name), StoreUnavailable("late")))
+    (report,) = json_of("quota_sweep")
+    assert (report["complete"], report["states"]) == (True, 2 * row_sweep.BATCH + 1)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_late_replies_of_the_database_do_not_end_a_roll_up(
+    store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for user in range(3):
+        check("5/m", f"user:{user}", name="api", daily=True)
+    monkeypatch.setattr(store, "read", mostly_late(store.read, StoreUnavailable("late")))
+    assert said("quota_rollup", "--json")["days"] == 3
 
 
 @pytest.mark.parametrize("past_the_hour", [0, 1, sql.HOUR // 2, sql.HOUR - 1])

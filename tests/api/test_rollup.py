@@ -33,7 +33,7 @@ from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, managing, said, wait_until
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
-from tests.support.outages import no_answer
+from tests.support.outages import mostly_late, no_answer
 from tests.support.steps import START
 from tests.support.stores import caches, current_store
 
@@ -161,6 +161,25 @@ class TestMoving:
                 machine.roll_up()
         assert 5 < step < 99
         machine.roll_up()
+
+    @pytest.mark.usefixtures("short_pauses")
+    @pytest.mark.parametrize("done", [False, True], ids=["lost calls", "lost answers"])
+    def test_late_replies_do_not_end_a_roll_up(
+        self, done: bool, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for user in range(7):
+            count(raw, f"user:{user}", {"search": (3, 1, 5)}, TODAY)
+        store, scan = current_store(), mostly_late(redis.Redis.scan, redis.TimeoutError("late"), done=done)
+        monkeypatch.setattr(redis.Redis, "scan", scan)
+        monkeypatch.setattr(store, "try_all", mostly_late(store.try_all, StoreUnavailable("late"), done=done))
+        assert rolled(batch=3) == {"days": 7, "rows": 7, "allowed": 21, "refused": 7, "units": 56}
+        assert counted(rows()) == {(f"user:{user}", TODAY, "search"): (3, 1, 8) for user in range(7)}
+
+    @pytest.mark.usefixtures("short_pauses")
+    def test_a_store_that_stays_silent_ends_a_roll_up(self, raw: redis.Redis) -> None:
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+        with no_answer(), pytest.raises(CommandError, match="unavailable"):
+            rolled()
 
     def test_a_clock_that_steps_back_and_a_refund_after_a_loss_bill_no_wrong_number(self, raw: redis.Redis) -> None:
         for back in (0, 0, 1, 2):

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
-from django_quota.operating import sweep as sweep_module
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, SWEPT, Sweeper, SweepReport
+from django_quota.stores.patience import Patience
 from django_quota.testing import freeze
-from tests.support.commands import ROOT, Manage, managing, said, wait_until
+from tests.support.commands import ROOT, Manage, json_of, managing, said, wait_until
 from tests.support.inputs import inputs
-from tests.support.outages import no_answer
+from tests.support.outages import mostly_late, no_answer
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, redis_store
 
@@ -183,36 +183,32 @@ def test_a_killed_sweep_is_resumed_and_a_signal_ends_one_after_a_batch(manage: M
     assert report["removed"] == 3 * (6_000 - left(raw))
 
 
-@pytest.mark.parametrize("late", ["scan", "script"])
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("late", ["info", "get", "scan", "delete", "dbsize", "script"])
 def test_late_replies_do_not_end_a_sweep(late: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(raw, 3 * KEYS_PER_CALL)
-    asked = 0
-
-    def often_late(*given: Any, real: Any, error: Exception, **options: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked % 4:  # three of four
-            raise error
-        return real(*given, **options)
-
-    monkeypatch.setattr(sweep_module, "PAUSES", (0.0, 0.0, 0.0))
-    if late == "scan":
-        real, error = redis.Redis.scan, redis.TimeoutError("late")
-        monkeypatch.setattr(
-            redis.Redis, "scan", lambda client, *a, **b: often_late(client, *a, real=real, error=error, **b)
-        )
-    else:
+    if late == "script":
         store = redis_store()
-        monkeypatch.setattr(store, "run", partial(often_late, real=store.run, error=StoreUnavailable("late")))
-    report = swept()
-    assert (report.complete, report.keys, report.missed) == (True, 3 * KEYS_PER_CALL, 0)
+        monkeypatch.setattr(store, "run", mostly_late(store.run, StoreUnavailable("late")))
+    else:
+        monkeypatch.setattr(redis.Redis, late, mostly_late(getattr(redis.Redis, late), redis.TimeoutError("late")))
+    (report,) = json_of("quota_sweep")
+    assert (report["complete"], report["keys"], report["missed"]) == (True, 3 * KEYS_PER_CALL, 0)
 
 
-def test_a_server_that_stays_silent_ends_a_sweep(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_pauses")
+def test_a_server_that_stays_silent_ends_a_sweep(raw: redis.Redis) -> None:
     fill(raw, 3)
-    monkeypatch.setattr(sweep_module, "PAUSES", (0.0, 0.0, 0.0))
     with no_answer(), pytest.raises(StoreUnavailable):
         swept()
+
+
+def test_a_job_that_is_stopped_does_not_ask_again() -> None:
+    stop, asked = threading.Event(), []
+    stop.set()
+    with pytest.raises(StoreUnavailable):
+        Patience(stop)(partial(mostly_late(asked.append, StoreUnavailable("late"), done=True), 1))
+    assert asked == [1]
 
 
 def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:

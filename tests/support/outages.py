@@ -1,6 +1,7 @@
 """Servers that do not answer, and what the limiter reports about them."""
 
 import asyncio
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,20 @@ def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> I
             patched.setattr(store, "try_all", lambda *given: lose(try_all(*given) if done else None))
         spy(patched, **{"after" if done else "before": lose})
         yield
+
+
+def mostly_late(call: Callable[..., Any], error: Exception, *, done: bool = False) -> Callable[..., Any]:
+    """Return a call of which three of four answers are late; `done`: it is done each time."""
+    asked = itertools.count(1)
+
+    def late(*given: Any, **options: Any) -> Any:
+        is_late = next(asked) % 4
+        answer = None if is_late and not done else call(*given, **options)
+        if is_late:
+            raise error
+        return answer
+
+    return late
 
 
 class Mute:

@@ -29,6 +29,7 @@ from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.registry import get_limiter
 from django_quota.requests.subjects import is_user, named_subject, user_subject
 from django_quota.stores.base import Store
+from django_quota.stores.patience import Asked, asked_once
 from django_quota.stores.scanning import batched, scan
 
 if TYPE_CHECKING:
@@ -319,10 +320,13 @@ def day_key(base: str, day: date) -> str:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def find_days(store: Store, prefix: str, batch: int) -> Iterator[set[SubjectDay]]:
+def find_days(store: Store, prefix: str, batch: int, asked: Asked = asked_once) -> Iterator[set[SubjectDay]]:
     """Yield all days that the store has counts of, at most `batch` at a time; see `Store.names`."""
     matching = f"{pattern(prefix)}}}:day:*"
-    pages = batched(store.names(matching), batch) if store.redis is None else scan(store.redis, matching, batch, "HASH")
+    if store.redis is None:
+        pages = batched(store.names(matching, asked), batch)
+    else:
+        pages = scan(store.redis, matching, batch, "HASH", asked)
     for keys in pages:
         yield {day for key in keys if (day := _named_day(prefix, key.removesuffix(ASIDE))) is not None}
 

@@ -8,6 +8,7 @@ deletes them otherwise. Of two moves at once, the second waits for the rows that
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, Su
 from django_quota.features.usage.operations import DropAside, SetAside
 from django_quota.models import DailyCounter
 from django_quota.stores.base import Runner, Store, all_well
+from django_quota.stores.patience import Asked, Patience, asked_once
 from django_quota.stores.scanning import Walk
 
 DAYS_AT_ONCE = 500
@@ -46,22 +48,27 @@ class RollupResult:
             setattr(self, name, getattr(self, name) + number)
 
 
-def roll_up(store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None) -> Iterator[RollupResult]:
+def roll_up(
+    store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None, stop: threading.Event | None = None
+) -> Iterator[RollupResult]:
     """Move all counts of the store, batch by batch; yield what each batch has done.
 
-    Raises `StoreUnavailable` if the store does not answer (if a part of a Cluster does not, after all other servers),
-    and Django's `DatabaseError`. Batches before the error stay moved.
+    A call that is not answered is made again, for some seconds or until `stop` is set. Raises `StoreUnavailable` if the
+    store does not answer then (if a part of a Cluster does not, after all other servers), and Django's `DatabaseError`.
+    Batches before the error stay moved.
     """
-    walk = Walk(store)
-    for days in find_days(store, current().prefix, batch):
+    walk, patience = Walk(store), Patience(stop)
+    for days in find_days(store, current().prefix, batch, patience):
         done = RollupResult()
         with walk.part():
-            done = move(store, days, using)
+            done = move(store, days, using, patience)
         yield done
     walk.end()
 
 
-def move(store: Runner, days: Collection[SubjectDay], using: str | None = None) -> RollupResult:
+def move(
+    store: Runner, days: Collection[SubjectDay], using: str | None = None, asked: Asked = asked_once
+) -> RollupResult:
     """Move the counts of these days to their rows; return what was added. Raises what `roll_up` raises.
 
     In a transaction of the caller, the counts are deleted from the store after the commit.
@@ -69,7 +76,7 @@ def move(store: Runner, days: Collection[SubjectDay], using: str | None = None) 
     database = using or router.db_for_write(DailyCounter)
     done, made = RollupResult(), list[RowKey]()
     while days:
-        missing, more = _move(store, days, database, done)
+        missing, more = asked(partial(_move, store, days, database, done, asked))
         if missing and missing == made:
             raise DatabaseError(
                 f"The database takes the row of {missing[0].subject!r} and rule {missing[0].rule!r} for another one. "
@@ -85,7 +92,7 @@ def move(store: Runner, days: Collection[SubjectDay], using: str | None = None) 
 
 
 def _move(
-    store: Runner, days: Collection[SubjectDay], using: str, done: RollupResult
+    store: Runner, days: Collection[SubjectDay], using: str, done: RollupResult, asked: Asked
 ) -> tuple[list[RowKey], list[SubjectDay]]:
     """Move the counts that are aside, or else the current ones.
 
@@ -105,7 +112,7 @@ def _move(
         if not missing:
             _add(found, rows, using, done)
             drops = [DropAside(each.of.key + ASIDE, each.token) for each in found]
-            transaction.on_commit(partial(_drop, store, drops), using=using)
+            transaction.on_commit(partial(asked, partial(_drop, store, drops)), using=using)
         return missing, [day for day, (has_more, _) in zip(days, replies, strict=True) if has_more]
 
 

@@ -45,7 +45,7 @@ class Command(QuotaCommand):
         done, problem = RollupResult(), None
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for moved in roll_up(shared_store(), options["batch"], options["database"]):
+                for moved in roll_up(shared_store(), options["batch"], options["database"], stop):
                     done.add(moved)
                     advance(moved.days)
                     if stop.is_set():

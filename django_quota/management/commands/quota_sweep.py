@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from django.core.management.base import CommandError, CommandParser
@@ -21,6 +22,7 @@ from django_quota.management.console import QuotaCommand, duration_of, progress,
 from django_quota.operating.row_sweep import RowReport, sweep_rows
 from django_quota.operating.sweep import Sweeper, SweepReport
 from django_quota.stores.database.log import count_expired
+from django_quota.stores.patience import Patience
 
 if TYPE_CHECKING:
     from django_quota.stores.database.store import DatabaseStore
@@ -69,7 +71,7 @@ class Command(QuotaCommand):
 
     def _sweep_rows(self, store: DatabaseStore, stop: threading.Event, options: dict[str, Any]) -> None:
         keep, now = current().events, clock.now()
-        expired = count_expired(store, now, keep)
+        expired = Patience(stop)(partial(count_expired, store, now, keep))
         if options["dry_run"]:
             report = RowReport(expired, is_complete=True)
         else:

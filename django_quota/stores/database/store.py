@@ -25,6 +25,7 @@ from django_quota.stores.database import sql
 from django_quota.stores.database.connections import WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
+from django_quota.stores.patience import Asked, asked_once
 
 T = TypeVar("T")
 
@@ -212,12 +213,12 @@ class DatabaseStore:
             lambda connection: (connection.begin((), statement(connection)), ()), self.breaker, deadline()
         )
 
-    def names(self, matching: str) -> Iterator[str]:
+    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
         start = sql.beginning(matching)
         after = ""
         while True:
-            page = self.read(lambda _: sql.page_of_keys(start, after))  # noqa: B023 — it is called at once
+            page = asked(lambda: self.read(lambda _: sql.page_of_keys(start, after)))  # noqa: B023 — it is called at once
             yield from (key for _, key in page if fnmatchcase(key, matching))
             if len(page) < sql.PAGE:
                 return

@@ -12,6 +12,7 @@ from redis.exceptions import NoScriptError
 
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import all_well
+from django_quota.stores.patience import Asked, asked_once
 from django_quota.stores.redis.async_wire import AsyncWire
 from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
 from django_quota.stores.redis.server_client import ServerClient
@@ -73,13 +74,13 @@ class RedisStore:
         with translated(only=(RedisError, OSError)), self.server.commands() as client:
             yield client
 
-    def names(self, matching: str) -> Iterator[str]:
+    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`.
 
         In a Cluster, a key that moves meanwhile may be missing. Raises `StoreUnavailable` if Redis does not answer; for
         a part of a Cluster, only after the keys of all other servers.
         """
-        return chain.from_iterable(scan(self, matching))
+        return chain.from_iterable(scan(self, matching, asked=asked))
 
     def clear_memory(self) -> None:
         """Do nothing: Redis keeps what it has."""
