@@ -48,9 +48,14 @@ def is_stored(response: HttpResponseBase) -> bool:
 
 
 def _is_public(response: HttpResponseBase) -> bool:
-    """Return whether a response says that any cache, such as a CDN, may show it to others."""
+    """Return whether a response says that any cache, such as a CDN, may show it to others.
+
+    The headers of a 304 replace those that a cache keeps, and often Cache-Control was only on the response it keeps.
+    """
     control = response.headers.get("Cache-Control", "").lower()
-    return "public" in control or "s-maxage" in control
+    if "public" in control or "s-maxage" in control:
+        return True
+    return response.status_code == HTTPStatus.NOT_MODIFIED and not ("private" in control or "no-store" in control)
 
 
 _MAX_INTEGER = 999_999_999_999_999

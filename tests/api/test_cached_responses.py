@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.decorators.cache import cache_control, cache_page, never_cache
@@ -28,6 +28,19 @@ def page(request: HttpRequest) -> HttpResponse:
 
 async def async_page(request: HttpRequest) -> HttpResponse:
     return page(request)
+
+
+def tagged(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok", headers={"ETag": '"a"'})
+
+
+async def async_tagged(request: HttpRequest) -> HttpResponse:
+    return tagged(request)
+
+
+def not_modified(request: HttpRequest) -> HttpResponse:
+    """Answer as `condition` does, which writes no Cache-Control."""
+    return HttpResponseNotModified(headers={"ETag": '"a"'})
 
 
 class Throttled(APIView):  # type: ignore[misc]
@@ -61,8 +74,14 @@ urlpatterns = [
     path("public-slot/", concurrency(3, name="own", key="ip")(public(page))),
     path("public-throttle/", PublicThrottled.as_view()),
     path("s-maxage/", limited(cache_control(s_maxage=60)(page))),
+    path("public-plain/", public(page)),
+    path("public-tagged/", limited(public(tagged))),
+    path("public-tagged-async/", limited(public(async_tagged))),
+    path("bare-304/", limited(not_modified)),
+    path("private-304/", limited(cache_control(private=True)(not_modified))),
     path("max-age/", limited(cache_control(max_age=60, private=True)(page))),
 ]
+CONDITIONAL = "django.middleware.http.ConditionalGetMiddleware"
 OURS = "django_quota.middleware.QuotaMiddleware"
 FIRST, LAST = "django.middleware.cache.UpdateCacheMiddleware", "django.middleware.cache.FetchFromCacheMiddleware"
 
@@ -130,6 +149,29 @@ def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(s
 def test_what_a_cdn_may_show_to_others_has_no_headers(route: str, middleware: list[str], settings: Any) -> None:
     settings.MIDDLEWARE = middleware
     assert ask(route, ANN, ANN) == [None, None]
+
+
+def test_a_rule_of_the_settings_shows_no_headers_on_what_a_cdn_may_keep(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"own": {"rate": "3/m", "key": "ip", "match": "/public-plain/"}}}
+    settings.MIDDLEWARE = [OURS]
+    assert ask("public-plain", ANN) == [None]
+
+
+@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
+@pytest.mark.parametrize("where", ["above", "below"])
+@pytest.mark.parametrize(
+    ("route", "shown"),
+    [("public-tagged", False), ("public-tagged-async", False), ("bare-304", False), ("private-304", True)],
+)
+def test_a_304_by_which_a_cdn_may_change_what_it_keeps_has_no_headers(
+    route: str, shown: bool, where: str, middleware: list[str], settings: Any
+) -> None:
+    settings.MIDDLEWARE = [CONDITIONAL, *middleware] if where == "above" else [*middleware, CONDITIONAL]
+    client: Any = AsyncClient() if "async" in route else Client()
+    reply = client.get(f"/{route}/", headers={"If-None-Match": '"a"'})
+    reply = asyncio.run(reply) if "async" in route else reply
+    assert reply.status_code == 304
+    assert ("RateLimit" in reply.headers) is shown
 
 
 def test_what_only_the_caller_may_keep_has_headers() -> None:

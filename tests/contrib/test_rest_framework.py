@@ -297,6 +297,16 @@ def test_a_view_that_takes_no_slot_is_logged_without_the_middleware(settings: An
     assert "answered 200 while a slot waited for it" in caplog.text
 
 
+@pytest.mark.parametrize("status", [302, 400, 401, 500])
+def test_slots_that_were_never_taken_are_logged_unless_the_view_refused(
+    status: int, settings: Any, caplog: Any
+) -> None:
+    early = view_of(dispatch=lambda self, request: HttpResponse(status=status))
+    at(settings, slot=concurrency(1, key="user", name=f"slot-{status}")(early))
+    assert statuses("slot", "1") == [status]
+    assert [each.levelname for each in caplog.records if each.name == "django_quota"] == ["ERROR"] * (status < 400)
+
+
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
 
 import asyncio
+import gc
 import json
 import signal
 import threading
@@ -592,6 +593,40 @@ def test_with_all_servers_gone_nobody_is_asked_until_they_are_back(
     assert [what for what, _ in reported] == (["lost"] if known else ["lost", "back"])
     if not known:
         until_well(kind, clock)
+
+
+@topology
+@both
+def test_servers_that_were_all_killed_are_used_again_once_they_are_back(
+    kind: str, hasty: Cluster, clock: Clock
+) -> None:
+    ask(kind, SUBJECTS)
+    for server in hasty.servers:
+        server.kill()
+    assert all(each.degraded for each in ask(kind, SUBJECTS))
+    for server in hasty.servers:
+        server.start()
+    wait_until(lambda: all(server.is_ready for server in hasty.servers))
+    until_well(kind, clock)
+    left = [decision.remaining for decision in ask(kind, SUBJECTS)]
+    assert [decision.remaining for decision in ask(kind, SUBJECTS)] == [number - 1 for number in left]
+
+
+@topology
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py leaves the connections to those killed
+def test_the_cache_of_a_cluster_whose_servers_were_all_killed_works_once_they_are_back(hasty: Cluster) -> None:
+    cache.set("a", 1)
+    for server in hasty.servers:
+        server.kill()
+    with pytest.raises((RedisConnectionError, ConnectionInterrupted)):
+        cache.get("a")
+    for server in hasty.servers:
+        server.start()
+    wait_until(lambda: all(server.is_ready for server in hasty.servers))
+    cache.set("a", 2)
+    assert cache.get("a") == 2
+    site.client.get_client().close()
+    gc.collect()
 
 
 @both
