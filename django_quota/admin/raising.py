@@ -14,6 +14,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import UNLIMITED, rules_for
 from django_quota.requests.request_keys import is_given_by
+from django_quota.requests.wording import text_in_words
 
 FACTORS = (2, 5, 10)
 
@@ -67,7 +68,7 @@ def _problem(name: str, subject: str, rule: NamedRule) -> str:
         if (each.subject, each.rule) == (subject, name) and each.begins > now:
             return _("its own override would be lost: %s") % _in_words(each)
     if not isinstance(rule, Rule):
-        return str(rule)
+        return text_in_words(rule)
     if not rule.rates:
         return str(UNLIMITED)
     is_closed = bool(rule.limits) and not any(limit.rate.count for limit in rule.limits)

@@ -28,7 +28,7 @@ from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
-from django_quota.requests.wording import error_in_words
+from django_quota.requests.wording import error_in_words, text_in_words
 
 GROUPS_SHOWN = 50
 """Overrides, and subjects refused last, that the page lists."""
@@ -60,7 +60,7 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
         rule=rule,
         facts=_facts(known) if isinstance(known, Rule) else (),
         source=_source(rule, known),
-        problem=known if isinstance(known, str) else "",
+        problem=text_in_words(known) if isinstance(known, str) else "",
         for_everybody=next(iter(of_everybody), None),
         groups=[*of_everybody, *of_groups[:GROUPS_SHOWN]],
         more=max(0, of_groups.count() - GROUPS_SHOWN),

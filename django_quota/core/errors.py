@@ -31,6 +31,11 @@ class Translatable(str):
         self.values = values
         return self
 
+    @classmethod
+    def sentences(cls, first: str, second: str) -> Translatable:
+        """Return two sentences, of which the second may be empty."""
+        return cls("%(first)s %(second)s" if second else "%(first)s", first=first, second=second)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)
 
@@ -51,6 +56,11 @@ class ConfigurationError(QuotaError):
 
     def __str__(self) -> str:
         return f"{self.problem} {self.hint}".strip()
+
+    @property
+    def in_full(self) -> Translatable:
+        """What `str()` returns, as pages can translate it."""
+        return Translatable.sentences(self.problem, self.hint)
 
 
 class RuleError(ConfigurationError, ValueError):
@@ -80,6 +90,17 @@ class RateError(RuleError):
     def __str__(self) -> str:
         place = "" if self.position is None else f" (at position {self.position})"
         return f"{reprlib.repr(self.text)} is not a rate: {self.problem}{place}. {self.hint}"
+
+    @property
+    def in_full(self) -> Translatable:
+        """What `str()` returns, as pages can translate it."""
+        words: dict[str, object] = {"text": reprlib.repr(self.text), "problem": self.problem}
+        if self.position is None:
+            return Translatable.sentences(Translatable("%(text)s is not a rate: %(problem)s.", **words), self.hint)
+        words["position"] = self.position
+        return Translatable.sentences(
+            Translatable("%(text)s is not a rate: %(problem)s (at position %(position)d).", **words), self.hint
+        )
 
 
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
@@ -149,7 +170,13 @@ class CounterError(QuotaError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"Counter {self.counter!r} of {self.subject}: {self.problem}"
+        return str.__str__(self.in_full)
+
+    @property
+    def in_full(self) -> Translatable:
+        """What `str()` returns, as pages can translate it."""
+        words = {"counter": repr(self.counter), "subject": self.subject, "problem": self.problem}
+        return Translatable("Counter %(counter)s of %(subject)s: %(problem)s", **words)
 
 
 class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
@@ -163,9 +190,16 @@ class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
         self.subject = subject
 
     def __str__(self) -> str:
-        return (
-            f"The lease of slot {self.slot!r} for {self.subject} was lost: it expired, or was removed, before it was "
-            "released. Use a longer lease=, or renew=True."
+        return str.__str__(self.in_full)
+
+    @property
+    def in_full(self) -> Translatable:
+        """What `str()` returns, as pages can translate it."""
+        return Translatable(
+            "The lease of slot %(slot)s for %(subject)s was lost: it expired, or was removed, before it was released. "
+            "Use a longer lease=, or renew=True.",
+            slot=repr(self.slot),
+            subject=self.subject,
         )
 
 

@@ -148,7 +148,8 @@ def parse_rate(value: object) -> Rate:
     if isinstance(value, Rate):
         return value
     if not isinstance(value, str):
-        raise RateError(value, None, f"it is {type(value).__name__}, not a string", _HINT)
+        problem = Translatable("it is %(type)s, not a string", type=type(value).__name__)
+        raise RateError(value, None, problem, _HINT)
     return _parse(value)
 
 

@@ -119,7 +119,8 @@ class Tiers:
         try:
             return parse_rates(*(given if isinstance(given, (list, tuple)) else (given,)))
         except RateError as error:
-            raise RateError(error.text, error.position, f"{error.problem}, for tier {tier!r}", error.hint) from None
+            problem = Translatable("%(problem)s, for tier %(tier)s", problem=error.problem, tier=repr(tier))
+            raise RateError(error.text, error.position, problem, error.hint) from None
 
     def __str__(self) -> str:
         return ", ".join(f"{'; '.join(map(str, rates)) or 'unlimited'} for {name}" for name, rates in self.rates)
@@ -364,16 +365,18 @@ class Rule:
         try:
             check_option_names(options, {*OPTIONS, "rate"}, "at_once")
             if isinstance(value, Mapping) and "rate" not in options:
-                raise RuleError("it has no 'rate'.", "Use, for example, {'rate': '10/m', 'key': 'ip'}.")  # noqa: TRY301
+                raise RuleError(Translatable("it has no 'rate'."), _example("{'rate': '10/m', 'key': 'ip'}"))  # noqa: TRY301
             if imported is not None:
                 options = {option: imported(option, given) for option, given in options.items()}
             rate = options.pop("rate", value)
             rates = rate if isinstance(rate, (list, tuple)) else (rate,)
             if not rates:
-                raise RuleError("the list of rates is empty.", "Use, for example, '10/m', or None for unlimited.")  # noqa: TRY301
+                hint = Translatable("Use, for example, '10/m', or None for unlimited.")
+                raise RuleError(Translatable("the list of rates is empty."), hint)  # noqa: TRY301
             return cls(name, tuple(rates), **options)
         except RuleError as error:
-            raise RuleError(f"{place}[{name!r}]: {error}") from error
+            where = f"{place}[{name!r}]"
+            raise RuleError(Translatable("%(place)s: %(problem)s", place=where, problem=error.in_full)) from error
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
@@ -607,7 +610,13 @@ def _check_algorithm(rule: Rule) -> None:
     for option in ("burst", "precision", "tz"):
         if getattr(rule, option) is not None and option not in algorithm.takes:
             takers = " and ".join(name for name, other in ALGORITHMS.items() if option in other.takes)
-            raise RuleError(f"{option}= is not an option of {algorithm.name!r}.", f"It is one of {takers}.")
+            words = {"option": option, "algorithm": repr(algorithm.name)}
+            problem = Translatable("%(option)s= is not an option of %(algorithm)s.", **words)
+            raise RuleError(problem, Translatable("It is one of %(takers)s.", takers=takers))
+
+
+def _example(text: str) -> Translatable:
+    return Translatable("Use, for example, %(example)s.", example=text)
 
 
 def _check_arguments(option: str, function: Callable[..., Any]) -> None:

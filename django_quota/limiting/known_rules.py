@@ -48,14 +48,17 @@ def register_rule_finder(finder: FinderT) -> FinderT:
 
 
 def known_rules() -> dict[str, Rule | str]:
-    """Return every configured rule and every rule of a view by name; a string says why a rule cannot be read."""
+    """Return every configured rule and every rule of a view by name; a string says why a rule cannot be read.
+
+    Pages show such a string by `requests.wording.text_in_words`.
+    """
     rules: dict[str, Rule | str] = {}
     ours = current()
     for name in map(str, ours.rules):
         try:
             rules[name] = ours.rule(name)
         except RuleError as error:
-            rules[name] = str(error)
+            rules[name] = error.in_full
     for rule in rules_of_requests():
         rules.setdefault(rule.name, rule)
     return rules

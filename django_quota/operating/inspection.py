@@ -37,7 +37,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
-from django_quota.requests.wording import error_in_words
+from django_quota.requests.wording import error_in_words, text_in_words
 
 RULES_PER_CALL = 100
 """Rules that one script call peeks at."""
@@ -275,7 +275,7 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
     by_tier: list[list[_Question]] = []
     for name, given in rules.items():
         if isinstance(given, str):
-            snapshot.unread[name] = given
+            snapshot.unread[name] = text_in_words(given)
         elif isinstance(given, Rule) and given.tiers:
             tiers = possible_tiers(given, snapshot.subject, snapshot.tiers).items()
             by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import reprlib
-
 from django.utils import translation
 from django.utils.translation import gettext
 
-from django_quota.core.errors import ConfigurationError, QuotaError, RateError, StoreUnavailable, Translatable
+from django_quota.core.errors import (
+    ConfigurationError,
+    CounterError,
+    LeaseLost,
+    QuotaError,
+    StoreUnavailable,
+    Translatable,
+)
 
 
 def error_in_words(error: QuotaError) -> str:
     """Return what an error says, in the active language. What only a store or a setting says stays as it is."""
     if isinstance(error, StoreUnavailable):
         return gettext("The quota store is unavailable: %s") % error.reason
-    if not isinstance(error, ConfigurationError):
-        return str(error)
-    problem = _translated(error.problem)
-    if isinstance(error, RateError):
-        words = {"text": reprlib.repr(error.text), "problem": problem, "position": error.position}
-        if error.position is None:
-            problem = gettext("%(text)s is not a rate: %(problem)s.") % words
-        else:
-            problem = gettext("%(text)s is not a rate: %(problem)s (at position %(position)d).") % words
-    return f"{problem} {_translated(error.hint)}".strip().replace("。 ", "。")
+    if isinstance(error, (ConfigurationError, CounterError, LeaseLost)):
+        return text_in_words(error.in_full)
+    return str(error)
+
+
+def text_in_words(text: object) -> str:
+    """Return a text in the active language, as far as it is Translatable."""
+    return _translated(text).strip().replace("。 ", "。")
 
 
 def _translated(text: object) -> str:

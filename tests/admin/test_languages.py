@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from django.utils import translation
 
-from django_quota import quota
-from django_quota.core.errors import RuleError
+from django_quota import Rule, counter, quota, slot
+from django_quota.core.errors import QuotaError
 from django_quota.core.rates import parse_override_rates
 from django_quota.requests.subjects import override_subject
 from django_quota.requests.wording import error_in_words
+from django_quota.testing import clear
 from tests.admin.operators import superuser
 from tests.support.catalogs import LANGUAGES
 
@@ -51,6 +52,12 @@ def rules(settings: Any) -> None:
         )
     ]
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": RULES}
+
+
+def released_late(name: str) -> None:
+    held = slot(name, 1).acquire()
+    clear()
+    held.release()
 
 
 def words(html: str) -> str:
@@ -135,11 +142,26 @@ def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[st
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
     ("read", "text"),
-    [(parse_override_rates, "10/parsec"), (override_subject, "user:"), (override_subject, "ip:2001:db8::/96")],
-    ids=["rate", "subject", "network"],
+    [
+        (parse_override_rates, "10/parsec"),
+        (override_subject, "user:"),
+        (override_subject, "ip:2001:db8::/96"),
+        (lambda value: counter("views").incr("user:1", value), "7"),
+        (lambda value: counter("views").unique("user:1", float(value)), "7"),
+        (lambda day: counter("views").get("user:1", day=day), "today"),
+        (released_late, "export"),
+        (lambda rate: Rule.from_setting("api", rate), "10/parsec"),
+        (lambda rate: Rule.from_setting("api", {"rate": {"pro": rate}}), "10/parsec"),
+        (lambda option: Rule.from_setting("api", {option: 5}), "burst"),
+        (lambda tz: Rule.from_setting("api", {"rate": "5/m", "tz": tz}), "UTC"),
+    ],
+    ids=[
+        *("rate", "subject", "network", "amount", "value", "day", "lost lease"),
+        *("rule", "tier", "no rate", "algorithm"),
+    ],
 )
 def test_an_error_is_english_for_logs_and_translated_for_readers(read: Any, text: str, language: str) -> None:
-    with pytest.raises(RuleError) as caught:
+    with pytest.raises(QuotaError) as caught:
         read(text)
     with translation.override("en"):
         assert error_in_words(caught.value) == str(caught.value)
@@ -147,6 +169,22 @@ def test_an_error_is_english_for_logs_and_translated_for_readers(read: Any, text
     with translation.override(language):
         assert str(caught.value) == english
         assert error_in_words(caught.value) != english
+
+
+BROKEN = {"rate": "10/parsec", "tier": {"rate": {"pro": "many"}}, "unrated": {"key": "ip"}, "bucket": {"rate": 5}}
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize("page", ["rule", "subject"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_page_says_in_the_language_why_a_rule_cannot_be_read(name: str, page: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {name: BROKEN[name]}}
+    client = superuser(headers={"accept-language": "zh-hans"})
+    if page == "rule":
+        said = client.get(f"{LIST}rule/?name={name}").context["problem"]
+    else:
+        said = client.get("/admin/django_quota/subject/?subject=user:42").context["snapshot"].unread[name]
+    assert {*re.findall(r"[A-Za-z]{3,}", _QUOTED.sub("", said))} <= {"QUOTA", "int"}  # names in Python
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from calendar import monthrange
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from django_quota.conf import current
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
 from django_quota.core.clock import MAX_GUESSES, SECOND, now
 from django_quota.core.days import Day, day_of
-from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
+from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable, Translatable
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import group_base, key_of, subject_base
 from django_quota.core.rates import MAX_PERIOD, Duration, parse_duration
@@ -36,9 +36,9 @@ MAX_TTL = 100 * MAX_PERIOD
 MAX_DAYS = 3_660
 """How many days a series may span."""
 
-_PROBLEMS = {
-    operations.NO_COUNTER: "{key} in the store is not a counter",
-    operations.OVERFLOW: "the change would take {key} beyond 64 bits",
+_PROBLEMS: Mapping[int, Callable[[str], Translatable]] = {
+    operations.NO_COUNTER: lambda key: Translatable("%(key)s in the store is not a counter", key=key),
+    operations.OVERFLOW: lambda key: Translatable("the change would take %(key)s beyond 64 bits", key=key),
 }
 
 
@@ -217,7 +217,13 @@ class Counter(CounterEntry):
         self._check_day(name, last)
         span = (last - first).days + 1
         if not 1 <= span <= MAX_DAYS:
-            raise CounterError(self.name, name, f"{first} to {last} is not a range of 1 to {MAX_DAYS} days")
+            raise CounterError(
+                self.name,
+                name,
+                Translatable(
+                    "%(first)s to %(last)s is not a range of 1 to %(most)d days", first=first, last=last, most=MAX_DAYS
+                ),
+            )
         months = list(_months(first, last))
         keys = [self._key("c", name, month) for month, _, _ in months]
         reply = yield from self._call(operations.Days(keys, [(begins, ends) for _, begins, ends in months]), name)
@@ -256,7 +262,11 @@ class Counter(CounterEntry):
     def _unique(self, subject: AnySubject, value: object) -> Flow[bool]:
         name = _named(subject)
         if not isinstance(value, (str, int)) or isinstance(value, bool):
-            raise CounterError(self.name, name, f"{value!r} is not a value to count. Use a string or a whole number")
+            raise CounterError(
+                self.name,
+                name,
+                Translatable("%(value)s is not a value to count. Use a string or a whole number", value=repr(value)),
+            )
         # A digest has one length for all values, and nobody can read the value in the store.
         digest = hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).hexdigest()
         total, days = self._key("u", name), partial(self._key, "u", name)
@@ -283,7 +293,7 @@ class Counter(CounterEntry):
         reply = yield store_call(operation)
         if reply[0] in _PROBLEMS:
             number = reply[1] - 1
-            problem = _PROBLEMS[reply[0]].format(key=operation.keys[number])
+            problem = _PROBLEMS[reply[0]](operation.keys[number])
             raise CounterError(self.name, names[min(number, len(names) - 1)], problem)
         return reply
 
@@ -304,16 +314,30 @@ class Counter(CounterEntry):
 
     def _amount(self, name: str, value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise CounterError(self.name, name, f"{value!r} is not a whole number. Use, for example, 1")
+            raise CounterError(
+                self.name, name, Translatable("%(value)s is not a whole number. Use, for example, 1", value=repr(value))
+            )
         if not MIN_INT64 <= value <= MAX_INT64:
-            raise CounterError(self.name, name, f"a number of {value.bit_length() + 1} bits does not fit into 64")
+            raise CounterError(
+                self.name,
+                name,
+                Translatable("a number of %(bits)d bits does not fit into 64", bits=value.bit_length() + 1),
+            )
         if value < least:
-            raise CounterError(self.name, name, f"{value} is less than {least}. Use {least} or more")
+            raise CounterError(
+                self.name,
+                name,
+                Translatable("%(value)d is less than %(least)d. Use %(least)d or more", value=value, least=least),
+            )
         return int(value)  # the member of an enumeration would be written as its name
 
     def _check_day(self, name: str, day: object) -> date:
         if not isinstance(day, date) or isinstance(day, datetime):
-            raise CounterError(self.name, name, f"{day!r} is not a date. Use, for example, date(2026, 11, 21)")
+            raise CounterError(
+                self.name,
+                name,
+                Translatable("%(day)s is not a date. Use, for example, date(2026, 11, 21)", day=repr(day)),
+            )
         return day
 
 
