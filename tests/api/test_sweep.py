@@ -204,7 +204,7 @@ def test_a_server_that_stays_silent_ends_a_sweep(raw: redis.Redis) -> None:
 
 
 def test_a_job_that_is_stopped_does_not_ask_again() -> None:
-    stop, asked = threading.Event(), []
+    stop, asked = threading.Event(), list[int]()
     stop.set()
     with pytest.raises(StoreUnavailable):
         Patience(stop)(partial(mostly_late(asked.append, StoreUnavailable("late"), done=True), 1))
