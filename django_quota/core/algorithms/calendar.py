@@ -160,7 +160,10 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int
         index -= 1
     while edge(index + 1) <= now:
         index += 1
-    return edge(index), edge(index + 1), edge(index + 2)
+    begin, end, after = edge(index), edge(index + 1), index + 2
+    while edge(after) <= end:  # the clock skips the whole period, such as a day when a country changes sides
+        after += 1
+    return begin, end, edge(after)
 
 
 def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
