@@ -262,22 +262,23 @@ def _glob_matcher(glob: str) -> Callable[[str], object]:
     first, *groups = re.split(r"\*{2,}", glob)
     if not groups:
         before, _, last = first.rpartition("*")
-        return re.compile(f"{_from_here(before)}[^/]*{re.escape(last)}").fullmatch
-    if len(groups) == 1 and "*" not in groups[0]:
-        return re.compile(f"{_from_here(first)}(?s:.*){re.escape(groups[0])}").fullmatch
-    begins = re.compile(_from_here(first)).match
-    ends = re.compile(_from_here(groups.pop()[::-1])).match  # in the reversed path
+        if "*" in before:
+            return _ends_in_one_part(before, last)
+        return re.compile(f"{re.escape(before)}[^/]*{re.escape(last)}").fullmatch
+    if len(groups) == 1 and "*" not in first + groups[0]:
+        return re.compile(f"{re.escape(first)}(?s:.*){re.escape(groups[0])}").fullmatch
+    begins, ends = _taker(first), _taker(groups.pop()[::-1])  # the second one in the reversed path
     searches = [re.compile(_from_anywhere(group)).search for group in groups]
 
     def matches(path: str) -> bool:
-        found = begins(path)
-        if found is None:
+        taken = begins(path)
+        if taken < 0:
             return False
-        rest = path[found.end() :]
-        found = ends(rest[::-1])
-        if found is None:
+        rest = path[taken:]
+        taken = ends(rest[::-1])
+        if taken < 0:
             return False
-        rest = rest[: len(rest) - found.end()]
+        rest = rest[: len(rest) - taken]
         for search in searches:
             found = search(rest)
             if found is None:
@@ -286,6 +287,40 @@ def _glob_matcher(glob: str) -> Callable[[str], object]:
         return True
 
     return matches
+
+
+def _ends_in_one_part(before: str, last: str) -> Callable[[str], bool]:
+    """Return the matcher of a glob of several stars, none of them double: `before`, the last star, and `last`."""
+    begins = _taker(before)
+
+    def matches(path: str) -> bool:
+        taken, end = begins(path), len(path) - len(last)
+        return 0 <= taken <= end and path.endswith(last) and path.find("/", taken, end) < 0
+
+    return matches
+
+
+def _taker(group: str) -> Callable[[str], int]:
+    """Return a function that says how many characters a group takes of a text that it begins; -1 if it does not fit.
+
+    Each star ends as soon as the characters after it fit. A regular expression would look at each character of a long
+    path for 60 ns.
+    """
+    first, *others = group.split("*")
+
+    def take(text: str) -> int:
+        if not text.startswith(first):
+            return -1
+        taken = len(first)
+        for other in others:
+            slash = text.find("/", taken)
+            taken = text.find(other, taken, len(text) if slash < 0 else slash + len(other))
+            if taken < 0:
+                return -1
+            taken += len(other)
+        return taken
+
+    return take
 
 
 def _from_here(group: str) -> str:
