@@ -220,15 +220,24 @@ def _check_overrides(using: str) -> Iterator[CheckMessage]:
             f"More than {MAX_OVERRIDES:,} cost much memory and time. Tiers are made for large groups of users; "
             "networks and kinds, such as user:*, take one override.",
         )
-    rows = QuotaOverride.objects.db_manager(using).active().filter(subject=EVERYBODY, mode=QuotaOverride.Mode.EXEMPT)
-    for rule, expires in rows.order_by("rule").values_list("rule", "expires"):  # `migrate` may add columns after this
+    active = QuotaOverride.objects.db_manager(using).active()
+    rows = active.filter(subject__in=(EVERYBODY, *_EVERY_ADDRESS), mode=QuotaOverride.Mode.EXEMPT)
+    # `migrate` may add columns after this.
+    for subject, rule, expires in rows.order_by("subject", "rule").values_list("subject", "rule", "expires"):
+        who = "everybody" if subject == EVERYBODY else f"all clients of {subject!r}"
         limited = "nothing is limited" if rule == ALL_RULES else f"rule {rule!r} limits nobody"
+        if subject != EVERYBODY:
+            limited = "no rule limits them" if rule == ALL_RULES else f"rule {rule!r} limits none of them"
         until = f"until {expires.isoformat(' ', 'minutes')}" if expires else "without an end"
         yield finding(
             "W043",
-            f"An override exempts everybody {until}: {limited}.",
-            f"`manage.py quota_override clear '*' --rule {shlex.quote(rule)}` deletes it.",
+            f"An override exempts {who} {until}: {limited}.",
+            f"`manage.py quota_override clear {shlex.quote(subject)} --rule {shlex.quote(rule)}` deletes it.",
         )
+
+
+_EVERY_ADDRESS = ("ip:*", "ip:0.0.0.0/0", "ip:::/0")
+"""Subjects of overrides that hold for all addresses, at least of IPv4 or of IPv6."""
 
 
 def _is_postgresql(alias: str | None) -> bool:

@@ -437,6 +437,15 @@ def test_w043_an_override_exempts_everybody(rule: str, expires: Any, finds: str,
     assert all(finds in message for _, message in found)
 
 
+@pytest.mark.parametrize("subject", ["ip:*", "ip:0.0.0.0/0", "ip:::/0"])
+def test_w043_an_override_exempts_all_addresses(subject: str, database: Any) -> None:
+    QuotaOverride.objects.create(subject=subject, mode="exempt")
+    QuotaOverride.objects.create(subject="ip:10.0.0.0/8", mode="exempt")
+    ((code, message),) = _database_findings()
+    assert code == "W043"
+    assert message.startswith(f"An override exempts all clients of '{subject}' without an end: no rule limits them.")
+
+
 def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_quota.web.checks.MAX_OVERRIDES", 2)
     ended = timezone.now() - timedelta(seconds=1)
