@@ -133,9 +133,9 @@ def a_busy_machine_is_waited_for() -> Iterator[None]:
     The thread in the background sleeps: many tests look at all keys there are, and have no database. A test does a
     round by `flusher.flush()`. Connections to a database are kept, as on a site.
     """
-    bounds = ("redis.connections.CONNECTION_TIMEOUT", "database.connections.WAIT", "database.postgresql.TIMEOUT")
+    bounds = ("redis.connections.CONNECTION_TIMEOUT", "database.connections.TURN_WAIT", "database.sqlite.FILE_WAIT")
     with pytest.MonkeyPatch.context() as patched:
-        for bound in (*bounds, "database.sqlite.TIMEOUT"):
+        for bound in (*bounds, "database.postgresql.LOCK_WAIT", "database.postgresql.ANSWER_WAIT"):
             patched.setattr(f"django_quota.stores.{bound}", PATIENCE)
         for bound in ("FIRST_WAIT", "MAX_WAIT"):
             patched.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)

@@ -113,7 +113,7 @@ def _figures(store: Store) -> dict[str, Any]:
     latency = 0.0
     if store.database is not None:
         began = perf_counter()
-        store.database.read(lambda _: "SELECT 1")
+        store.database.ping()
         latency = perf_counter() - began
     if store.redis is not None:
         shown["health"] = of_redis = health(store.redis, current().prefix)

@@ -29,7 +29,7 @@ from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
 from django_quota.models import OverrideChange, QuotaOverride
 from django_quota.runtime import runtime
-from django_quota.stores.database.sql import BANS, EVENTS, STATES
+from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE
 from django_quota.stores.database.store import vendor_of
 from django_quota.web.rule_checks import check_rules, finding
 
@@ -196,7 +196,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     if has_database():
         needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChange._meta.db_table}  # noqa: SLF001
     if _value("store") == "database" and _is_postgresql(_value("database")):  # a file of SQLite makes its tables itself
-        needed.setdefault(_value("database"), set()).update((STATES, EVENTS, BANS))
+        needed.setdefault(_value("database"), set()).update((STATE_TABLE, EVENT_TABLE, BAN_TABLE))
     found = []
     for using in needed.keys() & (databases or ()):
         there = set(connections[using].introspection.table_names())

@@ -68,8 +68,8 @@ def test_events_are_written_with_the_decision_by_the_prefix_of_the_site(store: D
     assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
     with pytest.raises(CommandError, match="--group needs Redis"):
         said("quota_events", "--follow", "--group", "audit")
-    columns, values = "log, batch, at, data", "'quota:1:{!}:events', 0, 1, '[1]'"
-    store.write(lambda _: f"INSERT INTO {sql.EVENTS} ({columns}) VALUES ({values}) RETURNING 1")
+    text = f"INSERT INTO {sql.EVENT_TABLE} (log, batch, at, data) VALUES (?, 0, 1, '[1]') RETURNING 1"
+    store.write(lambda _: sql.Statement(text, ("quota:1:{!}:events",)))
     assert [entry.event for entry in log().newest(9)].count(None) == 1  # a row that is not ours is no event
     settings.QUOTA = {"STORE": "database", "PREFIX": "other"}
     other = event_log(current_store(), "other")
@@ -98,7 +98,7 @@ def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, 
     place, event = log().last_id(), json.dumps(["refused", "slow", "user:1", 0, 0, 1, 0, 0])
     with psycopg.connect(host=database["HOST"], user="quota", dbname="postgres") as another_process:
         another_process.execute(
-            f"INSERT INTO {sql.EVENTS} (log, batch, at, data) VALUES "
+            f"INSERT INTO {sql.EVENT_TABLE} (log, batch, at, data) VALUES "
             "('quota:1:{!}:events', pg_current_xact_id()::text::bigint, %s, %s)",
             [now(), event],
         )
@@ -187,11 +187,11 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
 
 @pytest.mark.usefixtures("short_pauses")
 def test_late_replies_of_the_database_do_not_end_a_sweep(store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(store, 2 * row_sweep.BATCH + 1, now() - 2 * 3_600 * SECOND)
+    fill(store, 2 * row_sweep.ROWS_PER_CALL + 1, now() - 2 * 3_600 * SECOND)
     for module, name in ((quota_sweep, "count_expired"), (row_sweep, "delete_expired")):
         monkeypatch.setattr(module, name, mostly_late(getattr(module, name), StoreUnavailable("late")))
     (report,) = json_of("quota_sweep")
-    assert (report["complete"], report["states"]) == (True, 2 * row_sweep.BATCH + 1)
+    assert (report["complete"], report["states"]) == (True, 2 * row_sweep.ROWS_PER_CALL + 1)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -204,15 +204,15 @@ def test_late_replies_of_the_database_do_not_end_a_roll_up(
     assert said("quota_rollup", "--json")["days"] == 3
 
 
-@pytest.mark.parametrize("past_the_hour", [0, 1, sql.HOUR // 2, sql.HOUR - 1])
+@pytest.mark.parametrize("past_the_hour", [0, 1, sql.SWEEP_HOUR // 2, sql.SWEEP_HOUR - 1])
 def test_a_sweep_keeps_a_state_until_it_expires_and_for_an_hour_at_most(
     store: DatabaseStore, past_the_hour: int
 ) -> None:
-    expiry = 500_000 * sql.HOUR + past_the_hour
+    expiry = 500_000 * sql.SWEEP_HOUR + past_the_hour
     fill(store, 1, expiry)
     assert delete_expired(store, expiry - 1, 0, BATCH).states == 0
     assert states(store) == 1
-    assert delete_expired(store, expiry + sql.HOUR, 0, BATCH).states == 1
+    assert delete_expired(store, expiry + sql.SWEEP_HOUR, 0, BATCH).states == 1
     assert states(store) == 0
 
 

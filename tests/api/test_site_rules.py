@@ -382,7 +382,7 @@ class TestJoining:
             pytest.param("/guarded/", ["two", "two"], id="a decorator of somebody's"),
             pytest.param("/guarded-class/", ["class"], id="a decorator of somebody's around a class"),
             pytest.param("/by-method-decorator/", ["by-method-decorator"], id="method_decorator"),
-            pytest.param("/setup/", ["setup"], id="a setup() of the class"),
+            pytest.param("/setup/", ["class"], id="a setup() of the class"),
         ],
     )
     def test_a_decorator_decides_for_itself_behind(

@@ -28,15 +28,15 @@ def checks(store: str, database: dict[str, Any], url: str, laps: int) -> dict[st
     """Measure one store: the lower quartile of the wait of batches, microseconds a check."""
     configure(url, database, store)
     from django_quota import check
-    from django_quota.stores.database.postgresql import _Psycopg3
+    from django_quota.stores.database.postgresql import _Pipeline
 
-    sent, send = [0], _Psycopg3.__call__
+    sent, send = [0], _Pipeline.__call__
 
-    def counted(self: Any, statements: str) -> Any:
+    def counted(self: Any, *asked: Any) -> Any:
         sent[0] += 1
-        return send(self, statements)
+        return send(self, *asked)
 
-    _Psycopg3.__call__ = counted  # type: ignore[method-assign]
+    _Pipeline.__call__ = counted  # type: ignore[assignment, method-assign]
     walls, made = [], 0
     for _ in range(laps + 1):
         subjects = [f"ip:{ip}" for ip in fresh_ips()]

@@ -1,5 +1,7 @@
 """Connections of the database store that the network or a failover has spoilt: they cost no decision."""
 
+import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.database import postgresql
 from django_quota.stores.database.connections import IDLE, Pool
 from django_quota.stores.database.errors import AnswerTimeoutError
-from django_quota.stores.database.sql import STATES
+from django_quota.stores.database.sql import STATE_TABLE, Statement
 from django_quota.stores.database.sqlite import file_of
 from django_quota.stores.database.store import CONNECTIONS, DatabaseStore
 from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica
@@ -54,7 +56,7 @@ def pool(clock: Clock) -> Pool:
 def idle(pool: Pool, number: int) -> list[Any]:
     """Leave so many idle connections in a pool, and return them."""
     loans = [pool.lent() for _ in range(number)]
-    connections = [each.__enter__().connection for each in loans]
+    connections = [each.__enter__()[0] for each in loans]
     for each in loans:
         each.__exit__(None, None, None)
     return connections
@@ -85,8 +87,8 @@ def test_one_lost_connection_empties_the_pool(pool: Pool, error: Exception) -> N
     with pytest.raises(type(error)), pool.lent():
         raise error
     assert all(each.is_closed for each in connections)
-    with pool.lent() as loan:
-        assert not loan.was_idle
+    with pool.lent() as (_, was_idle):
+        assert not was_idle
 
 
 ANSWERED = {
@@ -181,9 +183,46 @@ def test_a_server_that_became_a_replica_is_left_at_once(
     assert not at_address.breaker.has_failed
 
 
+def test_a_session_that_hangs_is_replaced_after_the_wait_for_an_answer(
+    on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_postgres.run(Set([KEY], 1, LATER))
+    monkeypatch.setattr(postgresql, "ANSWER_WAIT", 0.25)
+    with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
+        ours = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        hanging = [pid for (pid,) in other.execute(ours).fetchall()]
+    for pid in hanging:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        on_postgres.run(Set([KEY], 2, LATER))
+    finally:
+        for pid in hanging:
+            os.kill(pid, signal.SIGCONT)
+    assert on_postgres.run(Get(KEY)) == [1, "2"]
+
+
+def test_a_statement_that_fills_all_buffers_is_sent_whole(on_postgres: DatabaseStore) -> None:
+    sent = "x" * 20_000_000
+    assert on_postgres.read(lambda _: Statement("SELECT length(?::text), ?::text", (sent, sent))) == [[len(sent), sent]]
+
+
+def test_a_null_character_is_refused_before_it_cuts_a_string(on_postgres: DatabaseStore) -> None:
+    with pytest.raises(ValueError, match="null character"):
+        on_postgres.read(lambda _: Statement("SELECT ?::text", ("a\0b",)))
+    assert on_postgres.read(lambda _: Statement("SELECT ?::text", ("b",))) == [["b"]]
+
+
+def test_a_statement_that_fails_leaves_its_connection_usable(on_postgres: DatabaseStore) -> None:
+    with on_postgres.pool.lent() as (connection, _):
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.begin((), Statement("SELECT 1 FROM nowhere"))
+        connection.rollback()
+        assert connection.read(Statement("SELECT 1")) == [[1]]
+
+
 def test_a_file_of_states_that_was_emptied_costs_no_call(on_sqlite: DatabaseStore) -> None:
     on_sqlite.run(Set([KEY], 1, LATER))
     with closing(sqlite3.connect(file_of("default"))) as other:
-        other.execute(f"DROP TABLE {STATES}")
+        other.execute(f"DROP TABLE {STATE_TABLE}")
     on_sqlite.run(Set([KEY], 2, LATER))
     assert on_sqlite.run(Get(KEY)) == [1, "2"]

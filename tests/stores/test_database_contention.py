@@ -141,7 +141,7 @@ def test_what_changes_something_waits_for_its_turn(on_postgres: DatabaseStore, r
 
 
 def changes(store: DatabaseStore) -> Any:
-    return sorted(store.read(lambda _: f"SELECT id, value FROM {sql.STATES}"))
+    return sorted(store.read(lambda _: sql.Statement(f"SELECT id, value FROM {sql.STATE_TABLE}")))
 
 
 def test_a_subject_that_others_decide_for_too_long_is_no_outage(
@@ -196,8 +196,10 @@ def test_first_calls_that_come_at_once_share_their_connections(monkeypatch: pyte
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "_limits", lambda *_: "SET LOCAL lock_timeout = 50")
-    monkeypatch.setattr(sqlite, "TIMEOUT", 0.05)
+    monkeypatch.setattr(
+        postgresql, "_time_limits", lambda *_: sql.Statement("SELECT set_config('lock_timeout', '50', true)")
+    )
+    monkeypatch.setattr(sqlite, "FILE_WAIT", 0.05)
 
 
 @pytest.fixture
@@ -209,7 +211,7 @@ def another(postgres: dict[str, Any]) -> Iterator[Any]:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_subject_that_another_process_holds_is_no_outage(on_postgres: DatabaseStore, another: Any) -> None:
-    another.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_of(KEY))})")
+    another.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_prefix(KEY))})")
     for _ in range(FAILURES):
         with pytest.raises(StoreBusy, match="lock timeout"):
             on_postgres.run(Set([KEY], 1, 1))
@@ -218,7 +220,7 @@ def test_a_subject_that_another_process_holds_is_no_outage(on_postgres: Database
 
 @pytest.mark.usefixtures("impatient")
 def test_a_table_that_somebody_has_locked_is_not_asked_each_time(on_postgres: DatabaseStore, another: Any) -> None:
-    another.execute(f"LOCK TABLE {sql.STATES} IN ACCESS EXCLUSIVE MODE")
+    another.execute(f"LOCK TABLE {sql.STATE_TABLE} IN ACCESS EXCLUSIVE MODE")
     for _ in range(FAILURES):
         with pytest.raises(StoreRefusesWrites, match="lock timeout"):
             on_postgres.run(Set([KEY], 1, 1))
@@ -260,8 +262,8 @@ def test_a_file_that_others_write_all_the_time_is_no_outage(
     clock = Clock()
 
     def write(_: float) -> None:
-        clock.now += 0.6 * sqlite.TIMEOUT
-        writer.execute(f"UPDATE {sql.STATES} SET expires = expires + 1")
+        clock.now += 0.6 * sqlite.FILE_WAIT
+        writer.execute(f"UPDATE {sql.STATE_TABLE} SET expires = expires + 1")
         writer.execute("COMMIT")
         writer.execute("BEGIN IMMEDIATE")
 
@@ -306,4 +308,6 @@ class Adding(Operation):
 
 
 def waits_in_database(store: DatabaseStore) -> bool:
-    return bool(store.read(lambda _: "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    return bool(
+        store.read(lambda _: sql.Statement("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+    )

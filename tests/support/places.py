@@ -200,7 +200,7 @@ class Places:
 
     def rows(self) -> dict[str, tuple[Any, int]]:
         """Return what lies in the database, and when it expires."""
-        found = self.database.read(lambda _: f"SELECT key, value, expires FROM {sql.STATES}")
+        found = self.database.read(lambda _: sql.Statement(f"SELECT key, value, expires FROM {sql.STATE_TABLE}"))
         return {key: (loads(value), expires) for key, value, expires in found}
 
 

@@ -115,8 +115,8 @@ class _Kept(Draft):
 
 
 def empty_database(store: DatabaseStore) -> None:
-    for table in (sql.STATES, sql.EVENTS, sql.BANS):
-        store.write(lambda _: f"DELETE FROM {table} RETURNING 1")  # noqa: B023 — called at once
+    for table in (sql.STATE_TABLE, sql.EVENT_TABLE, sql.BAN_TABLE):
+        store.write(lambda _: sql.Statement(f"DELETE FROM {table} RETURNING 1"))  # noqa: B023 — called at once
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from django_quota.core.errors import StoreBusy
 from django_quota.core.forks import register_fork_aware
 from django_quota.stores.database.errors import is_lost
+from django_quota.stores.database.sql import Statement
 
-WAIT = 1.0
+TURN_WAIT = 1.0
 """Seconds that a call waits for the other calls of its process."""
 
 IDLE = 30.0
@@ -22,7 +23,7 @@ IDLE = 30.0
 
 def deadline() -> float:
     """Return until when a call that begins now waits for the other calls of its process."""
-    return time.monotonic() + WAIT
+    return time.monotonic() + TURN_WAIT
 
 
 class Connection(Protocol):
@@ -37,15 +38,15 @@ class Connection(Protocol):
     skip_locked: str
     """The end of a query for rows to delete: with it, the query waits for nobody."""
 
-    def begin(self, subjects: Iterable[str], query: str) -> Sequence[Sequence[Any]]:
+    def begin(self, subjects: Iterable[str], query: Statement) -> Sequence[Sequence[Any]]:
         """Begin a transaction that has locked these subjects, and return what a query finds in it."""
         ...
 
-    def commit(self, statements: Sequence[str]) -> None:
-        """Do these statements and commit."""
+    def commit(self, statements: Sequence[Statement]) -> None:
+        """Run these statements and commit."""
         ...
 
-    def read(self, query: str) -> Sequence[Sequence[Any]]:
+    def read(self, query: Statement) -> Sequence[Sequence[Any]]:
         """Return what a query finds. It waits for no lock."""
         ...
 
@@ -64,6 +65,8 @@ class Connection(Protocol):
 
 class _Line:
     """Those who are inside, and those who wait, in the order in which they came."""
+
+    __slots__ = ("inside", "waiting")
 
     def __init__(self) -> None:
         self.inside = 0
@@ -92,18 +95,16 @@ class Turns:
         """Say whether somebody is inside under one of these names."""
         return any(name in self._lines for name in names)
 
-    @contextmanager
-    def held(self, names: Iterable[str], until: float) -> Iterator[None]:
-        """Be inside for the block. Raises `StoreBusy` if a turn has not come by then (`time.monotonic`)."""
-        with ExitStack() as held:
-            for name in sorted(names):  # all in one order, so that no two wait for each other
-                self._enter(name, until)
-                held.callback(self._leave, name)
-            yield
+    def held(self, names: Iterable[str], until: float) -> Turn:
+        """Be inside for a block. Its start raises `StoreBusy` if a turn has not come by then (`time.monotonic`)."""
+        return Turn(self, sorted(names), until)
 
-    def _enter(self, name: str, until: float) -> None:
+    def enter(self, name: str, until: float) -> None:
+        """Wait for a turn under a name, and take it; see `held`."""
         with self._guard:
-            line = self._lines.setdefault(name, _Line())
+            line = self._lines.get(name)
+            if line is None:
+                line = self._lines[name] = _Line()
             if line.inside < self._places:
                 line.inside += 1
                 return
@@ -114,7 +115,7 @@ class Turns:
             has_come = turn.acquire(timeout=max(0.0, until - time.monotonic()))
         except BaseException:
             if not self._gave_up(line, turn):
-                self._leave(name)
+                self.leave(name)
             raise
         if not has_come and self._gave_up(line, turn):
             raise StoreBusy(self._problem)
@@ -127,7 +128,8 @@ class Turns:
                 return True
             return False
 
-    def _leave(self, name: str) -> None:
+    def leave(self, name: str) -> None:
+        """Give the turn to the next in line."""
         with self._guard:
             line = self._lines[name]
             if line.waiting:
@@ -138,6 +140,32 @@ class Turns:
                 del self._lines[name]
 
 
+class Turn:
+    """The context of who is inside under some names, all in one order, so that no two wait for each other."""
+
+    __slots__ = ("_names", "_taken", "_turns", "_until")
+
+    def __init__(self, turns: Turns, names: Sequence[str], until: float) -> None:
+        self._turns, self._names, self._until = turns, names, until
+        self._taken = 0
+
+    def __enter__(self) -> None:
+        try:
+            for name in self._names:
+                self._turns.enter(name, self._until)
+                self._taken += 1
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        for name in self._names[: self._taken]:
+            self._turns.leave(name)
+
+
 class _Idle(NamedTuple):
     """A connection that waits for its next use."""
 
@@ -146,14 +174,6 @@ class _Idle(NamedTuple):
     since: float
     """Since when it is idle (seconds of the pool's clock)."""
     connection: Connection
-
-
-class Loan(NamedTuple):
-    """A connection of a pool, for one transaction."""
-
-    connection: Connection
-    was_idle: bool
-    """Whether it has served before. The network may have lost it since."""
 
 
 _inherited: list[_Idle] = []
@@ -191,31 +211,33 @@ class Pool:
         _inherited.extend(self._idle)
         self._idle = deque()
 
-    @contextmanager
-    def place(self, until: float) -> Iterator[None]:
-        """Be one of those who may have a connection; see `Turns.held`."""
-        with self._places.held(("",), until):
-            yield
+    def place(self, until: float) -> Turn:
+        """Be one of those who may have a connection, for a block; see `Turns.held`."""
+        return self._places.held(("",), until)
 
-    @contextmanager
-    def lent(self) -> Iterator[Loan]:
-        """Lend a connection to whoever has a place. If the block fails, its transaction is rolled back.
+    def lent(self) -> Loan:
+        """Lend a connection for a block to whoever has a place. If the block fails, its transaction is rolled back.
 
         If the connection is lost, the idle ones are closed too: they have probably lost the same server.
         """
+        return Loan(self)
+
+    def take(self) -> tuple[Hashable, Connection, bool]:
+        """Return where the settings lead, a connection to there, and whether it has served before; see `lent`."""
         self._is_closed, target = False, self._target()
         kept = self._ready(target)
-        connection = kept or self._make()
+        return target, kept or self._make(), kept is not None
+
+    def give_back(self, target: Hashable, connection: Connection, error: BaseException | None) -> None:
+        """Keep a connection, or close it. `error`: with which the block failed; see `lent`."""
         is_usable = False
         try:
-            yield Loan(connection, kept is not None)
-            is_usable = True
-        except BaseException as error:
-            if is_lost(error):
+            if error is None:
+                is_usable = True
+            elif is_lost(error):
                 self._close_idle()
             else:
                 is_usable = _is_rolled_back(connection)
-            raise
         finally:
             if is_usable and self._keeps() and not self._is_closed:
                 self._idle.append(_Idle(target, self._clock(), connection))
@@ -224,13 +246,14 @@ class Pool:
 
     def _ready(self, target: Hashable) -> Connection | None:
         """Return an idle connection to this target that the server has not closed."""
-        with suppress(IndexError):
-            while True:
+        while True:
+            try:
                 leads_to, since, connection = self._idle.pop()
-                if leads_to == target and self._clock() - since < IDLE and connection.is_ready():
-                    return connection
-                close_quietly(connection)
-        return None
+            except IndexError:
+                return None
+            if leads_to == target and self._clock() - since < IDLE and connection.is_ready():
+                return connection
+            close_quietly(connection)
 
     def close(self) -> None:
         """Close all idle connections now, and those in use when they are given back."""
@@ -241,6 +264,22 @@ class Pool:
         with suppress(IndexError):
             while True:
                 close_quietly(self._idle.pop().connection)
+
+
+class Loan:
+    """The context of a connection that is lent for one transaction."""
+
+    __slots__ = ("_pool", "_target", "connection", "was_idle")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> tuple[Connection, bool]:
+        self._target, self.connection, self.was_idle = self._pool.take()
+        return self.connection, self.was_idle
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._pool.give_back(self._target, self.connection, error)
 
 
 def close_quietly(connection: Connection) -> None:

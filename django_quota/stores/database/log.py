@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from django_quota.engine.events import EventRecord
 from django_quota.stores.database.connections import Connection
-from django_quota.stores.database.sql import BANS, EVENTS, HOUR, STATES, literal
+from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE, SWEEP_HOUR, Statement
 from django_quota.stores.database.store import DatabaseStore
-
-# ruff: noqa: S608 — all texts go through `literal`
 
 
 class Position(NamedTuple):
@@ -48,43 +46,46 @@ class EventTable:
 
     def __init__(self, store: DatabaseStore, key: str) -> None:
         self._store = store
-        self._log = literal(key)
+        self._key = key
 
     def newest(self, count: int, before: int | None = None) -> list[LoggedEvent]:
         """Return the last `count` events, the newest first. `before`: only events with a smaller id."""
-        older = "" if before is None else f" AND id < {before}"
-        return self._read(lambda _: f"{older} ORDER BY id DESC LIMIT {count}")
+        if before is None:
+            return self._read(lambda _: " ORDER BY id DESC LIMIT ?", count)
+        return self._read(lambda _: " AND id < ? ORDER BY id DESC LIMIT ?", before, count)
 
     def after(self, position: Position, count: int) -> list[LoggedEvent]:
         """Return the next `count` events after a place in the log."""
         batch, number = position
-        return self._read(
-            lambda connection: (
-                f" AND (batch > {batch} OR (batch = {batch} AND id > {number})) AND "
-                f"{connection.settled} ORDER BY batch, id LIMIT {count}"
-            )
-        )
+        later = " AND (batch > ? OR (batch = ? AND id > ?)) AND {} ORDER BY batch, id LIMIT ?"
+        return self._read(lambda connection: later.format(connection.settled), batch, batch, number, count)
 
     def end(self) -> Position:
         """Return the place of the last event that a follower would have seen."""
         found = self._read(lambda connection: f" AND {connection.settled} ORDER BY batch DESC, id DESC LIMIT 1")
         return found[0].position if found else Position(0, 0)
 
-    def _read(self, condition: Any) -> list[LoggedEvent]:
-        def query(connection: Connection) -> str:
-            return f"SELECT batch, id, at, data FROM {EVENTS} WHERE log = {self._log}{condition(connection)}"
-
+    def _read(self, condition: Callable[[Connection], str], *values: int) -> list[LoggedEvent]:
+        """Return events. `condition`: what follows in the query, with a mark for each of the values."""
         return [
             LoggedEvent(Position(batch, number), at, _record(data))
-            for batch, number, at, data in self._store.read(query)
+            for batch, number, at, data in self._store.read(
+                lambda connection: Statement(_EVENTS_OF_LOG + condition(connection), (self._key, *values))
+            )
         ]
 
     def bans(self, now: int, count: int) -> tuple[int, list[LoggedBan]]:
         """Return how many bans are in force, and those that end first."""
-        in_force = f"FROM {BANS} WHERE log = {self._log} AND until > {now}"
-        ((total,),) = self._store.read(lambda _: f"SELECT count(*) {in_force}")
-        rows = self._store.read(lambda _: f"SELECT subject, rule, until {in_force} ORDER BY until LIMIT {count}")
+        ((total,),) = self._store.read(lambda _: Statement(_COUNT_BANS, (self._key, now)))
+        rows = self._store.read(lambda _: Statement(_FIRST_BANS, (self._key, now, count)))
         return int(total), [LoggedBan(*row) for row in rows]
+
+
+_EVENTS_OF_LOG = "SELECT batch, id, at, data FROM django_quota_quotaevent WHERE log = ?"
+_COUNT_BANS = "SELECT count(*) FROM django_quota_quotaban WHERE log = ? AND until > ?"
+_FIRST_BANS = (
+    "SELECT subject, rule, until FROM django_quota_quotaban WHERE log = ? AND until > ? ORDER BY until LIMIT ?"
+)
 
 
 def _record(data: str) -> EventRecord | None:
@@ -106,24 +107,29 @@ class Expired(NamedTuple):
     """Events beyond those that the log keeps."""
 
 
-def _conditions(store: DatabaseStore, now: int, keep: int) -> Iterator[tuple[str, str]]:
+_COUNT_ROWS = "SELECT count(*) FROM {table} WHERE {condition}"
+_DELETE_SOME = (
+    "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {condition} LIMIT ?{skip_locked}) RETURNING 1"
+)
+_LOGS = Statement("SELECT DISTINCT log FROM django_quota_quotaevent")
+_BEYOND = "(log = ? AND id <= (SELECT id FROM django_quota_quotaevent WHERE log = ? ORDER BY id DESC LIMIT 1 OFFSET ?))"
+
+
+def _conditions(store: DatabaseStore, now: int, keep: int) -> Iterator[tuple[str, Statement]]:
     """Yield each table with the condition of its rows that nobody needs; `keep`: how many events of each log."""
-    yield STATES, f"hour <= {now // HOUR}"
-    yield BANS, f"until <= {now}"
-    logs = [log for (log,) in store.read(lambda _: f"SELECT DISTINCT log FROM {EVENTS}")]
-    oldest = " OR ".join(
-        f"(log = {literal(log)} AND id <= (SELECT id FROM {EVENTS} WHERE log = {literal(log)} "
-        f"ORDER BY id DESC LIMIT 1 OFFSET {keep}))"
-        for log in logs
-    )
-    yield EVENTS, oldest or "1 = 0"
+    yield STATE_TABLE, Statement("hour <= ?", (now // SWEEP_HOUR,))
+    yield BAN_TABLE, Statement("until <= ?", (now,))
+    logs = [log for (log,) in store.read(lambda _: _LOGS)]
+    values = [value for log in logs for value in (log, log, keep)]
+    yield EVENT_TABLE, Statement(" OR ".join([_BEYOND] * len(logs)) or "1 = 0", values)
 
 
 def count_expired(store: DatabaseStore, now: int, keep: int) -> Expired:
     """Return how many rows a sweep would delete."""
     counts: list[int] = []
-    for table, condition in _conditions(store, now, keep):
-        ((count,),) = store.read(lambda _: f"SELECT count(*) FROM {table} WHERE {condition}")  # noqa: B023
+    for table, (condition, values) in _conditions(store, now, keep):
+        query = Statement(_COUNT_ROWS.format(table=table, condition=condition), values)
+        ((count,),) = store.read(lambda _: query)  # noqa: B023 — called at once
         counts.append(int(count))
     return Expired(*counts)
 
@@ -134,11 +140,12 @@ def delete_expired(store: DatabaseStore, now: int, keep: int, most: int) -> Expi
     It waits for no decision, and a decision waits for it no longer than a batch takes.
     """
     counts: list[int] = []
-    for table, condition in _conditions(store, now, keep):
+    for table, (condition, values) in _conditions(store, now, keep):
 
-        def statement(connection: Connection) -> str:
-            chosen = f"SELECT id FROM {table} WHERE {condition} LIMIT {most}{connection.skip_locked}"  # noqa: B023
-            return f"DELETE FROM {table} WHERE id IN ({chosen}) RETURNING 1"  # noqa: B023
+        def statement(connection: Connection) -> Statement:
+            skip = connection.skip_locked
+            text = _DELETE_SOME.format(table=table, condition=condition, skip_locked=skip)  # noqa: B023
+            return Statement(text, (*values, most))  # noqa: B023
 
         counts.append(len(store.write(statement)))
     return Expired(*counts)

@@ -1,142 +1,157 @@
 """The statements of the database store, for PostgreSQL and SQLite alike.
 
-Values are part of the text, so several statements are one message to PostgreSQL, and a pooler in between needs no
-prepared statements. All texts go through `literal`.
+Values are parameters: no value becomes part of a text. So a text depends only on how many keys or rows it is for.
 """
-
-# ruff: noqa: S608 — all texts go through `literal`
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from django_quota.engine.events import EventRecord
-from django_quota.stores.database.states import Row
+from django_quota.stores.database.states import StateRow
 
-STATES, EVENTS, BANS = "django_quota_quotastate", "django_quota_quotaevent", "django_quota_quotaban"
-"""The tables; see `models.QuotaState`, `QuotaEvent` and `QuotaBan`."""
+STATE_TABLE, EVENT_TABLE, BAN_TABLE = "django_quota_quotastate", "django_quota_quotaevent", "django_quota_quotaban"
+"""The tables; see `models.QuotaState`, `QuotaEvent` and `QuotaBan`. The texts below name them literally."""
 
-HOUR = 3_600_000_000
-"""Microseconds."""
-
-
-def literal(text: str) -> str:
-    """Return a text as a literal of standard SQL, in which a backslash is a backslash. Raises `ValueError` for a null.
-
-    PostgreSQL reads it so in a session with `standard_conforming_strings`, which `PostgresConnection` insists on.
-    """
-    if "\0" in text:
-        raise ValueError("a text with a null character has no place in a database")
-    return "'" + text.replace("'", "''") + "'"
+SWEEP_HOUR = 3_600_000_000
+"""An hour in microseconds: the unit of `hour`, by which a sweep finds expired states."""
 
 
-def digest(key: str) -> str:
+class Statement(NamedTuple):
+    """A statement of SQL, and its parameters."""
+
+    text: str
+    """With a `?` for each parameter, and no other question mark."""
+    values: Sequence[str | int] = ()
+
+
+def state_id(key: str) -> str:
     """Return the primary key of a state: 128 bits of the digest of its key, in hexadecimal digits."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def subject_of(key: str) -> str:
+def subject_prefix(key: str) -> str:
     """Return what a key shares with all keys of its subject."""
     return key.partition("}")[0]
 
 
 def lock_of(subject: str) -> int:
-    """Return the number of a subject's advisory lock, in 64 bits with a sign."""
+    """Return the number of a subject's advisory lock: 64 bits, signed."""
     return int.from_bytes(hashlib.blake2b(subject.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def _ids(keys: Iterable[str]) -> str:
-    return ",".join([f"'{digest(key)}'" for key in keys])
+def marks(count: int) -> str:
+    """Return question marks for so many parameters."""
+    return ",".join("?" * count)
 
 
-def select(keys: Collection[str], now: str) -> str:
+# --- states -----------------------------------------------------------------------------------------------------------
+
+_CLOCK = "SELECT '' AS value, {now} AS expires, '' AS key"
+_SELECT = (
+    "SELECT '' AS value, {now} AS expires, '' AS key "
+    "UNION ALL SELECT value, expires, key FROM django_quota_quotastate WHERE id IN ({marks})"
+)
+_UPSERT = (
+    "INSERT INTO django_quota_quotastate (id, key, value, expires, hour) VALUES {rows} "
+    "ON CONFLICT (id) DO UPDATE SET value = excluded.value, expires = excluded.expires, hour = excluded.hour"
+)
+_DELETE = "DELETE FROM django_quota_quotastate WHERE id IN ({marks})"
+_PAGE = "SELECT id, key FROM django_quota_quotastate WHERE substr(key, 1, ?) = ? AND id > ? ORDER BY id LIMIT ?"
+
+
+@lru_cache(maxsize=128)
+def _select_text(count: int, now: str) -> str:
+    return (_SELECT if count else _CLOCK).format(now=now, marks=marks(count))
+
+
+@lru_cache(maxsize=128)
+def _rows_text(text: str, count: int, row: str) -> str:
+    return text.format(rows=",".join([f"({row})"] * count))
+
+
+def select(keys: Collection[str], now: str) -> Statement:
     """Return the query for the clock (a row with an empty key) and the rows of these keys.
 
     `now`: the SQL of the clock.
     """
-    clock = f"SELECT '' AS value, {now} AS expires, '' AS key"
-    if not keys:
-        return clock
-    return f"{clock} UNION ALL SELECT value, expires, key FROM {STATES} WHERE id IN ({_ids(keys)})"
+    return Statement(_select_text(len(keys), now), [state_id(key) for key in keys])
 
 
-def upsert(rows: Iterable[Row]) -> str:
+def upsert(rows: Collection[StateRow]) -> Statement:
     """Return the statement that writes rows. From its `hour` on, a sweep drops a row.
 
     `expires` has no index, and `hour` changes once an hour. So PostgreSQL need not touch an index for most hits.
     """
-    values = ",".join(
-        [
-            f"('{digest(key)}',{literal(key)},{literal(value)},{expires},{expires // HOUR + 1})"
-            for value, expires, key in rows
-        ]
-    )
-    return (
-        f"INSERT INTO {STATES} (id, key, value, expires, hour) VALUES {values} "
-        "ON CONFLICT (id) DO UPDATE SET value = excluded.value, expires = excluded.expires, hour = excluded.hour"
-    )
+    values: list[str | int] = []
+    for value, expires, key in rows:
+        values += (state_id(key), key, value, expires, expires // SWEEP_HOUR + 1)
+    return Statement(_rows_text(_UPSERT, len(rows), "?,?,?,?,?"), values)
 
 
-def delete(keys: Iterable[str]) -> str:
+def delete(keys: Collection[str]) -> Statement:
     """Return the statement that deletes the rows of these keys."""
-    return f"DELETE FROM {STATES} WHERE id IN ({_ids(keys)})"
+    return Statement(_DELETE.format(marks=marks(len(keys))), [state_id(key) for key in keys])
 
 
-def log_events(log: str, events: Sequence[EventRecord], moment: int, batch: str) -> Iterator[str]:
-    """Yield the statements that append events to a log, and keep its list of bans.
-
-    "lifted" takes a ban off the list, and is no event. `batch`: the SQL of the number of this transaction. The lock of
-    a subject also protects its bans.
-    """
-    told = [event for event in events if event.kind != "lifted"]
-    if told:
-        rows = ",".join([f"({literal(log)},{batch},{moment},{literal(json.dumps(event))})" for event in told])
-        yield f"INSERT INTO {EVENTS} (log, batch, at, data) VALUES {rows}"
-    begun = {(event.subject, event.rule): event.until for event in told if event.kind == "banned"}
-    if begun:
-        rows = ",".join(
-            [
-                f"('{_ban_id(log, subject, rule)}',{literal(log)},{literal(subject)},{literal(rule)},{until})"
-                for (subject, rule), until in begun.items()
-            ]
-        )
-        yield (
-            f"INSERT INTO {BANS} (id, log, subject, rule, until) VALUES {rows} "
-            "ON CONFLICT (id) DO UPDATE SET until = excluded.until"
-        )
-    ended = [_ban_id(log, event.subject, event.rule) for event in events if event.kind == "lifted"]
-    if ended:
-        yield f"DELETE FROM {BANS} WHERE id IN ({','.join([repr(each) for each in ended])})"
+def rows_of(found: Sequence[Sequence[Any]]) -> tuple[int, list[StateRow]]:
+    """Return the clock and the rows that `select` has found."""
+    rows = [StateRow(*each) for each in found]
+    (clock,) = [row.expires for row in rows if not row.key]
+    return clock, [row for row in rows if row.key]
 
 
-def _ban_id(log: str, subject: str, rule: str) -> str:
-    return digest(f"{log} {subject} {rule}")
+KEYS_A_PAGE = 1_000
+"""Keys that one query of a walk over all keys returns."""
 
 
-PAGE = 1_000
-"""Rows of one page, or of one batch."""
+BEFORE_ALL = "0" * 32
+"""The id before that of each state."""
 
 
 def beginning(matching: str) -> str:
-    """Return the text with which all keys that match a pattern begin."""
+    """Return the string with which all keys that match a pattern begin."""
     return re.split(r"[*?\[\\]", matching, maxsplit=1)[0]
 
 
-def page_of_keys(start: str, after: str) -> str:
-    """Return the query for the next keys that begin with a text, after a primary key (or none)."""
-    later = f" AND id > '{after}'" if after else ""
-    return (
-        f"SELECT id, key FROM {STATES} WHERE substr(key, 1, {len(start)}) = {literal(start)}{later} "
-        f"ORDER BY id LIMIT {PAGE}"
-    )
+def page_of_keys(start: str, after: str) -> Statement:
+    """Return the query for the next keys that begin with a string. `after`: the last id so far, or `BEFORE_ALL`."""
+    return Statement(_PAGE, (len(start), start, after, KEYS_A_PAGE))
 
 
-def rows_of(found: Sequence[Sequence[Any]]) -> tuple[int, list[Row]]:
-    """Return the clock and the rows that `select` has found."""
-    rows = [Row(*each) for each in found]
-    (clock,) = [row.expires for row in rows if not row.key]
-    return clock, [row for row in rows if row.key]
+# --- events and bans --------------------------------------------------------------------------------------------------
+
+_LOG_EVENT = "INSERT INTO django_quota_quotaevent (log, batch, at, data) VALUES {rows}"
+_LOG_BAN = (
+    "INSERT INTO django_quota_quotaban (id, log, subject, rule, until) VALUES {rows} "
+    "ON CONFLICT (id) DO UPDATE SET until = excluded.until"
+)
+_LIFT = "DELETE FROM django_quota_quotaban WHERE id IN ({marks})"
+
+
+def log_events(log: str, events: Sequence[EventRecord], moment: int, batch: str) -> Iterator[Statement]:
+    """Yield the statements that append events to a log, and keep its list of bans.
+
+    "lifted" takes a ban off the list, and is not an event. `batch`: the SQL of the number of this transaction. The lock
+    of a subject also protects its bans.
+    """
+    logged = [event for event in events if event.kind != "lifted"]
+    if logged:
+        values = [value for event in logged for value in (log, moment, json.dumps(event))]
+        yield Statement(_rows_text(_LOG_EVENT, len(logged), f"?,{batch},?,?"), values)
+    begun = {(event.subject, event.rule): event.until for event in logged if event.kind == "banned"}
+    if begun:
+        bans = [(_ban_id(log, *ban), log, *ban, until) for ban, until in begun.items()]
+        yield Statement(_rows_text(_LOG_BAN, len(bans), "?,?,?,?,?"), [value for ban in bans for value in ban])
+    ended = [_ban_id(log, event.subject, event.rule) for event in events if event.kind == "lifted"]
+    if ended:
+        yield Statement(_LIFT.format(marks=marks(len(ended))), ended)
+
+
+def _ban_id(log: str, subject: str, rule: str) -> str:
+    return state_id(f"{log} {subject} {rule}")

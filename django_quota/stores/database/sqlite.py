@@ -18,27 +18,27 @@ from django.db import connections
 
 from django_quota.core.clock import machine_now
 from django_quota.stores.database.errors import NoTurnError
-from django_quota.stores.database.sql import BANS, EVENTS, STATES
+from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE, Statement
 
-TIMEOUT = 1.0
+FILE_WAIT = 1.0
 """Seconds that a transaction waits for other processes."""
 
 IN_MEMORY = ":memory:"
 
 _SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS {STATES} (
+CREATE TABLE IF NOT EXISTS {STATE_TABLE} (
     id TEXT PRIMARY KEY, key TEXT NOT NULL, value TEXT NOT NULL, expires INTEGER NOT NULL, hour INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS {STATES}_hour ON {STATES} (hour);
-CREATE TABLE IF NOT EXISTS {EVENTS} (
+CREATE INDEX IF NOT EXISTS {STATE_TABLE}_hour ON {STATE_TABLE} (hour);
+CREATE TABLE IF NOT EXISTS {EVENT_TABLE} (
     id INTEGER PRIMARY KEY AUTOINCREMENT, log TEXT NOT NULL, batch INTEGER NOT NULL, at INTEGER NOT NULL,
     data TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS {EVENTS}_order ON {EVENTS} (batch, id);
-CREATE TABLE IF NOT EXISTS {BANS} (
+CREATE INDEX IF NOT EXISTS {EVENT_TABLE}_order ON {EVENT_TABLE} (batch, id);
+CREATE TABLE IF NOT EXISTS {BAN_TABLE} (
     id TEXT PRIMARY KEY, log TEXT NOT NULL, subject TEXT NOT NULL, rule TEXT NOT NULL, until INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS {BANS}_until ON {BANS} (until);
+CREATE INDEX IF NOT EXISTS {BAN_TABLE}_until ON {BAN_TABLE} (until);
 """
 
 
@@ -61,7 +61,7 @@ class SqliteConnection:
 
     def __init__(self, alias: str) -> None:
         # Autocommit: the transactions are ours. The time-out is for `_prepare`: `begin` waits in its own way.
-        connection = sqlite3.connect(file_of(alias), timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(file_of(alias), timeout=FILE_WAIT, isolation_level=None, check_same_thread=False)
         connection.create_function("quota_now", 0, machine_now)
         self._connection = connection
         try:
@@ -74,12 +74,12 @@ class SqliteConnection:
         self._connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_SCHEMA}")
         self._connection.execute("PRAGMA busy_timeout = 0")
 
-    def begin(self, subjects: Iterable[str], query: str) -> Sequence[Sequence[Any]]:  # noqa: ARG002 — the file is locked
+    def begin(self, subjects: Iterable[str], query: Statement) -> Sequence[Sequence[Any]]:  # noqa: ARG002 — it locks the file
         """Begin a transaction that has locked the file, and return what a query finds in it.
 
         Raises `NoTurnError` if others have written all the time, and SQLITE_BUSY if somebody has held the file.
         """
-        until = time.monotonic() + TIMEOUT
+        until = time.monotonic() + FILE_WAIT
         version = None
         while True:
             try:
@@ -92,24 +92,25 @@ class SqliteConnection:
                     version = self._version()
                 if time.monotonic() > until:
                     if version != self._version():
-                        raise NoTurnError(f"other processes have written for {TIMEOUT:.0f} s") from None
+                        raise NoTurnError(f"other processes have written for {FILE_WAIT:.0f} s") from None
                     raise
             # SQLite's own waiting grows to a tenth of a second, and lets those go first who have come last.
             time.sleep(random.uniform(0.0002, 0.002))  # noqa: S311 — no secret
-        return self._connection.execute(query).fetchall()
+        return self._connection.execute(*query).fetchall()
 
     def _version(self) -> Any:
         """Return a number that changes when another connection commits."""
         return self._connection.execute("PRAGMA data_version").fetchone()
 
-    def commit(self, statements: Sequence[str]) -> None:
-        """Do these statements and commit."""
-        for statement in (*statements, "COMMIT"):
-            self._connection.execute(statement)
+    def commit(self, statements: Sequence[Statement]) -> None:
+        """Run these statements and commit."""
+        for statement in statements:
+            self._connection.execute(*statement)
+        self._connection.execute("COMMIT")
 
-    def read(self, query: str) -> Sequence[Sequence[Any]]:
+    def read(self, query: Statement) -> Sequence[Sequence[Any]]:
         """Return what a query finds. It waits for no writer."""
-        return self._connection.execute(query).fetchall()
+        return self._connection.execute(*query).fetchall()
 
     def rollback(self) -> None:
         """End the transaction; nothing of it stays."""

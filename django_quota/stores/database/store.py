@@ -22,7 +22,7 @@ from django_quota.engine.operations import Operation
 from django_quota.stores.base import tried
 from django_quota.stores.breaker import Breaker, Call
 from django_quota.stores.database import sql
-from django_quota.stores.database.connections import WAIT, Connection, Pool, Turns, deadline
+from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
 from django_quota.stores.patience import Asked, asked_once
@@ -75,8 +75,8 @@ class DatabaseStore:
         self.breaker = Breaker()
         self._reading = Breaker()
         """Its own, because a database that only reads, or that somebody has locked, answers who looks."""
-        self._turns = Turns(1, f"other calls of this process have decided the same subject for {WAIT:.0f} s")
-        self._lookers = Turns(CONNECTIONS - 1, f"more calls look at the database than it answers in {WAIT:.0f} s")
+        self._turns = Turns(1, f"other calls of this process have decided the same subject for {TURN_WAIT:.0f} s")
+        self._lookers = Turns(CONNECTIONS - 1, f"more calls look at the database than it answers in {TURN_WAIT:.0f} s")
         """They leave connections to those whose turn it is."""
         self._pool: Pool | None = None
         self.after_fork()
@@ -110,8 +110,8 @@ class DatabaseStore:
         a limit that is used up, is decided by that: it is as if it had come at the moment of the look.
         """
         logs = operation.log_keys()
-        keys = list(dict.fromkeys(key for key in operation.keys if key not in logs))
-        subjects = {sql.subject_of(key) for key in keys}
+        keys = list(dict.fromkeys([key for key in operation.keys if key not in logs]))
+        subjects = set(map(sql.subject_prefix, keys))
 
         def look(connection: Connection) -> tuple[tuple[Any, bool], None]:
             found = connection.read(sql.select(keys, connection.now))
@@ -119,7 +119,7 @@ class DatabaseStore:
             reply, events = operation.run_with_events(states, moment)
             return (reply, not events and not _statements(states)), None
 
-        def decide(connection: Connection) -> tuple[Any, Sequence[str]]:
+        def decide(connection: Connection) -> tuple[Any, Sequence[sql.Statement]]:
             found = connection.begin(subjects, sql.select(keys, connection.now))
             states, moment = _states(keys, found, now)
             reply, events = operation.run_with_events(states, moment)
@@ -163,7 +163,7 @@ class DatabaseStore:
         return tried(self.run, operations, now)
 
     def _transact(
-        self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]], breaker: Breaker, until: float
+        self, begin: Callable[[Connection], tuple[T, Sequence[sql.Statement] | None]], breaker: Breaker, until: float
     ) -> T:
         """Run a transaction. `begin` begins it, and returns the reply and the statements to commit (None: only a read).
 
@@ -180,7 +180,7 @@ class DatabaseStore:
                 failure = failure_of(error)
             raise failure.error
 
-    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[str] | None]], until: float) -> T:
+    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[sql.Statement] | None]], until: float) -> T:
         """Run a transaction; see `_transact`. Raises the errors of the driver."""
         attempts = 0
         while True:
@@ -203,24 +203,28 @@ class DatabaseStore:
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
 
-    def read(self, query: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
+    def read(self, query: Callable[[Connection], sql.Statement]) -> Sequence[Sequence[Any]]:
         """Return what a query finds, which may depend on the kind of database."""
         return self._transact(lambda connection: (connection.read(query(connection)), None), self._reading, deadline())
 
-    def write(self, statement: Callable[[Connection], str]) -> Sequence[Sequence[Any]]:
-        """Do a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
+    def write(self, statement: Callable[[Connection], sql.Statement]) -> Sequence[Sequence[Any]]:
+        """Run a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
         return self._transact(
             lambda connection: (connection.begin((), statement(connection)), ()), self.breaker, deadline()
         )
 
+    def ping(self) -> None:
+        """Ask the database for an answer. Raises `StoreUnavailable`."""
+        self.read(lambda _: sql.Statement("SELECT 1"))
+
     def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
         start = sql.beginning(matching)
-        after = ""
+        after = sql.BEFORE_ALL
         while True:
             page = asked(lambda: self.read(lambda _: sql.page_of_keys(start, after)))  # noqa: B023 — it is called at once
             yield from (key for _, key in page if fnmatchcase(key, matching))
-            if len(page) < sql.PAGE:
+            if len(page) < sql.KEYS_A_PAGE:
                 return
             after = str(page[-1][0])
 
@@ -271,7 +275,7 @@ def _states(keys: Sequence[str], found: Sequence[Sequence[Any]], now: int | None
     return RowStates(keys, rows), clock if now is None else now
 
 
-def _statements(states: RowStates) -> list[str]:
+def _statements(states: RowStates) -> list[sql.Statement]:
     """Return the statements that write what has changed."""
     statements = []
     if rows := list(states.written()):
