@@ -22,11 +22,11 @@ are waited for by `psycopg.pq`, psycopg's public wrapper of libpq, and not by it
    way                                                         instructions  C extension    pure Python
    ==========================================================  ============  =============  =================
    this module: `pq`, pipeline, parameters                     123           1.0            1.0
-   a cursor, all statements in one string with own quoting     215           1.5            1.5
-   a `ClientCursor`, psycopg's quoting                         336           2.2            2.0
-   `connection.pipeline()` kept open, three `RawCursor` kept   421           2.8            2.8
-   `connection.pipeline()` with `RawCursor`                    504           3.3            3.2
-   `connection.pipeline()` with `connection.execute`           668           3.8            3.7
+   a cursor, all statements in one string with own quoting     215           1.5            1.6
+   a `ClientCursor`, psycopg's quoting                         336           2.2            2.1
+   `connection.pipeline()` kept open, three `RawCursor` kept   421           2.7            3.0
+   `connection.pipeline()` with `RawCursor`                    504           3.2            3.4
+   `connection.pipeline()` with `connection.execute`           668           3.8            3.8
    ==========================================================  ============  =============  =================
 
    Behind PgBouncer in transaction mode the multiples are the same. A whole check takes 770, and one on Redis 145: 5.3
