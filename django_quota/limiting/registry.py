@@ -78,8 +78,7 @@ def clear_memory() -> None:
 def which_redis() -> WhichRedis:
     """Return the Redis of the settings: `REDIS`, or the alias in `CACHE`."""
     # A site without Redis needs none of its packages.
-    from django_quota.stores.redis.aliases import redis_of_alias  # noqa: PLC0415
-    from django_quota.stores.redis.given import GivenRedis  # noqa: PLC0415
+    from django_quota.stores.redis.settings import GivenRedis, redis_of_alias  # noqa: PLC0415
 
     settings = current()
     return redis_of_alias(settings.cache) if settings.redis is None else GivenRedis(settings.redis)
@@ -91,6 +90,6 @@ def store_of(which: WhichRedis) -> RedisStore:
 
     if not which.is_cluster:
         return RedisStore(which)
-    from django_quota.stores.cluster.store_cluster import ClusterStore  # noqa: PLC0415 — most sites have none
+    from django_quota.stores.cluster.store import ClusterStore  # noqa: PLC0415 — most sites have none
 
     return ClusterStore(which)

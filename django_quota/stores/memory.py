@@ -23,8 +23,7 @@ from django_quota.core.clock import SECOND, elapsed, machine_now
 from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import tried
-from django_quota.stores.drafts import Draft
+from django_quota.stores.base import Draft, tried
 from django_quota.stores.patience import Asked, asked_once
 
 logger = logging.getLogger("django_quota")

@@ -16,9 +16,10 @@ from redis.exceptions import InvalidResponse, ResponseError
 from django_quota import Decision, acheck, aonce, areset, check, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis import async_wire, reply_reader
+from django_quota.stores.redis import async_wire
+from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, AsyncWire, Line
-from django_quota.stores.redis.sources import Source
+from django_quota.stores.redis.connections import Source
 from django_quota.testing import RedisServer
 from tests.faults.calls import caches_at
 from tests.faults.sockets import listening
@@ -172,7 +173,7 @@ def wrong_of(count: int, chance: Random) -> list[str]:
 @pytest.fixture(params=["hiredis", "plain"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plain":
-        monkeypatch.setattr(reply_reader, "hiredis", None)
+        monkeypatch.setattr(reading, "hiredis", None)
 
 
 @pytest.mark.usefixtures("parser")
@@ -522,33 +523,33 @@ def read_in_parts(make: Callable[[Any], Any], data: bytes, at: int) -> list[Any]
     reader, found = make(ResponseError), list[Any]()
     for part in (data[:at], data[at:]):
         reader.feed(part)
-        while (reply := reader.gets()) is not reply_reader.NOT_ENOUGH:
+        while (reply := reader.gets()) is not reading.NOT_ENOUGH:
             found.append(reply)
     return found
 
 
 def test_replies_are_read_in_python_as_by_hiredis() -> None:
     data = b"".join(REPLIES)
-    whole = read_in_parts(reply_reader.reply_reader, data, 0)
+    whole = read_in_parts(reading.reply_reader, data, 0)
     assert len(whole) == len(REPLIES)
     for at in range(len(data)):
-        assert read_in_parts(reply_reader.PlainReader, data, at) == whole
+        assert read_in_parts(reading.PlainReader, data, at) == whole
 
 
 @pytest.mark.usefixtures("parser")
 def test_an_error_reply_is_an_error_that_is_returned() -> None:
-    (error,) = read_in_parts(reply_reader.reply_reader, b"-ERR no\r\n", 3)
+    (error,) = read_in_parts(reading.reply_reader, b"-ERR no\r\n", 3)
     assert (type(error), str(error)) == (ResponseError, "ERR no")
 
 
 @pytest.mark.usefixtures("parser")
 def test_what_a_server_sends_without_being_asked_is_no_reply() -> None:
-    (pushed,) = read_in_parts(reply_reader.reply_reader, b">2\r\n+message\r\n+x\r\n", 5)
-    assert isinstance(pushed, reply_reader.PUSHED)
+    (pushed,) = read_in_parts(reading.reply_reader, b">2\r\n+message\r\n+x\r\n", 5)
+    assert isinstance(pushed, reading.PUSHED)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\r\n", b"HTTP/1.1 400\r\n", b"$x\r\n", b"*x\r\n", b":1x\r\n"])
 @pytest.mark.usefixtures("parser")
 def test_what_is_no_reply_is_an_error(data: bytes) -> None:
     with pytest.raises(InvalidResponse):
-        read_in_parts(reply_reader.reply_reader, data, 0)
+        read_in_parts(reading.reply_reader, data, 0)

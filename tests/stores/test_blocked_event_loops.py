@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_quota import acheck
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.async_wire import AsyncWire
-from django_quota.stores.redis.sources import Source
+from django_quota.stores.redis.connections import Source
 from django_quota.testing import RedisServer
 from tests.support.stores import caches, current_store
 

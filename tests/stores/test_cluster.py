@@ -32,7 +32,7 @@ from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
 from django_quota.stores.breaker import FAILURES, Breaker
-from django_quota.stores.cluster.store_cluster import ClusterStore
+from django_quota.stores.cluster.store import ClusterStore
 from django_quota.stores.redis.async_wire import Line
 from django_quota.stores.redis.wire import Wire
 from django_quota.testing import freeze
@@ -519,7 +519,7 @@ def hasty(own: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Itera
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the breakers of all servers."""
     made = Clock()
-    monkeypatch.setattr("django_quota.stores.cluster.store_cluster.Breaker", partial(Breaker, clock=made))
+    monkeypatch.setattr("django_quota.stores.cluster.store.Breaker", partial(Breaker, clock=made))
     return made
 
 

@@ -38,8 +38,8 @@ from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
+from django_quota.stores.database.states import dumps, loads
 from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore
-from django_quota.stores.database.values import dumps, loads
 from tests.support.commands import wait_until
 from tests.support.databases import end_sessions, running_pgbouncer
 from tests.support.inputs import inputs

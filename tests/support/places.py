@@ -14,8 +14,8 @@ from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.stores.database import sql
 from django_quota.stores.database.log import delete_expired
+from django_quota.stores.database.states import loads
 from django_quota.stores.database.store import DatabaseStore
-from django_quota.stores.database.values import loads
 from tests.support.inputs import inputs
 from tests.support.questions import Question, QuestionMode, driven
 from tests.support.specifications import Drop, Put, Specified, specify

@@ -12,11 +12,11 @@ from django_redis.pool import ConnectionFactory
 
 from django_quota.engine.operations import States
 from django_quota.limiting.registry import get_limiter
-from django_quota.stores.cluster.client import ClusterConnectionFactory
+from django_quota.stores.base import Draft
 from django_quota.stores.database import sql
 from django_quota.stores.database.store import DatabaseStore
-from django_quota.stores.drafts import Draft
 from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.django_redis import ClusterConnectionFactory
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, server_programs
 from tests.support.clusters import Cluster

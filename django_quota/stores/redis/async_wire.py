@@ -34,6 +34,8 @@ from django_quota.stores.redis.connections import (
     TIMED_OUT,
     Command,
     Option,
+    Source,
+    async_source,
     bounds,
     connecting,
     is_too_late,
@@ -47,9 +49,8 @@ from django_quota.stores.redis.errors import (
     is_passthrough,
     leaves_a_reply,
 )
-from django_quota.stores.redis.reply_reader import NOT_ENOUGH, PUSHED, reply_reader
 from django_quota.stores.redis.settings import TIMEOUTS
-from django_quota.stores.redis.sources import Source, async_source
+from django_quota.stores.redis.wire import NOT_ENOUGH, PUSHED, reply_reader
 
 T = TypeVar("T")
 

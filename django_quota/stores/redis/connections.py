@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from redis import RedisError
+import redis.asyncio as aioredis
+from redis import Connection, RedisError, SSLConnection, UnixDomainSocketConnection, sentinel
+from redis.asyncio import sentinel as aiosentinel
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -23,9 +25,93 @@ from django_quota.core.errors import StoreBusy
 from django_quota.engine.words import command as packed_command
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
-from django_quota.stores.redis.settings import TIMEOUTS
-from django_quota.stores.redis.sources import Source, sync_source
+from django_quota.stores.redis.settings import TIMEOUTS, has_sentinels, known_options, with_timeouts
 from django_quota.stores.redis.wire import Wire
+
+# --- how connections are made -----------------------------------------------------------------------------------------
+
+
+_ASYNC: Mapping[type[Any], type[Any]] = {
+    Connection: aioredis.Connection,
+    SSLConnection: aioredis.SSLConnection,
+    UnixDomainSocketConnection: aioredis.UnixDomainSocketConnection,
+    sentinel.SentinelManagedConnection: aiosentinel.SentinelManagedConnection,
+    sentinel.SentinelManagedSSLConnection: aiosentinel.SentinelManagedSSLConnection,
+}
+"""The async class of each sync one."""
+
+_LEFT_OUT = ("retry", "maint", "orig_", "oss_", "himport")
+"""The beginnings of options that our connections do not get.
+
+No command is repeated. Notices of maintenance would change time-outs, and close connections of the pool that gets them.
+"""
+
+_SYNC_ONLY = ("parser_class", "command_packer")
+
+
+class Source(NamedTuple):
+    """How to make connections to a Redis."""
+
+    connection_class: type[Any]
+    options: Mapping[str, Any]
+    sentinels: Any = None
+    """The pool that asks the sentinels for the primary; None without Sentinel."""
+
+    def make(self) -> Any:
+        """Return a new connection, which is not connected yet."""
+        return self.connection_class(**self.options)
+
+    @property
+    def sentinel_clients(self) -> Sequence[Any]:
+        """redis-py's clients of the sentinels."""
+        return self.sentinels.sentinel_manager.sentinels if self.sentinels else ()
+
+    def leads_elsewhere(self, connection: Any) -> bool:
+        """Say whether Sentinel has named another primary. The pool's own answer does not work in a forked worker."""
+        pool = self.sentinels
+        return pool is not None and pool.is_master and pool.master_address != (connection.host, connection.port)
+
+
+def sync_source(pool: Any) -> Source:
+    """Return how to make connections like those of a pool."""
+    return Source(pool.connection_class, _options(pool), pool if has_sentinels(pool) else None)
+
+
+def async_source(pool: Any) -> Source:
+    """Return how to make async connections like those of a sync pool."""
+    if not has_sentinels(pool):
+        return _async_source(pool)
+    make_manager, make_pool = cast("Any", aiosentinel.Sentinel), cast("Any", aiosentinel.SentinelConnectionPool)
+    manager = make_manager([])
+    for each in map(_async_source, (each.connection_pool for each in pool.sentinel_manager.sentinels)):
+        its_pool: Any = aioredis.ConnectionPool(each.connection_class, **each.options)
+        manager.sentinels.append(aioredis.Redis(connection_pool=its_pool))
+    options = {"is_master": pool.is_master, "check_connection": pool.check_connection}
+    sentinels = make_pool(pool.service_name, manager, **options)
+    made = _async_source(pool)
+    return made._replace(options={**made.options, "connection_pool": sentinels}, sentinels=sentinels)
+
+
+def _async_source(pool: Any) -> Source:
+    made = next((_ASYNC[each] for each in pool.connection_class.__mro__ if each in _ASYNC), aioredis.Connection)
+    known = known_options(made)
+    options = {
+        name: value
+        for name, value in _options(pool).items()
+        if name not in _SYNC_ONLY and (value or name in known)  # what is set must not be ignored silently
+    }
+    return Source(made, options)
+
+
+def _options(pool: Any) -> dict[str, Any]:
+    """Return the options of our connections: short time-outs if there are none, and replies as bytes."""
+    options = with_timeouts(pool.connection_kwargs)
+    kept = {name: value for name, value in options.items() if not name.startswith(_LEFT_OUT)}
+    return {**kept, "decode_responses": False}
+
+
+# --- a pool for all threads -------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -245,5 +331,5 @@ class SyncPool:
         """Close the idle connections, and those in use when they come back."""
         self._generation += 1
         self._drop_idle()
-        for sentinel in self._source.sentinel_clients:
-            sentinel.close()
+        for client in self._source.sentinel_clients:
+            client.close()

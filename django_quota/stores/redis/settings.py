@@ -6,17 +6,29 @@ connection fails, rules only decide by `on_unavailable`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import re
 import reprlib
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
-from redis.sentinel import SentinelConnectionPool
+from django.conf import settings
+from django.core.cache import caches
+from django.core.cache.backends.redis import RedisCache
+from django.utils.module_loading import import_string
+from redis import Connection, ConnectionPool, CredentialProvider, SSLConnection, UnixDomainSocketConnection, sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_quota.core.errors import ConfigurationError, StoreBusy, without_secrets
+from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean, without_secrets
 from django_quota.stores.redis.errors import of_this_process
-from django_quota.stores.redis.urls import Address, Options
+from django_quota.stores.redis.urls import QUOTE_HINT, Address, Options, read_server, read_url, url_problem
 
 ANSWER_TIMEOUT = 0.25
 """Seconds to connect, and to wait for a reply, unless the settings say."""
@@ -128,3 +140,276 @@ def known_options(kind: type) -> set[str]:
     makers = [vars(each)["__init__"] for each in kind.__mro__ if inspect.isfunction(vars(each).get("__init__"))]
     named = {name for make in makers for name in inspect.signature(make).parameters}
     return {*named, "max_connections"} - {"self", "args", "kwargs"}
+
+
+# --- pools of redis-py ------------------------------------------------------------------------------------------------
+
+
+def pool_of(which: WhichRedis) -> Any:
+    """Return a new pool of redis-py. Raises `ConfigurationError` if the settings are wrong.
+
+    The pool asks each sentinel once, with the time-outs of Redis itself unless the settings say otherwise. By default,
+    redis-py waits several times, for seconds, for a sentinel that hangs.
+    """
+    which.raise_problem()
+    pool = which.new_pool()
+    if has_sentinels(pool):
+        given = {**pool.connection_kwargs, **pool.sentinel_manager.sentinel_kwargs}
+        for each in pool.sentinel_manager.sentinels:
+            timeouts = {name: given.get(name) or ANSWER_TIMEOUT for name in TIMEOUTS}
+            each.connection_pool.connection_kwargs.update(timeouts)
+            each.set_retry(Retry(NoBackoff(), 0))
+    return pool
+
+
+def has_sentinels(pool: Any) -> bool:
+    """Say whether a pool asks sentinels for the primary."""
+    return isinstance(pool, sentinel.SentinelConnectionPool)
+
+
+def pool_from(options: Mapping[str, Any]) -> ConnectionPool:
+    """Return a pool of connections with these options, to a server or a socket."""
+    options = dict(options)
+    if "unix_socket_path" in options:
+        options.update(path=options.pop("unix_socket_path"), connection_class=UnixDomainSocketConnection)
+    is_encrypted = options.pop("ssl", False)
+    return ConnectionPool(**{"connection_class": SSLConnection if is_encrypted else Connection, **options})
+
+
+def pool_of_server(address: Address, options: Mapping[str, Any]) -> ConnectionPool:
+    """Return a pool of connections to one server of a Cluster."""
+    its_own = {name: value for name, value in options.items() if name != "startup_nodes"}
+    return pool_from({**its_own, "host": address.host, "port": int(address.port)})
+
+
+# --- an alias of CACHES -----------------------------------------------------------------------------------------------
+
+
+NAME_A_REDIS = (
+    'Name the Redis itself, for example QUOTA = {"REDIS": "redis://127.0.0.1:6379/0"}; or name in QUOTA["CACHE"] an '
+    'alias whose BACKEND is "django_redis.cache.RedisCache" or "django.core.cache.backends.redis.RedisCache".'
+)
+_WITHOUT_REDIS = (
+    'Without Redis, use QUOTA = {"STORE": "memory"}, which suits tests and single processes, or "database".'
+)
+
+
+def redis_of_alias(alias: str) -> WhichRedis:
+    """Return the Redis of an alias. Its `problem()` says whether it can serve."""
+    if alias not in settings.CACHES:
+        words = f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.'
+        hint = f'Add it, or name the Redis itself in QUOTA["REDIS"].{did_you_mean(alias, settings.CACHES)}'
+        return _NoRedis(alias, RedisProblem("E003", words, hint))
+    path = str(settings.CACHES[alias].get("BACKEND", ""))
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        return _NoRedis(alias, cannot_serve(f'CACHES["{alias}"] cannot be imported: {error}.', NAME_A_REDIS))
+    if isinstance(backend, type) and issubclass(backend, RedisCache):
+        return _DjangoAlias(alias)
+    django_redis: Any = sys.modules.get("django_redis.cache")  # its backends have imported it
+    if django_redis is not None and isinstance(backend, type) and issubclass(backend, django_redis.RedisCache):
+        from django_quota.stores.redis.django_redis import DjangoRedisAlias  # noqa: PLC0415 — not all sites have it
+
+        return DjangoRedisAlias(alias)
+    words = f'CACHES["{alias}"] is {path}, which cannot run scripts in Redis.'
+    problem = cannot_serve(words, f"{NAME_A_REDIS} {_WITHOUT_REDIS}")
+    return _NoRedis(alias, problem._replace(is_another_cache=True))
+
+
+def cannot_serve(message: str, hint: str) -> RedisProblem:
+    """Return what is wrong with an alias, apart from its options."""
+    return RedisProblem("E004", message, hint)
+
+
+class Alias(WhichRedis):
+    """An alias of `CACHES`."""
+
+    separators = ","
+    """The characters that separate the URLs of a LOCATION."""
+
+    def __init__(self, alias: str) -> None:
+        self.name = f'CACHES["{alias}"]'
+        self._alias = alias
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of its LOCATION, at least one. Limits use the first."""
+        location: Any = settings.CACHES[self._alias].get("LOCATION") or ""
+        given: Iterable[Any] = re.split(f"[{self.separators}]", location) if isinstance(location, str) else location
+        return [str(url).strip() for url in given] or [""]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its OPTIONS."""
+        return dict(cast("dict[str, Any]", settings.CACHES[self._alias].get("OPTIONS") or {}))
+
+    def place_problem(self) -> RedisProblem | None:
+        """Check all URLs, though writes go to the first: a comma in a password makes two URLs of one."""
+        for url in self.urls:
+            try:
+                read_server(url)
+            except ValueError:
+                hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
+                return cannot_serve(url_problem(f"The LOCATION of {self.name}", url), hint)
+        return None
+
+
+class _NoRedis(Alias):
+    """An alias that is no Redis."""
+
+    def __init__(self, alias: str, problem: RedisProblem) -> None:
+        super().__init__(alias)
+        self._problem = problem
+
+    def place_problem(self) -> RedisProblem:
+        return self._problem
+
+
+class _DjangoAlias(Alias):
+    """An alias of Django's own `RedisCache`."""
+
+    options_hint = "Use options of redis.ConnectionPool, and paths that lead to classes."
+    separators = ",;"
+
+    def new_pool(self) -> Any:
+        cache: Any = caches.create_connection(self._alias)
+        return cache._cache.get_client(write=True).connection_pool  # noqa: SLF001 — only its client knows the options
+
+    def option(self, name: str) -> Any:
+        return self.options.get(name)
+
+
+# --- QUOTA["REDIS"] ---------------------------------------------------------------------------------------------------
+
+
+NAME = 'QUOTA["REDIS"]'
+
+_URL_HINT = (
+    'Use, for example, "redis://127.0.0.1:6379/0"; or rediss://, unix://, '
+    '"redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster/0" or "redis+cluster://10.0.0.1:6379,10.0.0.2:6379".'
+)
+_DICT_HINT = (
+    'Use redis-py\'s options, for example {"host": "10.0.0.1", "port": 6379, "password": "..."}, '
+    '{"sentinels": [("10.0.0.1", 26379)], "service_name": "mymaster"} or {"startup_nodes": [("10.0.0.1", 6379)]}.'
+)
+
+_PLACES = ("host", "unix_socket_path", "path", "sentinels", "startup_nodes")
+"""Options that say where a Redis is. Without any of them, redis-py would ask 127.0.0.1."""
+
+
+class GivenRedis(WhichRedis):
+    """The Redis of `QUOTA["REDIS"]`. A function is called at the first use, and for each new connection."""
+
+    name = NAME
+    options_hint = _DICT_HINT
+
+    def __init__(self, given: object) -> None:
+        self._given = given
+
+    @cached_property
+    def _options(self) -> Options:
+        try:
+            options = read_redis(_returned(self._given) if callable(self._given) else self._given)
+        except ConfigurationError as error:  # error pages show the local names of what raised it
+            raise type(error)(error.problem, error.hint) from None
+        if callable(self._given) and (options.get("username") or options.get("password")):
+            options.update(username=None, password=None, credential_provider=_FromFunction(self._given))
+        return options
+
+    @property
+    def is_cluster(self) -> bool:  # type: ignore[override]  # what is wrong is said later
+        """Whether it is a Cluster."""
+        try:
+            return "startup_nodes" in self._options
+        except ConfigurationError:
+            if callable(self._given):  # it may return a Cluster the next time
+                raise
+            return False
+
+    def place_problem(self) -> RedisProblem | None:
+        """Say why it cannot serve; see `WhichRedis`."""
+        try:
+            _ = self._options
+        except ConfigurationError as error:
+            return RedisProblem("W033" if isinstance(error, _FailedError) else "E030", error.problem, error.hint)
+        return None
+
+    def new_pool(self) -> Any:
+        """Return a new pool; see `WhichRedis`."""
+        options = {name: value for name, value in self._options.items() if name not in ("timeout", "address_remap")}
+        if "startup_nodes" in options:
+            address, *_ = self.cluster()[0]
+            return pool_of_server(address, options)
+        if "sentinels" not in options:
+            return pool_from(options)
+        make_pool, make_sentinel = cast("Any", SentinelConnectionPool), cast("Any", Sentinel)  # redis-py: untyped
+        of_sentinels = {name: options.pop(name) for name in _OF_SENTINELS if name in options}
+        manager = make_sentinel(options.pop("sentinels"), **of_sentinels)
+        return make_pool(options.pop("service_name"), manager, **options)
+
+    def option(self, name: str) -> Any:
+        """Return an option of the pool; see `WhichRedis`."""
+        return self._options.get(name)
+
+    def cluster(self) -> tuple[Sequence[Address], Options]:
+        """Return the servers and options; see `WhichRedis`."""
+        return [Address(*each) for each in self._options["startup_nodes"]], self._options
+
+
+_OF_SENTINELS = ("sentinel_kwargs", "min_other_sentinels", "force_master_ip")
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+class _FailedError(ConfigurationError):
+    """The function raised an error."""
+
+
+def _returned(function: Callable[[], object]) -> object:
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 — the function is of the site
+        kind = type(error).__name__  # its text may hold a password
+        named = function if hasattr(function, "__qualname__") else type(function)
+        words = f"The function of {NAME}, {named.__module__}.{named.__qualname__}, raised {kind}."
+        raise _FailedError(words, "Call it in `manage.py shell` to see why.") from None
+
+
+class _FromFunction(CredentialProvider):
+    """Asks the function for the user and the password of each new connection: passwords may rotate."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, or the user and the password. Raises redis-py's `ConnectionError` if there is none."""
+        try:
+            options = read_redis(_returned(self._function))
+        except ConfigurationError as error:  # now it is an outage: limits follow `on_unavailable`
+            raise RedisConnectionError(error.problem) from None
+        user, password = options.get("username"), options.get("password") or ""
+        return (user, password) if user else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """See `get_credentials`. The function runs in a thread, since it may wait for a server that keeps secrets."""
+        return await asyncio.to_thread(self.get_credentials)
+
+
+def read_redis(given: object) -> Options:
+    """Return redis-py's options for a URL or a dict. Raises `ConfigurationError`."""
+    if isinstance(given, str):
+        try:
+            options = read_url(given)
+        except ValueError:
+            raise ConfigurationError(url_problem(NAME, given), f"{_URL_HINT} {QUOTE_HINT}") from None
+    elif isinstance(given, Mapping):
+        options = dict(given)
+        if sum(name in options for name in _PLACES) != 1:
+            raise ConfigurationError(f"{NAME} does not name one of {', '.join(_PLACES)}.", _DICT_HINT)
+    else:
+        raise ConfigurationError(f"{NAME} is {type(given).__name__}, neither a URL nor a dict.", _URL_HINT)
+    if "startup_nodes" in options and options.pop("db", 0):
+        raise ConfigurationError(f"{NAME} names another database than 0, the only one of a Cluster.", "Remove db.")
+    return options

@@ -34,7 +34,7 @@ from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
 from django_quota.stores.base import all_well
 from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.cluster.sides import AsyncSide, ClusterSettings, Side, SyncSide, address_of
+from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, Side, SyncSide, address_of
 from django_quota.stores.redis.async_wire import ByLoop, cancellable
 from django_quota.stores.redis.connections import Command
 from django_quota.stores.redis.errors import answered, translate_cluster_error, translated
