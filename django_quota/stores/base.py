@@ -73,6 +73,15 @@ class Store(Runner, Protocol):
         ...
 
 
+MAX_REASON_LENGTH = 400
+"""Characters of a driver's text that are passed on. What answered instead of a server may have sent anything."""
+
+
+def reason_of(error: BaseException, text: str) -> str:
+    """Return why a store is unavailable: the class of a driver's error, and its text in short."""
+    return f"{type(error).__name__}: {text if len(text) <= MAX_REASON_LENGTH else f'{text[:MAX_REASON_LENGTH]}...'}"
+
+
 def tried(run: Callable[[Operation, int | None], Any], operations: Sequence[Operation], now: int | None) -> list[Any]:
     """Run operations one after the other; see `Runner.try_all`."""
     replies: list[Any] = []

@@ -28,7 +28,7 @@ PROBE_TIMEOUT = 5.0
 class Breaker:
     """The breaker of one server, shared by all threads and event loops of a process.
 
-    Ask the server within a `Call`, or between `enter` and `leave`.
+    Ask the server within a `GuardedCall`, or between `enter` and `leave`.
 
     `failures`: in a row, at least 1. `reset_timeout`: seconds. `clock`: returns seconds and never goes back.
     """
@@ -80,8 +80,7 @@ class Breaker:
         """
         is_probe = self.acquire()
         if is_probe is None:
-            what = "has not answered several times in a row, and is asked again in a moment"
-            raise StoreUnavailable(f"{name} {what}")
+            raise refused_call(name)
         return is_probe
 
     def leave(self, answered: bool | None, *, is_probe: bool) -> None:
@@ -117,12 +116,12 @@ class Breaker:
             self._probe_from = 0.0
 
 
-def refusal(name: str = "it") -> StoreUnavailable:
+def refused_call(name: str = "it") -> StoreUnavailable:
     """Return the error for a caller that the breaker refuses. `name`: the server's."""
     return StoreUnavailable(f"{name} has not answered several times in a row, and is asked again in a moment")
 
 
-class Call:
+class GuardedCall:
     """The context of a call to a server. It raises `StoreUnavailable` while the breaker refuses callers.
 
     `answered`: says of an error whether the server has answered; None: the error tells nothing. `name`: the server's.
@@ -135,7 +134,7 @@ class Call:
         self.is_probe = False
         """Whether its result decides for all."""
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> GuardedCall:
         self.is_probe = self._breaker.enter(self._name)
         return self
 

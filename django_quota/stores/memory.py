@@ -46,10 +46,10 @@ LINGERS = 2 * SECOND
 
 def _owner(key: str, keys: Sequence[str]) -> str:
     """Return what a key counts for. The status of a subject, and its days, count for the operation's first rule."""
-    return _name(key) or next(filter(None, map(_name, keys)), "")
+    return _counted_name(key) or next(filter(None, map(_counted_name, keys)), "")
 
 
-def _name(key: str) -> str:
+def _counted_name(key: str) -> str:
     """Return the rule, counter or slot in the name of a key; empty if there is none."""
     kind, _, rest = key.rpartition("}:")[2].partition(":")
     return "" if kind == "day" else rest.partition(":")[0]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django_quota.stores.base import Store
     from django_quota.stores.redis.store import RedisStore, Server
 
-SCAN_COUNT = 1_000
+KEYS_A_SCAN = 1_000
 """Keys that one SCAN looks at."""
 
 
@@ -68,7 +68,7 @@ def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def scan(
-    store: RedisStore, matching: str, batch: int = SCAN_COUNT, kind: str | None = None, asked: Asked = asked_once
+    store: RedisStore, matching: str, batch: int = KEYS_A_SCAN, kind: str | None = None, asked: Asked = asked_once
 ) -> Iterator[list[str]]:
     """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
     walk = Walk(store)

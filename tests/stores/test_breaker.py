@@ -19,8 +19,8 @@ from django_quota.core.errors import StoreBusy, StoreCommandDenied, StoreDataErr
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import Script
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
-from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker, Call
-from django_quota.stores.redis.errors import answered, translate_error
+from django_quota.stores.breaker import PROBE_TIMEOUT, Breaker, GuardedCall
+from django_quota.stores.redis.errors import server_answered, translate_error
 from django_quota.testing import RedisServer
 from tests.support.clusters import Cluster
 from tests.support.inputs import inputs
@@ -65,7 +65,7 @@ def test_a_forked_process_does_not_wait_for_its_parent(opened: Breaker, clock: C
 
 def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker, clock: Clock) -> None:
     clock.now += 1
-    with pytest.raises(KeyboardInterrupt), Call(opened, lambda error: None):
+    with pytest.raises(KeyboardInterrupt), GuardedCall(opened, lambda error: None):
         raise KeyboardInterrupt
     assert opened.acquire() is True
 
@@ -143,7 +143,7 @@ ERRORS: Any = {
 def test_only_silence_counts_as_a_failure_of_the_server(is_answer: bool | None) -> None:
     for error in ERRORS[is_answer]:
         assert isinstance(translate_error(error), StoreUnavailable)
-        assert answered(error) is is_answer, error
+        assert server_answered(error) is is_answer, error
 
 
 def test_an_error_reply_has_its_kind() -> None:

@@ -39,7 +39,7 @@ from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
 from django_quota.stores.database.states import dumps, loads
-from django_quota.stores.database.store import ATTEMPTS, CONNECTIONS, DatabaseStore
+from django_quota.stores.database.store import ATTEMPTS, DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import wait_until
 from tests.support.databases import end_sessions, running_pgbouncer
 from tests.support.inputs import inputs
@@ -135,10 +135,10 @@ class _Waiting(Operation):
 def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseStore) -> None:
     """More threads wait for the held subject than the process has connections."""
     held = _Waiting(status_key("quota", SUBJECT))
-    with ThreadPoolExecutor(CONNECTIONS + 4) as threads:
+    with ThreadPoolExecutor(DATABASE_CONNECTIONS + 4) as threads:
         holding = threads.submit(on_postgres.run, held)
         assert held.begun.wait(60)
-        waiting = [threads.submit(hit) for _ in range(CONNECTIONS + 2)]
+        waiting = [threads.submit(hit) for _ in range(DATABASE_CONNECTIONS + 2)]
         assert all(hit(subject=f"ip:198.51.100.{number}") for number in range(10))
         assert not any(each.done() for each in waiting)
         assert peek("5/m", SUBJECT).remaining == 5  # who only looks waits for nobody

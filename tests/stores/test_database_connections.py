@@ -15,11 +15,11 @@ import pytest
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.database import postgresql
-from django_quota.stores.database.connections import IDLE, Pool
+from django_quota.stores.database.connections import REPLACE_AFTER_IDLE, Pool
 from django_quota.stores.database.errors import AnswerTimeoutError
 from django_quota.stores.database.sql import STATE_TABLE, Statement
 from django_quota.stores.database.sqlite import file_of
-from django_quota.stores.database.store import CONNECTIONS, DatabaseStore
+from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica
 from tests.support.steps import Clock
 from tests.support.stores import store_on
@@ -62,7 +62,9 @@ def idle(pool: Pool, number: int) -> list[Any]:
     return connections
 
 
-@pytest.mark.parametrize(("seconds", "is_kept"), [(IDLE - 1, True), (IDLE, False)], ids=["shortly", "long"])
+@pytest.mark.parametrize(
+    ("seconds", "is_kept"), [(REPLACE_AFTER_IDLE - 1, True), (REPLACE_AFTER_IDLE, False)], ids=["shortly", "long"]
+)
 def test_a_connection_that_was_idle_for_long_is_replaced(
     pool: Pool, clock: Clock, seconds: float, is_kept: bool
 ) -> None:
@@ -117,16 +119,16 @@ def unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_idle_connections_that_the_network_has_forgotten_cost_no_call(
     on_postgres: DatabaseStore, postgres: dict[str, Any]
 ) -> None:
-    together = Barrier(CONNECTIONS)
+    together = Barrier(DATABASE_CONNECTIONS)
 
     def write(number: int) -> None:
         together.wait()
         on_postgres.run(Set([f"quota:1:{{user:{number}}}:c:a"], number, LATER))
 
-    with ThreadPoolExecutor(CONNECTIONS) as threads:
-        list(threads.map(write, range(CONNECTIONS)))
+    with ThreadPoolExecutor(DATABASE_CONNECTIONS) as threads:
+        list(threads.map(write, range(DATABASE_CONNECTIONS)))
         end_sessions(postgres)
-        list(threads.map(write, range(CONNECTIONS)))
+        list(threads.map(write, range(DATABASE_CONNECTIONS)))
     assert not on_postgres.breaker.has_failed
     assert on_postgres.run(Get("quota:1:{user:1}:c:a")) == [1, "1"]
 

@@ -23,7 +23,7 @@ from django_quota.stores.database import postgresql, sql, sqlite
 from django_quota.stores.database import store as store_module
 from django_quota.stores.database.connections import Turns
 from django_quota.stores.database.sqlite import SqliteConnection, file_of
-from django_quota.stores.database.store import CONNECTIONS, DatabaseStore
+from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.steps import Clock
 from tests.support.stores import current_store
@@ -159,11 +159,11 @@ def test_connections_that_others_use_for_too_long_are_no_outage(
     on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as places:
-        for _ in range(CONNECTIONS):
+        for _ in range(DATABASE_CONNECTIONS):
             places.enter_context(on_postgres.pool.place(far()))
         monkeypatch.setattr(store_module, "deadline", time.monotonic)
         for _ in range(FAILURES):
-            with pytest.raises(StoreBusy, match=f"all {CONNECTIONS} connections"):
+            with pytest.raises(StoreBusy, match=f"all {DATABASE_CONNECTIONS} connections"):
                 on_postgres.run(Set([KEY], 1, 1))
     assert not on_postgres.breaker.has_failed
 

@@ -23,7 +23,7 @@ from tests.support.stores import cluster_caches, current_store
 OLD = 8
 """How many connections idle."""
 
-IDLE = "django_quota.stores.redis.connections.IDLE"
+IDLE = "django_quota.stores.redis.connections.CHECK_AFTER_IDLE"
 
 Forget = Callable[[], None]
 

@@ -28,7 +28,7 @@ from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, pool_of_server, with_timeouts
 from django_quota.stores.redis.urls import Address
 
-_OURS = (
+_CLUSTER_OPTIONS = (
     "host", "port", "db", "startup_nodes", "parser_class", "connection_class", "queue_class",
     "retry", "retry_on_error", "retry_on_timeout", "timeout", "max_connections", "address_remap",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class ClusterSettings:
         which.raise_problem()
         self.addresses, given = which.cluster()
         self._limits = {name: given.get(name) for name in ("max_connections", "timeout")}
-        self._given = {name: value for name, value in given.items() if name not in _OURS}
+        self._given = {name: value for name, value in given.items() if name not in _CLUSTER_OPTIONS}
         self.options: dict[str, Any] = {
             **with_timeouts(self._given),
             "decode_responses": False,
@@ -177,14 +177,14 @@ class AsyncSide:
 Side: TypeAlias = SyncSide | AsyncSide
 
 
-def address_of(node: Any) -> Address:
+def node_address(node: Any) -> Address:
     """Return where a node of redis-py is."""
     return Address(node.host, int(node.port))
 
 
 def known_servers(client: Any) -> set[Address]:
     """Return the servers that the slot table names."""
-    return {address_of(node) for node in client.get_nodes()}
+    return {node_address(node) for node in client.get_nodes()}
 
 
 # --- what redis-py does otherwise -------------------------------------------------------------------------------------

@@ -33,11 +33,11 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
 from django_quota.stores.base import all_well
-from django_quota.stores.breaker import Breaker, Call
-from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, Side, SyncSide, address_of
+from django_quota.stores.breaker import Breaker, GuardedCall
+from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, Side, SyncSide, node_address
 from django_quota.stores.redis.async_wire import ByLoop, cancellable
-from django_quota.stores.redis.connections import Command
-from django_quota.stores.redis.errors import answered, translate_cluster_error, translated
+from django_quota.stores.redis.connections import RedisCommand
+from django_quota.stores.redis.errors import server_answered, translate_cluster_error, translated
 from django_quota.stores.redis.settings import WhichRedis
 from django_quota.stores.redis.store import RedisStore, Server
 from django_quota.stores.redis.urls import Address
@@ -51,7 +51,7 @@ MAX_TAGS = 1_000
 MAX_REDIRECTIONS = 16
 """How often a command is sent to the next server before its slot counts as lost between them."""
 
-PAUSE = 0.05
+REDIRECTION_PAUSE = 0.05
 """Seconds before a command is sent again, if its keys are on both sides of a move for longer."""
 
 ANY = "the Cluster"
@@ -114,7 +114,7 @@ class ClusterStore(RedisStore):
     @contextmanager
     def _asking(self, name: str) -> Iterator[None]:
         """Ask a server if its breaker allows that, and tell the breaker the result. Raises our errors only."""
-        with translated(translate_cluster_error), Call(self._breaker(name), answered, name):
+        with translated(translate_cluster_error), GuardedCall(self._breaker(name), server_answered, name):
             yield
 
     def _breaker(self, name: str) -> Breaker:
@@ -132,11 +132,11 @@ class ClusterStore(RedisStore):
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each, one after the other. One that fails has its error in place of its reply."""
-        return run_sync(self._tried(self._sync, operations, now), _call)
+        return run_sync(self._tried(self._sync, operations, now), _run_call)
 
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
-        return all_well(await run_async(self._tried(await self._by_loop.get(), operations, now), _call))
+        return all_well(await run_async(self._tried(await self._by_loop.get(), operations, now), _run_call))
 
     def _tried(self, side: Side, operations: Sequence[Operation], now: int | None) -> Flow[list[Any]]:
         replies: list[Any] = []
@@ -169,9 +169,9 @@ class ClusterStore(RedisStore):
         finally:
             side.loaded(script)
 
-    def _sent(self, side: Side, client: Any, node: Any, operation: Operation, command: Command) -> Flow[Any]:
+    def _sent(self, side: Side, client: Any, node: Any, operation: Operation, command: RedisCommand) -> Flow[Any]:
         """Return the reply to a command of the server that has its slot, from wherever the servers redirect it."""
-        server, is_asking = address_of(node), False
+        server, is_asking = node_address(node), False
         for number in range(MAX_REDIRECTIONS):
             pool = side.pool(server, self._breaker(get_node_name(*server)), is_slow=operation.is_slow)
             try:
@@ -183,7 +183,7 @@ class ClusterStore(RedisStore):
                 yield from self._note_move(side, client, error.slot_id, server)
             except TryAgainError:
                 if number > MAX_REDIRECTIONS // 2:
-                    yield partial(side.pause, PAUSE)
+                    yield partial(side.pause, REDIRECTION_PAUSE)
             except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
                 yield from self._read_slots_again(side, client, node.name)
                 raise
@@ -191,7 +191,7 @@ class ClusterStore(RedisStore):
 
     def _note_move(self, side: Side, client: Any, slot: int, server: Address) -> Flow[None]:
         """Note where a slot is now. That it has moved says nothing about the others, unless its server is new."""
-        primary = next((each for each in client.get_primaries() if address_of(each) == server), None)
+        primary = next((each for each in client.get_primaries() if node_address(each) == server), None)
         if primary is None:
             yield from self._read_slots_again(side, client)
         else:
@@ -248,7 +248,7 @@ class ClusterStore(RedisStore):
         return self._place_now(key)[1].name
 
     def _place_now(self, key: str) -> tuple[Any, Any]:
-        return run_sync(self._place(self._sync, slot_of(key)), _call)
+        return run_sync(self._place(self._sync, slot_of(key)), _run_call)
 
     def node_key(self, key: str, server: Server) -> str:
         """Return the name of a system key in a slot of a server; empty if it has none. No subject has such a name."""
@@ -271,6 +271,6 @@ def _redirected(client: Any, error: AskError) -> Address:
     return Address(host, int(port))
 
 
-def _call(call: Callable[[], Any]) -> Any:
+def _run_call(call: Callable[[], Any]) -> Any:
     """Make the call that a flow yields; the async driver awaits the result."""
     return call()

@@ -17,7 +17,7 @@ from django_quota.stores.database.sql import Statement
 TURN_WAIT = 1.0
 """Seconds that a call waits for the other calls of its process."""
 
-IDLE = 30.0
+REPLACE_AFTER_IDLE = 30.0
 """Seconds after which an idle connection is replaced before its next use. Firewalls and load balancers forget them."""
 
 
@@ -251,7 +251,7 @@ class Pool:
                 leads_to, since, connection = self._idle.pop()
             except IndexError:
                 return None
-            if leads_to == target and self._clock() - since < IDLE and connection.is_ready():
+            if leads_to == target and self._clock() - since < REPLACE_AFTER_IDLE and connection.is_ready():
                 return connection
             close_quietly(connection)
 

@@ -20,9 +20,7 @@ from django_quota.core.errors import (
     StoreRefusesWrites,
     StoreUnavailable,
 )
-
-MAX_REASON_LENGTH = 400
-"""Characters of a driver's text that are passed on."""
+from django_quota.stores.base import reason_of
 
 
 class AnswerTimeoutError(Exception):
@@ -50,7 +48,7 @@ _MISSING = ConfigurationError(
     "The database has no tables for the states, or old ones.", "Run: python manage.py migrate django_quota"
 )
 
-_KINDS: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
+_ERRORS_BY_STATE: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
     (StorePermissionDenied, ("28", "42501")),
     (StoreOutOfMemory, ("53100",)),
     (StoreRefusesWrites, ("25006", "0A000")),
@@ -60,7 +58,7 @@ _KINDS: tuple[tuple[type[StoreUnavailable], tuple[str, ...]], ...] = (
 _TABLE_IS_MISSING = ("42P01", "42703")
 _CONFLICT = ("40001", "40P01")
 _LOCKED = "55P03"
-_LOST = ("08", "28", "53300", "57P", "25006", "0A000")
+_LOST_STATES = ("08", "28", "53300", "57P", "25006", "0A000")
 """SQLSTATEs of a connection that is lost or not made: connection exceptions, a login that is refused, too many
 connections, a server that shuts down, and one that only reads (0A000: a replica, which refuses READ WRITE)."""
 
@@ -75,7 +73,7 @@ def is_of_driver(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("psycopg", "psycopg2")
 
 
-def answered(error: BaseException) -> bool | None:
+def database_answered(error: BaseException) -> bool | None:
     """Say whether the database works; None if an error comes from elsewhere."""
     return not failure_of(error).is_outage if is_of_driver(error) else None
 
@@ -90,7 +88,7 @@ def failure_of(error: BaseException) -> Failure:
     cause = error.__cause__ if isinstance(error, DjangoDatabaseError) and error.__cause__ else error
     if isinstance(cause, sqlite3.Error):
         return _of_sqlite(cause)
-    reason = _reason(cause)
+    reason = _words_of(cause)
     if isinstance(cause, NoTurnError):
         return Failure(StoreBusy(reason))
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
@@ -101,17 +99,17 @@ def failure_of(error: BaseException) -> Failure:
     if state == _LOCKED:
         # Processes of ours lock subjects, by a function. Who locks a table stops all decisions; then PostgreSQL names
         # the place in the statement.
-        is_table = _place_of(cause) is not None
+        is_table = _statement_place(cause) is not None
         return Failure(StoreRefusesWrites(reason) if is_table else StoreBusy(reason), is_outage=is_table)
-    is_gone = not state or state.startswith(_LOST)
-    kinds = [kind for kind, states in _KINDS if state.startswith(states)]
+    is_gone = not state or state.startswith(_LOST_STATES)
+    kinds = [kind for kind, states in _ERRORS_BY_STATE if state.startswith(states)]
     if not state and "password authentication failed" in reason:  # libpq tells no SQLSTATE before the session begins
         kinds = [StorePermissionDenied]
     kind = kinds[0] if kinds else StoreUnavailable
     return Failure(kind(reason), is_outage=is_gone or state == _TOO_SLOW, is_lost=is_gone)
 
 
-def _place_of(error: BaseException) -> str | None:
+def _statement_place(error: BaseException) -> str | None:
     """Return the place in the statement that PostgreSQL names in an error."""
     place: str | None = getattr(getattr(error, "diag", None), "statement_position", None)
     return place
@@ -143,9 +141,8 @@ def _of_sqlite(error: sqlite3.Error) -> Failure:
         return Failure(_MISSING, is_outage=True, is_lost=True)  # the file was emptied: the next connection makes them
     is_gone = code in _FILE_IS_LOST or isinstance(error, sqlite3.ProgrammingError)
     is_held = code == sqlite3.SQLITE_BUSY  # all the time: see `SqliteConnection.begin`
-    return Failure(_SQLITE.get(code, StoreUnavailable)(_reason(error)), is_outage=is_gone or is_held, is_lost=is_gone)
+    return Failure(_SQLITE.get(code, StoreUnavailable)(_words_of(error)), is_outage=is_gone or is_held, is_lost=is_gone)
 
 
-def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= MAX_REASON_LENGTH else f'{text[:MAX_REASON_LENGTH]}...'}"
+def _words_of(error: BaseException) -> str:
+    return reason_of(error, " ".join(str(error).split()))

@@ -129,8 +129,8 @@ def loads(text: str) -> Any:
     raise ValueError("it is no value of ours")
 
 
-def _refuse(word: str) -> NoReturn:
+def _reject_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no whole number")
 
 
-_decode = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse).decode
+_decode = json.JSONDecoder(parse_float=_reject_number, parse_constant=_reject_number).decode

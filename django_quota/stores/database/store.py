@@ -20,10 +20,10 @@ from django_quota.core.errors import ConfigurationError, StoreBusy, StoreUnavail
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import tried
-from django_quota.stores.breaker import Breaker, Call
+from django_quota.stores.breaker import Breaker, GuardedCall
 from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
-from django_quota.stores.database.errors import answered, failure_of, is_of_driver
+from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
 from django_quota.stores.patience import Asked, asked_once
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 ATTEMPTS = 3
 """How often a transaction is begun, if the database ends it in favour of another one, or its connection is lost."""
 
-CONNECTIONS = 4
+DATABASE_CONNECTIONS = 4
 """How many connections a process has to a server. A decision keeps one for a millisecond."""
 
 THREADS = 16
@@ -76,7 +76,8 @@ class DatabaseStore:
         self._reading = Breaker()
         """Its own, because a database that only reads, or that somebody has locked, answers who looks."""
         self._turns = Turns(1, f"other calls of this process have decided the same subject for {TURN_WAIT:.0f} s")
-        self._lookers = Turns(CONNECTIONS - 1, f"more calls look at the database than it answers in {TURN_WAIT:.0f} s")
+        waited = f"{TURN_WAIT:.0f} s"
+        self._lookers = Turns(DATABASE_CONNECTIONS - 1, f"more calls look at the database than it answers in {waited}")
         """They leave connections to those whose turn it is."""
         self._pool: Pool | None = None
         self.after_fork()
@@ -172,7 +173,9 @@ class DatabaseStore:
         """
         with self.pool.place(until):
             try:
-                with Call(breaker, answered, "the database"):  # the breaker may have opened while the call waited
+                with GuardedCall(
+                    breaker, database_answered, "the database"
+                ):  # the breaker may have opened while the call waited
                     return self._attempts(begin, until)
             except Exception as error:
                 if not is_of_driver(error):
@@ -261,7 +264,7 @@ def _pool_of(alias: str, keeps: Callable[[], bool]) -> Pool:
         return Pool(1, lambda: file_of(alias), lambda: SqliteConnection(alias))
     from django_quota.stores.database.postgresql import PostgresConnection  # noqa: PLC0415
 
-    return Pool(CONNECTIONS, lambda: _server_of(alias), lambda: PostgresConnection(alias), keeps)
+    return Pool(DATABASE_CONNECTIONS, lambda: _server_of(alias), lambda: PostgresConnection(alias), keeps)
 
 
 def _server_of(alias: str) -> Hashable:

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.errors import StoreBusy
-from django_quota.stores.breaker import Breaker, refusal
+from django_quota.stores.breaker import Breaker, refused_call
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import (
     ASK,
@@ -32,8 +32,8 @@ from django_quota.stores.redis.connections import (
     GIVING_BACK,
     NOT_ALONE,
     TIMED_OUT,
-    Command,
-    Option,
+    OptionOf,
+    RedisCommand,
     Source,
     async_source,
     bounds,
@@ -43,11 +43,11 @@ from django_quota.stores.redis.connections import (
 )
 from django_quota.stores.redis.errors import (
     ConnectFailedError,
-    answered,
     imitated,
     is_cut,
     is_passthrough,
     leaves_a_reply,
+    server_answered,
 )
 from django_quota.stores.redis.settings import TIMEOUTS
 from django_quota.stores.redis.wire import NOT_ENOUGH, PUSHED, reply_reader
@@ -158,7 +158,7 @@ class Line(asyncio.Protocol):
             if isinstance(reply, PUSHED):
                 continue
             if isinstance(reply, Exception):
-                has_answered = has_answered or bool(answered(reply))
+                has_answered = has_answered or bool(server_answered(reply))
                 is_left = is_left or leaves_a_reply(reply)
             else:
                 has_answered = True
@@ -229,7 +229,7 @@ class AsyncWire:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    async def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
+    async def execute(self, command: RedisCommand, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply. One that gives back waits its turn for longer.
 
         `is_asking`: whether another server of a Cluster sent us here, since it moves the slot.
@@ -240,7 +240,7 @@ class AsyncWire:
         breaker, waiting = self._breaker, self._waiting
         is_probe = breaker.acquire()
         if is_probe is None:
-            raise refusal()
+            raise refused_call()
         future = self._loop.create_future()
         if len(waiting) >= MOST_WAITING:
             reply: Any = StoreBusy(f"{MOST_WAITING:,} calls of this event loop wait until they are sent")
@@ -316,7 +316,7 @@ class AsyncWire:
             read = partial(self._write, has_read=True)
             self._loop.call_soon(partial(self._loop.call_soon, read, context=self._context), context=self._context)
             return False
-        if not line.is_known and self._loop.time() - line.used >= connections.IDLE:
+        if not line.is_known and self._loop.time() - line.used >= connections.CHECK_AFTER_IDLE:
             line.is_asked = True
             line.under_way.append(None)
             line.send([ASK], self._late(source.options["socket_timeout"]))
@@ -349,13 +349,13 @@ class AsyncWire:
                 if future is not None and not future.done():
                     future.set_result(error)
             if self._breaker.is_refusing():
-                self._fail(refusal())
+                self._fail(refused_call())
         if self._waiting:
             self._open()
 
     def _note(self, error: BaseException) -> None:
         """Tell the breaker what an error says of the server."""
-        has_answered = answered(error)
+        has_answered = server_answered(error)
         if has_answered is not None:
             self.heard(has_answered=has_answered)
         elif self._breaker.is_open:
@@ -491,7 +491,7 @@ class AsyncWire:
             await client.aclose(close_connection_pool=True)
 
 
-def async_wire(pool: Any, option: Option, breaker: Breaker, **more: Any) -> AsyncWire:
+def async_wire(pool: Any, option: OptionOf, breaker: Breaker, **more: Any) -> AsyncWire:
     """Return a new wire of the running event loop for a pool of redis-py, with `more` options."""
     source = async_source(pool)
     _, patience = bounds(pool, option)

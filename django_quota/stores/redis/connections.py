@@ -24,7 +24,13 @@ from redis.sentinel import MasterNotFoundError
 from django_quota.core.errors import StoreBusy
 from django_quota.engine.words import command as packed_command
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis.errors import ConnectFailedError, answered, is_cut, leaves_a_reply, of_this_process
+from django_quota.stores.redis.errors import (
+    ConnectFailedError,
+    is_cut,
+    leaves_a_reply,
+    of_this_process,
+    server_answered,
+)
 from django_quota.stores.redis.settings import TIMEOUTS, has_sentinels, known_options, with_timeouts
 from django_quota.stores.redis.wire import Wire
 
@@ -74,7 +80,7 @@ class Source(NamedTuple):
 
 def sync_source(pool: Any) -> Source:
     """Return how to make connections like those of a pool."""
-    return Source(pool.connection_class, _options(pool), pool if has_sentinels(pool) else None)
+    return Source(pool.connection_class, _kept_options(pool), pool if has_sentinels(pool) else None)
 
 
 def async_source(pool: Any) -> Source:
@@ -97,13 +103,13 @@ def _async_source(pool: Any) -> Source:
     known = known_options(made)
     options = {
         name: value
-        for name, value in _options(pool).items()
+        for name, value in _kept_options(pool).items()
         if name not in _SYNC_ONLY and (value or name in known)  # what is set must not be ignored silently
     }
     return Source(made, options)
 
 
-def _options(pool: Any) -> dict[str, Any]:
+def _kept_options(pool: Any) -> dict[str, Any]:
     """Return the options of our connections: short time-outs if there are none, and replies as bytes."""
     options = with_timeouts(pool.connection_kwargs)
     kept = {name: value for name, value in options.items() if not name.startswith(_LEFT_OUT)}
@@ -115,7 +121,7 @@ def _options(pool: Any) -> dict[str, Any]:
 
 T = TypeVar("T")
 
-CONNECTIONS = 50
+REDIS_CONNECTIONS = 50
 """Connections for the threads of a process, and for each event loop, unless the settings say `max_connections`.
 
 Further calls wait: more calls under way would not be answered sooner, since one process sends and reads them all.
@@ -127,17 +133,17 @@ CONNECTION_TIMEOUT = 1.0
 GIVING_BACK = 30.0
 """The same for a call that gives back, such as the end of a slot, which others wait for."""
 
-IDLE = 1.0
+CHECK_AFTER_IDLE = 1.0
 """Seconds without a use after which a connection is asked before its next use: a firewall may have forgotten it."""
 
 LATE = 0.1
 """If a time-out is this many seconds late, this process was too busy to see what has arrived."""
 
-Command = bytes | Sequence[str | int]
+RedisCommand = bytes | Sequence[str | int]
 """A command in words, or as it goes over the wire."""
 
 
-def pack(command: Command) -> bytes:
+def pack(command: RedisCommand) -> bytes:
     """Return a command as it goes over the wire."""
     return command if isinstance(command, bytes) else packed_command(command)
 
@@ -181,16 +187,18 @@ def is_too_late(began: float, source: Source, now: float) -> bool:
     return bool(now - began > longest * (1 + len(source.sentinel_clients)) + LATE)
 
 
-Option = Callable[[str], Any]
+OptionOf = Callable[[str], Any]
 """Returns an option of a pool by its name; None if it is not set."""
 
 
-def bounds(pool: Any, option: Option) -> tuple[int, float]:
+def bounds(pool: Any, option: OptionOf) -> tuple[int, float]:
     """Return how many connections there are at most, and how many seconds a call waits for one."""
-    return min(pool.max_connections, option("max_connections") or CONNECTIONS), option("timeout") or CONNECTION_TIMEOUT
+    return min(pool.max_connections, option("max_connections") or REDIS_CONNECTIONS), option(
+        "timeout"
+    ) or CONNECTION_TIMEOUT
 
 
-def sync_pool(pool: Any, option: Option, breaker: Breaker) -> SyncPool:
+def sync_pool(pool: Any, option: OptionOf, breaker: Breaker) -> SyncPool:
     """Return our connections for a pool of redis-py."""
     return SyncPool(sync_source(pool), *bounds(pool, option), breaker)
 
@@ -211,7 +219,7 @@ class SyncPool:
         for _ in range(max_connections):
             self._permits.put(None)
 
-    def execute(self, command: Command, *, gives_back: bool = False, is_asking: bool = False) -> Any:
+    def execute(self, command: RedisCommand, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply. One that gives back waits its turn for longer.
 
         `is_asking`: whether another server of a Cluster sent us here, since it moves the slot.
@@ -229,7 +237,7 @@ class SyncPool:
             try:
                 reply = self._ask(self._connected(), sent, is_asking=is_asking)
             except BaseException as error:
-                self._breaker.leave(answered(error), is_probe=is_probe)
+                self._breaker.leave(server_answered(error), is_probe=is_probe)
                 raise
             self._breaker.succeeded()
             return reply
@@ -278,7 +286,7 @@ class SyncPool:
                 return self._connect()
             if not wire.is_ready() or (self._source.sentinels and self._source.leads_elsewhere(wire.connection)):
                 wire.close()
-            elif time.monotonic() < wire.used + IDLE or self._answers(wire):
+            elif time.monotonic() < wire.used + CHECK_AFTER_IDLE or self._answers(wire):
                 return wire
 
     def _answers(self, wire: Wire) -> bool:

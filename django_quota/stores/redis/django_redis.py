@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
 from django_quota.stores.redis.settings import NAME_A_REDIS, Alias, RedisProblem, cannot_serve
-from django_quota.stores.redis.urls import DEFAULT_PORT, Address, Options, read_server
+from django_quota.stores.redis.urls import DEFAULT_PORT, Address, RedisOptions, read_server
 
 # --- an alias ---------------------------------------------------------------------------------------------------------
 
@@ -57,12 +57,12 @@ class DjangoRedisAlias(Alias):
         """Return an option of the pool; see `WhichRedis`."""
         return self.options.get("CONNECTION_POOL_KWARGS", {}).get(name)
 
-    def cluster(self) -> tuple[Sequence[Address], Options]:
+    def cluster(self) -> tuple[Sequence[Address], RedisOptions]:
         """Return the servers and options; see `WhichRedis`."""
         factory: Any = ClusterConnectionFactory(options=self.options)
         given = {**factory.make_connection_params(self.urls[0]), **factory.pool_cls_kwargs}
         given.update(read_server(given.pop("url")), address_remap=factory.redis_client_cls_kwargs.get("address_remap"))
-        return [address_of(url) for url in self.urls], given
+        return [address_in(url) for url in self.urls], given
 
     def _client_problem(self) -> RedisProblem | None:
         try:
@@ -104,7 +104,7 @@ def _is_of_cluster(url: str) -> bool:
 # --- a Cluster as a cache ---------------------------------------------------------------------------------------------
 
 
-def address_of(url: str) -> Address:
+def address_in(url: str) -> Address:
     """Return the server in a URL."""
     options = read_server(url)
     return Address(options["host"], options.get("port", DEFAULT_PORT))
@@ -162,7 +162,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
         given.pop("parser_class", None)  # the client of a Cluster has its own
         url = given.pop("url")
         make_node = cast("Any", ClusterNode)  # redis-py leaves it untyped
-        nodes = [make_node(*address_of(other)) for other in urls]
+        nodes = [make_node(*address_in(other)) for other in urls]
         with _as_connection_error():
             return DjangoRedisCluster(url=url, startup_nodes=nodes, **given)
 

@@ -40,9 +40,7 @@ from django_quota.core.errors import (
     StoreUnavailable,
     without_secrets,
 )
-
-MAX_REASON_LENGTH = 400
-"""Characters of redis-py's text that are passed on. A server that is no Redis may have sent anything."""
+from django_quota.stores.base import reason_of
 
 
 class ConnectFailedError(RedisConnectionError):
@@ -99,7 +97,7 @@ def of_this_process(error: BaseException) -> bool:
     return False
 
 
-def answered(error: BaseException) -> bool | None:
+def server_answered(error: BaseException) -> bool | None:
     """Say whether the server has answered; None if an error tells nothing: a cut connection says nothing of the next.
 
     A redirection to another server is an answer, and so is every error reply except CLUSTERDOWN.
@@ -111,7 +109,7 @@ def answered(error: BaseException) -> bool | None:
 
 def answered_plain(error: BaseException) -> bool | None:
     """Say the same for a block that also runs the caller's code; None for errors of that code."""
-    return answered(error) if isinstance(error, (RedisError, OSError)) else None
+    return server_answered(error) if isinstance(error, (RedisError, OSError)) else None
 
 
 # --- our errors -------------------------------------------------------------------------------------------------------
@@ -163,9 +161,9 @@ def translate_error(error: BaseException) -> QuotaError:
     if _NO_SCRIPTS.search(str(error)):
         return StorePermissionDenied(
             "this server runs no scripts of ours, so no limit is decided. Permit EVALSHA and EVAL (ACL SETUSER <user> "
-            f"+evalsha +eval, no rename-command), or load the Lua module of Valkey. It says: {_reason(error)}"
+            f"+evalsha +eval, no rename-command), or load the Lua module of Valkey. It says: {_said_by(error)}"
         )
-    return _kind_of(error)(_reason(error))
+    return _kind_of(error)(_said_by(error))
 
 
 def imitated(problem: str) -> ConfigurationError:
@@ -200,7 +198,7 @@ _OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK, which is tempora
 _SAID_BY_A_CLUSTER = re.compile(r"CROSSSLOT|MOVED \d")
 """The errors of a Cluster, inside the text of another error."""
 
-_KINDS: tuple[tuple[type[StoreUnavailable], tuple[type[Exception], ...], tuple[str, ...]], ...] = (
+_ERRORS_BY_WORDS: tuple[tuple[type[StoreUnavailable], tuple[type[Exception], ...], tuple[str, ...]], ...] = (
     (StorePermissionDenied, (AuthenticationError, NoPermissionError), ()),
     (StoreOutOfMemory, (OutOfMemoryError,), ()),
     (StoreRefusesWrites, (ReadOnlyError,), ("MISCONF", "NOREPLICAS")),
@@ -225,13 +223,13 @@ def _kind_of(error: BaseException) -> type[StoreUnavailable]:
     if is_cut(error):
         return StoreConnectionLost
     said = str(error) if isinstance(error, ResponseError) else ""
-    for kind, classes, words in _KINDS:
+    for kind, classes, words in _ERRORS_BY_WORDS:
         if isinstance(error, classes) or any(word in said for word in words):
             return kind
     return StoreUnavailable
 
 
-def _reason(error: BaseException) -> str:
+def _said_by(error: BaseException) -> str:
     if isinstance(error, InvalidResponse):
         text = "what answers there does not speak the protocol of Redis"  # its words may repeat our password
     elif isinstance(error, _MASTER_NOT_FOUND):
@@ -239,7 +237,7 @@ def _reason(error: BaseException) -> str:
     else:
         text = str(error).rpartition("of pipeline caused error: ")[2]  # without the command, which redis-py repeats
     text = "".join(sign if sign.isprintable() else " " for sign in without_secrets(text))
-    return f"{type(error).__name__}: {text if len(text) <= MAX_REASON_LENGTH else f'{text[:MAX_REASON_LENGTH]}...'}"
+    return reason_of(error, text)
 
 
 def _no_primary(text: str) -> str:

@@ -28,7 +28,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean, without_secrets
 from django_quota.stores.redis.errors import of_this_process
-from django_quota.stores.redis.urls import QUOTE_HINT, Address, Options, read_server, read_url, url_problem
+from django_quota.stores.redis.urls import QUOTE_HINT, Address, RedisOptions, read_server, read_url, url_problem
 
 ANSWER_TIMEOUT = 0.25
 """Seconds to connect, and to wait for a reply, unless the settings say."""
@@ -42,7 +42,7 @@ LONG_TIMEOUT = 2.0
 TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 
 
-def with_timeouts(options: Mapping[str, Any], seconds: float = ANSWER_TIMEOUT) -> Options:
+def with_timeouts(options: Mapping[str, Any], seconds: float = ANSWER_TIMEOUT) -> RedisOptions:
     """Return the options of a connection, with short time-outs if there are none."""
     return {**options, **{name: seconds for name in TIMEOUTS if options.get(name) is None}}
 
@@ -78,7 +78,7 @@ class WhichRedis:
         """Return an option of the pool, such as `max_connections`; None if it is not set."""
         raise NotImplementedError
 
-    def cluster(self) -> tuple[Sequence[Address], Options]:
+    def cluster(self) -> tuple[Sequence[Address], RedisOptions]:
         """Return the servers of a Cluster to ask for all others, and the options of each."""
         raise NotImplementedError
 
@@ -308,7 +308,7 @@ class GivenRedis(WhichRedis):
         self._given = given
 
     @cached_property
-    def _options(self) -> Options:
+    def _options(self) -> RedisOptions:
         try:
             options = read_redis(_returned(self._given) if callable(self._given) else self._given)
         except ConfigurationError as error:  # error pages show the local names of what raised it
@@ -352,7 +352,7 @@ class GivenRedis(WhichRedis):
         """Return an option of the pool; see `WhichRedis`."""
         return self._options.get(name)
 
-    def cluster(self) -> tuple[Sequence[Address], Options]:
+    def cluster(self) -> tuple[Sequence[Address], RedisOptions]:
         """Return the servers and options; see `WhichRedis`."""
         return [Address(*each) for each in self._options["startup_nodes"]], self._options
 
@@ -397,7 +397,7 @@ class _FromFunction(CredentialProvider):
         return await asyncio.to_thread(self.get_credentials)
 
 
-def read_redis(given: object) -> Options:
+def read_redis(given: object) -> RedisOptions:
     """Return redis-py's options for a URL or a dict. Raises `ConfigurationError`."""
     if isinstance(given, str):
         try:

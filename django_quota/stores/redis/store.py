@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import all_well
-from django_quota.stores.breaker import Breaker, Call
+from django_quota.stores.breaker import Breaker, GuardedCall
 from django_quota.stores.patience import Asked, asked_once
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, async_wire
 from django_quota.stores.redis.connections import SyncPool, sync_pool
@@ -54,7 +54,7 @@ class ServerClient:
     @contextmanager
     def commands(self) -> Iterator[Redis]:
         """Lend a client for plain commands on this server alone."""
-        with Call(self.breaker, answered_plain) as call:
+        with GuardedCall(self.breaker, answered_plain) as call:
             client = self._connections()[1]
             if call.is_probe:  # calls within the block would be refused until it has ended
                 client.eval("return 1", 0)

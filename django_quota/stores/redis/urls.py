@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from redis import SSLConnection
 from redis.connection import parse_url
 
-Options = dict[str, Any]
+RedisOptions = dict[str, Any]
 """redis-py's options of a connection; `ssl` is whether it is encrypted."""
 
 DEFAULT_PORT = 6379
@@ -26,11 +26,11 @@ QUOTE_HINT = (
 
 _OPTION = r"(?>(?:username|password|client_name|ssl_\w+)=[^&#]*|[^&#@]*)"  # only these may hold an @
 _QUERY = rf"(\?{_OPTION}(?:&{_OPTION})*)?"
-_USER = r"([^/?#\[\]]*@)?"
+_USER_PART = r"([^/?#\[\]]*@)?"
 _HOSTS = r"([^\s/?#@]+)"
-_SERVER = re.compile(rf"rediss?://{_USER}[^\s/?#@,]*(?:/[/\d]*)?{_QUERY}|unix://{_USER}/[^?#]+{_QUERY}")
-_CLUSTER = re.compile(rf"(rediss?)\+cluster://{_USER}{_HOSTS}(?:/0?)?{_QUERY}")
-_SENTINELS = re.compile(rf"(rediss?)\+sentinel://{_USER}{_HOSTS}/([^/?#]+)(?:/(\d*)/?)?{_QUERY}")
+_SERVER = re.compile(rf"rediss?://{_USER_PART}[^\s/?#@,]*(?:/[/\d]*)?{_QUERY}|unix://{_USER_PART}/[^?#]+{_QUERY}")
+_CLUSTER = re.compile(rf"(rediss?)\+cluster://{_USER_PART}{_HOSTS}(?:/0?)?{_QUERY}")
+_SENTINELS = re.compile(rf"(rediss?)\+sentinel://{_USER_PART}{_HOSTS}/([^/?#]+)(?:/(\d*)/?)?{_QUERY}")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 
 
@@ -48,7 +48,7 @@ def url_problem(name: str, url: str) -> str:
     return f"{name} {begins}, and cannot be read as the URL of a Redis."
 
 
-def read_server(url: str) -> Options:
+def read_server(url: str) -> RedisOptions:
     """Return the options in the URL of one server. Raises `ValueError`."""
     if not _SERVER.fullmatch(url):
         raise ValueError("it is no URL of a server")
@@ -59,7 +59,7 @@ def read_server(url: str) -> Options:
     return options
 
 
-def read_url(url: str) -> Options:
+def read_url(url: str) -> RedisOptions:
     """Return the options in the URL of a server, of sentinels or of a Cluster. Raises `ValueError`."""
     if found := _CLUSTER.fullmatch(url):
         scheme, user, hosts, query = found.groups("")
@@ -76,7 +76,7 @@ def read_url(url: str) -> Options:
     return read_server(url)
 
 
-def _of_each(scheme: str, user: str, query: str) -> Options:
+def _of_each(scheme: str, user: str, query: str) -> RedisOptions:
     """Return the options of each server in the URL of several."""
     options = read_server(f"{scheme}://{user}host{query}")
     del options["host"]

@@ -137,7 +137,7 @@ def reply_reader(parse_error: ParseError) -> Any:
 SIZE = 16_384
 """Bytes that one read takes at most: nearly all replies are smaller."""
 
-LONGEST = 2**31 - 1
+MAX_POLL = 2**31 - 1
 """Milliseconds that the system can wait at most."""
 
 
@@ -239,7 +239,7 @@ def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
     if not is_plain:
         return partial(_arrived_at, sock), None
-    timeout = min(math.ceil(sock.gettimeout() * 1_000), LONGEST)
+    timeout = min(math.ceil(sock.gettimeout() * 1_000), MAX_POLL)
     sock.setblocking(False)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
