@@ -3,6 +3,7 @@
 import os
 import signal
 import sqlite3
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -72,6 +73,27 @@ def test_a_connection_that_was_idle_for_long_is_replaced(
     clock.now += seconds
     with pool.lent() as (connection, was_idle):
         assert (connection is first, was_idle, first.is_closed) == (is_kept, is_kept, not is_kept)
+
+
+def test_a_connection_in_use_while_its_pool_closes_is_closed_afterwards_though_others_go_on(pool: Pool) -> None:
+    with pool.lent() as (connection, _):
+        pool.close()
+        idle(pool, 1)
+
+    made: Any = connection
+    assert made.is_closed
+
+
+def test_a_connection_that_comes_back_at_the_moment_when_its_pool_closes_is_closed(pool: Pool) -> None:
+    class ClosedMeanwhile(deque[Any]):
+        def append(self, connection: Any) -> None:
+            pool.close()
+            super().append(connection)
+
+    pool._idle = ClosedMeanwhile()
+    (connection,) = idle(pool, 1)
+
+    assert connection.is_closed
 
 
 LOST = {

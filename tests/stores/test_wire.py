@@ -7,6 +7,7 @@ import socket
 import ssl
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -352,3 +353,28 @@ def test_a_reply_that_comes_after_its_call_has_ended_belongs_to_no_other(
             with pytest.raises(RedisTimeoutError):
                 echoed("lost")
         assert echoed("kept") == "kept"
+
+
+class ClosedMeanwhile(deque[Any]):
+    """Idle connections of a pool that another thread closes at the moment when one comes back."""
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def append(self, connection: Any) -> None:
+        self._pool.close()
+        super().append(connection)
+
+
+def test_a_wire_that_comes_back_at_the_moment_when_its_pool_closes_is_closed(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    pool: Any = redis_store().server.pool
+    wire = pool._connected()
+    pool._idle = ClosedMeanwhile(pool)
+
+    pool._keep(wire)
+
+    assert (len(pool._idle), wire.is_ready()) == (0, False)

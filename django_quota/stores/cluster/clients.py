@@ -84,24 +84,41 @@ class SyncSide:
         self.settings = settings
         self.client: Any = None
         """None before it has read the slot table, and after it reached no server: then `connect` makes a new one."""
+        self._lock = threading.Lock()
         self._pools: dict[Address, SyncPool] = {}
 
     def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> SyncPool:  # noqa: ARG002
         """Return the connections to a server."""
         return self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
 
-    def connect(self) -> None:
-        """Make the client."""
+    def connect(self) -> Any:
+        """Return a new client, or that of a thread that was faster."""
         make_node, make = cast("Any", ClusterNode), cast("Any", _SyncCluster)  # redis-py leaves them untyped
         nodes = [make_node(*address) for address in self.settings.addresses]
         client = make(startup_nodes=nodes, retry=Retry(NoBackoff(), 0), **self.settings.options)
         client.nodes_manager.initialize = _alone(client.nodes_manager.initialize)
-        self.client = client
+        with self._lock:
+            first = self.client
+            if first is None:
+                self.client = client
+        if first is not None:
+            client.close()
+        return first or client
+
+    def leave(self, client: Any) -> None:
+        """Close a client that reached no server; the next call makes a new one."""
+        with self._lock:
+            if self.client is client:
+                self.client = None
+        client.close()
 
     def read_slots(self) -> None:
         """Read the slot table again, and close the connections to servers that have left."""
-        self.client.nodes_manager.initialize()
-        for server in self._pools.keys() - known_servers(self.client):
+        client = self.client
+        if client is None:  # another thread has just found that it reaches no server
+            return
+        client.nodes_manager.initialize()
+        for server in self._pools.keys() - known_servers(client):
             self._pools.pop(server).close()
 
     def is_loaded_by_another(self, script: tuple[str, str]) -> bool:  # noqa: ARG002
@@ -144,19 +161,29 @@ class AsyncSide:
         """Note that a script was sent to a server, or that sending it failed."""
         self._loading.done(script)
 
-    async def connect(self) -> None:
-        """Make the client."""
+    async def connect(self) -> Any:
+        """Return a new client, which the tasks share."""
         if self._making is None:
             make, retry = cast("Any", _AsyncCluster), AsyncRetry(NoBackoff(), 0)
             self._making = make(startup_nodes=self.settings.addresses, retry=retry, **self.settings.options)
             self._making.commands_parser = _NoCommands()
         client = self._making
         await client.initialize()
-        self.client, self._making = client, None
+        if self._making is client:
+            self.client, self._making = client, None
+        return client
+
+    async def leave(self, client: Any) -> None:
+        """Close a client that reached no server; the next call makes a new one."""
+        if self.client is client:
+            self.client = None
+        await client.aclose()
 
     async def read_slots(self) -> None:
         """Read the slot table again, and close the connections to servers that have left."""
         client = self.client
+        if client is None:
+            return
         client._initialize = True  # noqa: SLF001 — redis-py has no other way to say so
         await client.initialize()
         for server in self._pools.keys() - known_servers(client):
@@ -166,12 +193,13 @@ class AsyncSide:
 
     async def aclose(self) -> None:
         """Close the connections; the next call makes new ones."""
-        client, self.client = self.client, None
+        clients, self.client, self._making = (self.client, self._making), None, None
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             await pool.aclose()
-        if client is not None:
-            await client.aclose()
+        for client in clients:
+            if client is not None:
+                await client.aclose()
 
 
 Side: TypeAlias = SyncSide | AsyncSide

@@ -207,16 +207,18 @@ class ClusterStore(RedisStore):
         try:
             yield side.read_slots
         except RedisClusterException:  # the client reached no server
-            side.client = None if side.client is client else side.client
+            with suppress(RedisError, OSError):
+                yield partial(side.leave, client)
         except (RedisError, OSError):
             pass
 
     def _place(self, side: Side, slot: int) -> Flow[tuple[Any, Any]]:
         """Return the client, and its node that has a slot."""
-        if side.client is None:
+        client = side.client
+        if client is None:
             with self._asking(ANY):
-                yield side.connect
-        client = self._latest = side.client
+                client = yield side.connect
+        self._latest = client
         nodes = client.nodes_manager.slots_cache.get(slot)
         if not nodes:
             with self._asking(NO_SERVER):

@@ -201,7 +201,8 @@ class Pool:
         self._make = make
         self._clock = clock
         self._idle: deque[_Idle] = deque()
-        self._is_closed = False
+        self._generation = 0
+        """Rises when the pool is closed. A connection of an older one was in use then, and is closed afterwards."""
         self._places = Turns(size, f"all {size} connections of this process to the database are in use")
         self.after_fork()
         register_fork_aware(self)
@@ -222,14 +223,15 @@ class Pool:
         """
         return Loan(self)
 
-    def take(self) -> tuple[Hashable, Connection, bool]:
-        """Return where the settings lead, a connection to there, and whether it has served before; see `lent`."""
-        self._is_closed, target = False, self._target()
+    def take(self) -> Taken:
+        """Return a connection to where the settings lead now; see `lent`."""
+        generation, target = self._generation, self._target()
         kept = self._ready(target)
-        return target, kept or self._make(), kept is not None
+        return Taken(kept or self._make(), kept is not None, target, generation)
 
-    def give_back(self, target: Hashable, connection: Connection, error: BaseException | None) -> None:
+    def give_back(self, taken: Taken, error: BaseException | None) -> None:
         """Keep a connection, or close it. `error`: with which the block failed; see `lent`."""
+        connection = taken.connection
         is_usable = False
         try:
             if error is None:
@@ -239,8 +241,12 @@ class Pool:
             else:
                 is_usable = _is_rolled_back(connection)
         finally:
-            if is_usable and self._keeps() and not self._is_closed:
-                self._idle.append(_Idle(target, self._clock(), connection))
+            if is_usable and self._keeps():
+                self._idle.append(_Idle(taken.target, self._clock(), connection))
+                if (
+                    taken.generation != self._generation
+                ):  # after the append, since another thread may be closing the pool
+                    self._close_idle()
             else:
                 close_quietly(connection)
 
@@ -257,7 +263,7 @@ class Pool:
 
     def close(self) -> None:
         """Close all idle connections now, and those in use when they are given back."""
-        self._is_closed = True
+        self._generation += 1
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -266,20 +272,32 @@ class Pool:
                 close_quietly(self._idle.pop().connection)
 
 
-class Loan:
-    """The context of a connection that is lent for one transaction."""
+class Taken(NamedTuple):
+    """A connection of a pool that is in use."""
 
-    __slots__ = ("_pool", "_target", "connection", "was_idle")
+    connection: Connection
+    was_idle: bool
+    """Whether it has served before. The network may have lost it since."""
+    target: Hashable
+    """Where it leads."""
+    generation: int
+    """That of the pool when it was taken."""
+
+
+class Loan:
+    """The context of a connection that is lent for one transaction. Its start returns `was_idle`, too; see `Taken`."""
+
+    __slots__ = ("_pool", "_taken")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def __enter__(self) -> tuple[Connection, bool]:
-        self._target, self.connection, self.was_idle = self._pool.take()
-        return self.connection, self.was_idle
+        self._taken = self._pool.take()
+        return self._taken.connection, self._taken.was_idle
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._pool.give_back(self._target, self.connection, error)
+        self._pool.give_back(self._taken, error)
 
 
 def close_quietly(connection: Connection) -> None:

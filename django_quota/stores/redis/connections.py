@@ -272,11 +272,10 @@ class SyncPool:
         return reply
 
     def _keep(self, wire: Wire) -> None:
-        if wire.generation != self._generation:
-            wire.close()
-            return
         wire.used = time.monotonic()
         self._idle.append(wire)
+        if wire.generation != self._generation:  # after the append, since another thread may be closing the pool
+            self._drop_idle()
 
     def _connected(self) -> Wire:
         while True:
