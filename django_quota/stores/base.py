@@ -43,12 +43,12 @@ class Store(Runner, Protocol):
 
     @property
     def redis(self) -> RedisStore | None:
-        """The store with the plain commands of Redis, for events, health, sizes and lists; None if it is no Redis."""
+        """The store with the plain commands of Redis, for events, health, sizes and lists; None without Redis."""
         ...
 
     @property
     def database(self) -> DatabaseStore | None:
-        """The store with the tables of a database, for events, bans and expired rows; None if it is no database."""
+        """The store with the tables of a database, for events, bans and expired rows; None without a database."""
         ...
 
     @property

@@ -84,7 +84,7 @@ class Breaker:
         return is_probe
 
     def leave(self, answered: bool | None, *, is_probe: bool) -> None:
-        """End a call: whether the server has answered; None: the call tells nothing."""
+        """End a call: whether the server has answered; None: the call does not show it."""
         if answered:
             self.succeeded()
         elif answered is not None:
@@ -124,7 +124,7 @@ def refused_call(name: str = "it") -> StoreUnavailable:
 class GuardedCall:
     """The context of a call to a server. It raises `StoreUnavailable` while the breaker refuses callers.
 
-    `answered`: says of an error whether the server has answered; None: the error tells nothing. `name`: the server's.
+    `answered`: says whether an error is an answer of the server; None: it does not show that. `name`: the server's.
     """
 
     __slots__ = ("_answered", "_breaker", "_name", "is_probe")

@@ -26,7 +26,7 @@ from django_quota.engine.operations import Operation
 from django_quota.stores.base import Draft, tried
 from django_quota.stores.patience import Asked, asked_once
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.store")
 
 MAX_KEYS = 100_000
 """Keys that a store holds by default."""

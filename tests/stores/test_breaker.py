@@ -160,7 +160,7 @@ def test_an_error_reply_has_its_kind() -> None:
     }
     assert {words: type(translate_error(theirs.ResponseError(words))) for words in kinds} == kinds
     foreign: Any = theirs.InvalidResponse("b'AUTH secret'")  # the words of a server that is no Redis are not repeated
-    assert str(translate_error(foreign)).endswith("speak the protocol of Redis")
+    assert str(translate_error(foreign)).endswith("is not a Redis server")
 
 
 OLD_REDIS = """

@@ -215,7 +215,7 @@ def known_servers(client: Any) -> set[Address]:
     return {node_address(node) for node in client.get_nodes()}
 
 
-# --- what redis-py does otherwise -------------------------------------------------------------------------------------
+# --- differences from redis-py ---------------------------------------------------------------------------------------
 
 
 class _SyncCluster(RedisCluster):

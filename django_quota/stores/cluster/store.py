@@ -113,7 +113,7 @@ class ClusterStore(RedisStore):
 
     @contextmanager
     def _asking(self, name: str) -> Iterator[None]:
-        """Ask a server if its breaker allows that, and tell the breaker the result. Raises our errors only."""
+        """Ask a server if its breaker allows that, and report the result to the breaker. Raises only our errors."""
         with translated(translate_cluster_error), GuardedCall(self._breaker(name), server_answered, name):
             yield
 
@@ -158,7 +158,7 @@ class ClusterStore(RedisStore):
             return operation.read_reply(reply)
 
     def _sent_with_text(self, side: Side, client: Any, node: Any, operation: Operation, now: int | None) -> Flow[Any]:
-        """Run an operation whose script a server has forgotten. Of all tasks that hear so, one sends the text."""
+        """Run an operation whose script a server has forgotten. One of the tasks that notice sends the script."""
         script = node.name, operation.script.sha
         if (yield partial(side.is_loaded_by_another, script)):
             with suppress(NoScriptError):

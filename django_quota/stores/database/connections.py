@@ -64,7 +64,7 @@ class Connection(Protocol):
 
 
 class _Line:
-    """Those who are inside, and those who wait, in the order in which they came."""
+    """How many threads are inside, and those that wait, in the order in which they came."""
 
     __slots__ = ("inside", "waiting")
 
@@ -74,9 +74,9 @@ class _Line:
 
 
 class Turns:
-    """Lets so many threads in under a name at a time; the others wait in line. Who comes first goes first.
+    """Lets so many threads in under a name at a time; the others wait in line, first come, first served.
 
-    A lock lets in whom it likes, so under a flood some threads would wait in vain. `places`: how many are inside under
+    A lock has no order, so in a flood some threads would wait in vain. `places`: how many are inside under
     one name. `problem`: why a thread has waited in vain.
     """
 
@@ -92,11 +92,11 @@ class Turns:
         self._lines: dict[str, _Line] = {}
 
     def are_taken(self, names: Iterable[str]) -> bool:
-        """Say whether somebody is inside under one of these names."""
+        """Say whether a thread is inside under one of these names."""
         return any(name in self._lines for name in names)
 
     def held(self, names: Iterable[str], until: float) -> Turn:
-        """Be inside for a block. Its start raises `StoreBusy` if a turn has not come by then (`time.monotonic`)."""
+        """Be inside for a block. Entering it raises `StoreBusy` if no turn has come by then (`time.monotonic`)."""
         return Turn(self, sorted(names), until)
 
     def enter(self, name: str, until: float) -> None:
@@ -109,7 +109,7 @@ class Turns:
                 line.inside += 1
                 return
             turn = threading.Lock()
-            turn.acquire()  # whoever leaves releases it
+            turn.acquire()  # the thread that leaves releases it
             line.waiting.append(turn)
         try:
             has_come = turn.acquire(timeout=max(0.0, until - time.monotonic()))
@@ -217,7 +217,7 @@ class Pool:
         return self._places.held(("",), until)
 
     def lent(self) -> Loan:
-        """Lend a connection for a block to whoever has a place. If the block fails, its transaction is rolled back.
+        """Lend a connection for a block to a thread with a place. If the block fails, its transaction is rolled back.
 
         If the connection is lost, the idle ones are closed too: they have probably lost the same server.
         """
@@ -262,7 +262,7 @@ class Pool:
             close_quietly(connection)
 
     def close(self) -> None:
-        """Close all idle connections now, and those in use when they are given back."""
+        """Close all idle connections now, and those in use after their use."""
         self._generation += 1
         self._close_idle()
 

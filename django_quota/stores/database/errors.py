@@ -1,4 +1,4 @@
-"""What an error of a database driver tells, and which of our errors replaces it.
+"""What an error of a database driver means, and which of our errors replaces it.
 
 Only this module turns errors of drivers into ours.
 """
@@ -24,15 +24,15 @@ from django_quota.stores.base import reason_of
 
 
 class AnswerTimeoutError(Exception):
-    """The server took too long for an answer. It may have done what it was asked for."""
+    """The server took too long to answer. It may have run the statements."""
 
 
 class NoTurnError(Exception):
-    """Other processes have written all the time, and this one had no turn. Nothing was written."""
+    """Other processes wrote all the time, so this one had no turn. Nothing was written."""
 
 
 class Failure(NamedTuple):
-    """What an error tells."""
+    """What an error means."""
 
     error: QuotaError
     """Our error in its place."""
@@ -84,7 +84,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what an error of a driver tells. Raise its error `from None`: it may show the password."""
+    """Return what an error of a driver means. Raise its error `from None`: it may show the password."""
     cause = error.__cause__ if isinstance(error, DjangoDatabaseError) and error.__cause__ else error
     if isinstance(cause, sqlite3.Error):
         return _of_sqlite(cause)
@@ -103,7 +103,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(StoreRefusesWrites(reason) if is_table else StoreBusy(reason), is_outage=is_table)
     is_gone = not state or state.startswith(_LOST_STATES)
     kinds = [kind for kind, states in _ERRORS_BY_STATE if state.startswith(states)]
-    if not state and "password authentication failed" in reason:  # libpq tells no SQLSTATE before the session begins
+    if not state and "password authentication failed" in reason:  # libpq has no SQLSTATE before the session begins
         kinds = [StorePermissionDenied]
     kind = kinds[0] if kinds else StoreUnavailable
     return Failure(kind(reason), is_outage=is_gone or state == _TOO_SLOW, is_lost=is_gone)

@@ -188,7 +188,7 @@ def _ensure_open(wrapper: BaseDatabaseWrapper) -> None:
 
 
 def _run_by_psycopg2(connection: Any, statements: Sequence[Statement], place: int = -1) -> FoundRows:
-    """Run statements; see `_Pipeline`. psycopg2 puts the parameters in itself, and waits as long as the server is up.
+    """Run statements; see `_Pipeline`. psycopg2 inserts the parameters itself, and waits as long as the server is up.
 
     It keeps only the last result of a message, so what follows the query is a message of its own.
     """
@@ -275,7 +275,7 @@ def _too_late() -> AnswerTimeoutError:
 
 @lru_cache(maxsize=256)
 def _numbered(text: str) -> bytes:
-    """Return a text with the marks of PostgreSQL: $1, $2, and so on."""
+    """Return SQL with the marks of PostgreSQL: $1, $2, and so on."""
     first, *rest = text.split("?")
     return "".join([first, *(f"${number}{part}" for number, part in enumerate(rest, 1))]).encode()
 

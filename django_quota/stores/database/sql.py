@@ -1,6 +1,6 @@
 """The statements of the database store, for PostgreSQL and SQLite alike.
 
-Values are parameters: no value becomes part of a text. So a text depends only on how many keys or rows it is for.
+Values are parameters: none becomes part of the SQL. So the SQL depends only on the number of keys or rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_quota.engine.events import EventRecord
 from django_quota.stores.database.states import StateRow
 
 STATE_TABLE, EVENT_TABLE, BAN_TABLE = "django_quota_quotastate", "django_quota_quotaevent", "django_quota_quotaban"
-"""The tables; see `models.QuotaState`, `QuotaEvent` and `QuotaBan`. The texts below name them literally."""
+"""The tables; see `models.QuotaState`, `QuotaEvent` and `QuotaBan`. The SQL below names them literally."""
 
 SWEEP_HOUR = 3_600_000_000
 """An hour in microseconds: the unit of `hour`, by which a sweep finds expired states."""

@@ -77,7 +77,7 @@ class SqliteConnection:
     def begin(self, subjects: Iterable[str], query: Statement) -> Sequence[Sequence[Any]]:  # noqa: ARG002 — it locks the file
         """Begin a transaction that has locked the file, and return what a query finds in it.
 
-        Raises `NoTurnError` if others have written all the time, and SQLITE_BUSY if somebody has held the file.
+        Raises `NoTurnError` if others wrote all the time, and SQLITE_BUSY if another process held the file.
         """
         until = time.monotonic() + FILE_WAIT
         version = None

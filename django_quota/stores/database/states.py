@@ -45,7 +45,7 @@ class RowStates(Draft):
         try:
             value = self._values[key] = loads(state.value)
         except ValueError as error:
-            raise StoreDataError(f"the row of {key} is not what we keep there: {error}") from None
+            raise StoreDataError(f"the row of {key} has unexpected data: {error}") from None
         return value
 
     def put(self, key: str, value: Any, expiry: int) -> None:
@@ -73,7 +73,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def dumps(value: object) -> str:
-    """Return a value as text, in ASCII. Raises `TypeError` for one that no specification keeps."""
+    """Return a value as JSON in ASCII. Raises `TypeError` for one that no specification keeps."""
     kind = type(value)
     if kind is tuple:
         return _encode(["entries", *_numbers_of(value)])
@@ -100,7 +100,7 @@ def _numbers_of(entries: Any) -> list[int]:
     last_total = last_expiry = 0
     for entry in entries:
         if type(entry) is not WindowEntry:
-            raise TypeError("a tuple holds something else than entries")
+            raise TypeError("a tuple has other items than entries")
         total, cost, expiry = entry
         numbers += (total - last_total, cost, expiry - last_expiry)
         last_total, last_expiry = total, expiry
@@ -111,7 +111,7 @@ _PAIRS: Mapping[str, Callable[[int, int], Any]] = {"window": WindowCount, "bucke
 
 
 def loads(text: str) -> Any:
-    """Return the value of a text. Raises `ValueError` for a text that `dumps` does not return."""
+    """Return the value of a string. Raises `ValueError` for a string that `dumps` does not return."""
     value = _decode(text)
     if type(value) is int:
         return value
@@ -126,11 +126,11 @@ def loads(text: str) -> Any:
                 return _PAIRS[name](*parts)
             if name == "entries" and len(parts) % 3 == 0:
                 return tuple(map(WindowEntry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
-    raise ValueError("it is no value of ours")
+    raise ValueError("it is not a value that we write")
 
 
 def _reject_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no whole number")
+    raise ValueError(f"{word} is not a whole number")
 
 
 _decode = json.JSONDecoder(parse_float=_reject_number, parse_constant=_reject_number).decode

@@ -74,11 +74,11 @@ class DatabaseStore:
         self._keeps_connections = keeps_connections
         self.breaker = Breaker()
         self._reading = Breaker()
-        """Its own, because a database that only reads, or that somebody has locked, answers who looks."""
+        """Its own, because a database that only reads, or that is locked, still answers reads."""
         self._turns = Turns(1, f"other calls of this process have decided the same subject for {TURN_WAIT:.0f} s")
         waited = f"{TURN_WAIT:.0f} s"
         self._lookers = Turns(DATABASE_CONNECTIONS - 1, f"more calls look at the database than it answers in {waited}")
-        """They leave connections to those whose turn it is."""
+        """They leave a connection to the threads whose turn it is."""
         self._pool: Pool | None = None
         self.after_fork()
         register_fork_aware(self)

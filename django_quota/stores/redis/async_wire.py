@@ -175,14 +175,14 @@ class Line(asyncio.Protocol):
         self.lost(RedisConnectionError("Connection closed by server."))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the connection is closed, by whomever."""
+        """Note that the connection is closed, by the server or by us."""
         is_closed = error is None or is_cut(error)
         self.lost(RedisConnectionError("Connection closed by server.") if is_closed else error)
         if not self.closed.done():
             self.closed.set_result(None)
 
     def lost(self, error: BaseException | None) -> None:
-        """Close it, and tell the wire why; None: nobody waits for a reply."""
+        """Close it, and report why to the wire; None: no call waits for a reply."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -304,7 +304,7 @@ class AsyncWire:
             line.send(commands, self._late(self._source.options["socket_timeout"]))
 
     def _is_fit(self, line: Line, *, has_read: bool) -> bool:
-        """Say whether a line on which nothing is under way can be written to now. Otherwise do what is to be done."""
+        """Say whether a line on which nothing is under way can be written to now. If not, prepare it."""
         source = self._source
         if line.transport.is_closing() or (source.sentinels is not None and source.leads_elsewhere(line.connection)):
             line.lost(None)
@@ -323,10 +323,10 @@ class AsyncWire:
             return False
         return True
 
-    # --- what a line tells --------------------------------------------------------------------------------------------
+    # --- what a line reports ------------------------------------------------------------------------------------------
 
     def heard(self, *, has_answered: bool) -> None:
-        """Tell the breaker of replies. `has_answered`: whether one of them shows that the server serves."""
+        """Report replies to the breaker. `has_answered`: whether one of them shows that the server serves."""
         if has_answered:
             self._breaker.succeeded()
         else:
@@ -354,7 +354,7 @@ class AsyncWire:
             self._open()
 
     def _note(self, error: BaseException) -> None:
-        """Tell the breaker what an error says of the server."""
+        """Report to the breaker what an error means for the server."""
         has_answered = server_answered(error)
         if has_answered is not None:
             self.heard(has_answered=has_answered)
@@ -542,7 +542,7 @@ class ByLoop:
         """The loop that asked last, by a weak reference, and its object."""
 
     def known(self) -> Any:
-        """Return the object of the running loop if it was the last that asked; otherwise None: await `get`."""
+        """Return the object of the running loop if it was the last that asked; if not, None: await `get`."""
         latest = self._latest
         return latest[1] if latest is not None and latest[0]() is asyncio.get_running_loop() else None
 

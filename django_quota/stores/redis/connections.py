@@ -164,7 +164,7 @@ def connecting() -> Iterator[None]:
         raise
 
 
-NOT_ALONE = "it sent more than answers when it was connected"
+NOT_ALONE = "the server sent unexpected data after connecting"
 
 TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError, AsyncMasterNotFoundError)
 """What connecting raises after a time-out. No sentinel names a primary if none has answered in time."""
@@ -255,7 +255,7 @@ class SyncPool:
         try:
             if is_asking:
                 wire.send(ASKING + command)
-                with suppress(ResponseError):  # the reply to the command tells
+                with suppress(ResponseError):  # the reply to the command shows it
                     wire.read()
             else:
                 wire.send(command)

@@ -113,7 +113,7 @@ def address_in(url: str) -> Address:
 class DjangoRedisCluster(RedisCluster):
     """redis-py's client, but it raises `ConnectionError` if no server of the Cluster answers.
 
-    django-redis and its `IGNORE_EXCEPTIONS` expect that; redis-py's own error is no `RedisError`.
+    django-redis and its `IGNORE_EXCEPTIONS` expect that; redis-py's own error is not a `RedisError`.
     """
 
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
 
 
 class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no types
-    """The client class of an alias whose Redis is a Cluster. Operations on several slots are no transaction."""
+    """The client class of an alias whose Redis is a Cluster. Operations on several slots are not one transaction."""
 
     def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
         factory = {"CONNECTION_FACTORY": f"{__name__}.ClusterConnectionFactory"}

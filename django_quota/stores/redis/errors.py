@@ -1,4 +1,4 @@
-"""What an error of redis-py tells, and which of our errors replaces it.
+"""What an error of redis-py means, and which of our errors replaces it.
 
 Only this module turns errors of redis-py into ours.
 """
@@ -44,10 +44,10 @@ from django_quota.stores.base import reason_of
 
 
 class ConnectFailedError(RedisConnectionError):
-    """A new connection was cut: something takes connections there, but no Redis is behind it."""
+    """A new connection was cut: connections are accepted, but no Redis answers."""
 
 
-# --- what an error tells ----------------------------------------------------------------------------------------------
+# --- what an error means ----------------------------------------------------------------------------------------------
 
 
 def is_passthrough(error: BaseException) -> bool:
@@ -98,7 +98,7 @@ def of_this_process(error: BaseException) -> bool:
 
 
 def server_answered(error: BaseException) -> bool | None:
-    """Say whether the server has answered; None if an error tells nothing: a cut connection says nothing of the next.
+    """Say whether the server has answered; None if an error does not show that, such as that of a cut connection.
 
     A redirection to another server is an answer, and so is every error reply except CLUSTERDOWN.
     """
@@ -167,7 +167,7 @@ def translate_error(error: BaseException) -> QuotaError:
 
 
 def imitated(problem: str) -> ConfigurationError:
-    """Return the error for what imitates a server."""
+    """Return the error for a library that imitates a server."""
     return ConfigurationError(
         f"{problem} Perhaps it is fakeredis.",
         "In tests, count in memory: by the pytest plugin of django_quota, by QuotaTestMixin of "
@@ -231,12 +231,12 @@ def _kind_of(error: BaseException) -> type[StoreUnavailable]:
 
 def _said_by(error: BaseException) -> str:
     if isinstance(error, InvalidResponse):
-        text = "what answers there does not speak the protocol of Redis"  # its words may repeat our password
+        text = "the server at this address is not a Redis server"  # its words may repeat our password
     elif isinstance(error, _MASTER_NOT_FOUND):
         text = _no_primary(str(error))
     else:
         text = str(error).rpartition("of pipeline caused error: ")[2]  # without the command, which redis-py repeats
-    text = "".join(sign if sign.isprintable() else " " for sign in without_secrets(text))
+    text = "".join(each if each.isprintable() else " " for each in without_secrets(text))
     return reason_of(error, text)
 
 

@@ -1,6 +1,6 @@
 """Which Redis counts: what the settings say of it, and what is wrong with them.
 
-The checks open no connection, and no text shows a password. The checks report what you would otherwise not notice: if a
+The checks open no connection, and no message shows a password. They report what you would not notice without them: if a
 connection fails, rules only decide by `on_unavailable`.
 """
 
@@ -61,7 +61,7 @@ class WhichRedis:
     """The Redis that the settings name. It opens no connection."""
 
     name: str
-    """How texts name it, such as `CACHES["default"]`."""
+    """How messages name it, such as `CACHES["default"]`."""
     options_hint: str
     """What to write instead of options that redis-py refuses."""
     is_cluster: bool = False
@@ -256,7 +256,7 @@ class Alias(WhichRedis):
 
 
 class _NoRedis(Alias):
-    """An alias that is no Redis."""
+    """An alias that is not a Redis."""
 
     def __init__(self, alias: str, problem: RedisProblem) -> None:
         super().__init__(alias)

@@ -91,7 +91,7 @@ class RedisStore:
 
     @property
     def all_nodes_healthy(self) -> bool:
-        """True: whoever has an answer has it from the only server."""
+        """True: there is only one server, and it has answered."""
         return True
 
     def is_refusing(self) -> bool:
@@ -194,7 +194,7 @@ class RedisStore:
         raise ours
 
     async def _sent_in_full(self, wire: AsyncWire, operation: Operation, now: int | None) -> Any:
-        """Run an operation whose script Redis has forgotten. Of all tasks that hear so, one sends the text."""
+        """Run an operation whose script Redis has forgotten. One of the tasks that notice sends the script."""
         sha = operation.script.sha
         if await wire.loading.by_another(sha):
             with suppress(NoScriptError):

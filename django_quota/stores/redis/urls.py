@@ -1,6 +1,6 @@
 """URLs of a Redis as redis-py's options.
 
-The forms are strict: redis-py itself takes a sign in a password for the end of the host, and connects elsewhere. No
+The forms are strict: redis-py takes some characters in a password for the end of the host, and connects elsewhere. No
 error shows more of a URL than its scheme: the rest may be a part of a password.
 """
 
@@ -20,8 +20,8 @@ SENTINEL_PORT = 26379
 MAX_PORT = 65_535
 
 QUOTE_HINT = (
-    "Write signs such as / ? # @ : , [ ] in a user's name or password as %2F, %3F, %23, %40, %3A, %2C, %5B and %5D, "
-    'as urllib.parse.quote(password, safe="") does.'
+    "Write characters such as / ? # @ : , [ ] in a user's name or password as %2F, %3F, %23, %40, %3A, %2C, %5B "
+    'and %5D, as urllib.parse.quote(password, safe="") does.'
 )
 
 _OPTION = r"(?>(?:username|password|client_name|ssl_\w+)=[^&#]*|[^&#@]*)"  # only these may hold an @
@@ -51,7 +51,7 @@ def url_problem(name: str, url: str) -> str:
 def read_server(url: str) -> RedisOptions:
     """Return the options in the URL of one server. Raises `ValueError`."""
     if not _SERVER.fullmatch(url):
-        raise ValueError("it is no URL of a server")
+        raise ValueError("it is not the URL of a server")
     options = dict(cast("Any", parse_url)(url))  # redis-py leaves it untyped
     if options.get("connection_class") is SSLConnection:
         del options["connection_class"]

@@ -41,7 +41,7 @@ class Pushed(list[Any]):
 class PlainReader:
     """Reads replies in Python, with the methods of hiredis' reader: all kinds that our commands get.
 
-    Raises `InvalidResponse` for what is no reply.
+    Raises `InvalidResponse` for bytes that are not a reply.
     """
 
     def __init__(self, parse_error: ParseError) -> None:
@@ -62,7 +62,7 @@ class PlainReader:
         except EOFError:
             return NOT_ENOUGH
         except ValueError:
-            raise InvalidResponse("this is no reply") from None
+            raise InvalidResponse("these bytes are not a reply") from None
         return reply
 
     def has_data(self) -> bool:
@@ -125,7 +125,7 @@ PUSHED: tuple[type[Any], ...] = (Pushed, getattr(hiredis, "PushNotification", Pu
 
 
 def reply_reader(parse_error: ParseError) -> Any:
-    """Return a reader of replies: text is bytes, and an error reply is an error that is returned."""
+    """Return a reader of replies. Strings are bytes; an error reply is returned as an error."""
     if hiredis is None:
         return PlainReader(parse_error)
     return hiredis.Reader(replyError=parse_error, protocolError=InvalidResponse, notEnoughData=NOT_ENOUGH)
