@@ -10,27 +10,28 @@ are waited for by `psycopg.pq`, psycopg's public wrapper of libpq, and not by it
 
 1. A database that hangs must not hang the site. A server that was stopped, or that waits for its disk, does not keep
    `statement_timeout`. TCP goes on acknowledging, so `tcp_user_timeout` does not help either, and a cursor has no
-   time-out of its own: it would wait for as long as the server is there. Who waits by `Connection.wait` has written a
-   loop, too, and one that depends on how psycopg's generators yield, which 3.2 has changed. Here a call ends after
-   `ANSWER_WAIT`.
+   time-out of its own: it would wait for as long as the server is there. Overriding `Connection.wait` would be a loop,
+   too, and one that depends on how psycopg's generators yield; only its newest version takes a time-out, and raises a
+   private error. Here a call ends after `ANSWER_WAIT`.
 
 2. Its cost. A check on PostgreSQL should take no more than five times the CPU of a check on Redis. The two trips of a
    decision, with one state, in thousands of instructions of the client (callgrind; psycopg 3.3 with its C extension,
    PostgreSQL 15), and in CPU time as a multiple of this module's in the same run:
 
-   ==========================================================  ============  =============  =================
-   way                                                         instructions  C extension    pure Python
-   ==========================================================  ============  =============  =================
-   this module: `pq`, pipeline, parameters                     123           1.0            1.0
-   a cursor, all statements in one string with own quoting     215           1.5            1.6
-   a `ClientCursor`, psycopg's quoting                         336           2.2            2.1
-   `connection.pipeline()` kept open, three `RawCursor` kept   421           2.7            3.0
-   `connection.pipeline()` with `RawCursor`                    504           3.2            3.4
-   `connection.pipeline()` with `connection.execute`           668           3.8            3.8
-   ==========================================================  ============  =============  =================
+   ==========================================================  ============  ========
+   way                                                         instructions  CPU time
+   ==========================================================  ============  ========
+   this module: `pq`, pipeline, parameters                     176           1.0
+   a cursor, all statements in one string with own quoting     215           1.3
+   a `ClientCursor`, psycopg's quoting                         336           1.4
+   `connection.pipeline()` kept open, three `RawCursor` kept   421           1.8
+   `connection.pipeline()` with `RawCursor`                    504           2.6
+   `connection.pipeline()` with `connection.execute`           668           3.0
+   ==========================================================  ============  ========
 
-   Behind PgBouncer in transaction mode the multiples are the same. A whole check takes 770, and one on Redis 145: 5.3
-   times as much. With the best of psycopg's pipelines it would be 7.4 times, with the plain one 9.
+   The order is the same behind PgBouncer in transaction mode, and with psycopg's implementation in pure Python. A whole
+   check takes 770, and one on Redis 145: 5.3 times as much. With the best of psycopg's pipelines it would be 7 times,
+   with the plain one 8.7.
 
 What it costs: this module reads results itself (`_Pipeline._results`): one for each statement, then the mark of the
 pipeline's end. After an error, the server skips the statements that follow until that mark, and libpq reports them as
