@@ -165,9 +165,11 @@ class Reply:
 
 
 def allows_all(numbers: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply allows hits and has no flags. Then all limits allow, if no rule decides for itself."""
+    """Say whether a reply has no flags, and all limits allow the hits. False if a rule decides for itself."""
     length = HEADER
     for hit in hits:
+        if hit.group:
+            return False
         length += PER_LIMIT * len(hit.compiled.limits)
     return isinstance(numbers, list) and len(numbers) == length and numbers[1] == ALLOWED
 

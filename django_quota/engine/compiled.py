@@ -80,8 +80,8 @@ class CompiledRule:
         """Whether its refusal refuses no other rule of the request."""
         self.refusals = f"b:{self.field}" if rule.ban is not None and not rule.shadow else ""
         """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
-        self.counted = f"{self.field}:a"
-        """The field in which the metrics count what the rule allows."""
+        self.allowed, self.refused, self.shadowed = f"{self.field}:a", f"{self.field}:r", f"{self.field}:s"
+        """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
         self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else [])]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""

@@ -64,14 +64,10 @@ class Settlement(NamedTuple):
         """Return the settlement that gives all back. `is_refused`: because the request was refused after all."""
         return cls(receipt, {ask.place: 0 for ask in receipt.asks}, is_refused)
 
-    def resolve(
-        self, scope: Scope, table: OverrideTable, now: int, *, skew: int = 0, counters_only: bool = False
-    ) -> Resolved:
+    def resolve(self, table: OverrideTable, now: int, *, counters_only: bool = False) -> Resolved:
         """Return what is settled, under the limits that hold now; see `resolving.resolve`."""
         taken = frozenset(place for place, hit in self.receipt.taken.items() if hit.limits)
-        asks = self.receipt.asks
-        resolved = resolve(asks, scope, table, now, taken=taken, skew=skew, counters_only=counters_only)
-        return resolved._replace(hits=self.at(resolved.hits, now + skew, scope))
+        return resolve(self.receipt.asks, table, now, taken=taken, counters_only=counters_only)
 
     def at(self, hits: Sequence[Hit], moment: int, scope: Scope) -> tuple[Hit, ...]:
         """Return the hits with the periods of a moment, and each with the day on which it was counted."""

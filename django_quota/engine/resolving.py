@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import lru_cache
-from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision, Outcome
@@ -36,6 +35,52 @@ class Scope(NamedTuple):
     log: EventLog = NO_LOG
 
 
+class ByOverride(NamedTuple):
+    """A rule whose subject an override exempts or blocks."""
+
+    ask: Ask
+    override: Override
+    is_skipped: bool
+    """Whether no store is asked about it."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the override blocks; otherwise it exempts."""
+        return self.override.mode == "blocked"
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it refuses the request."""
+        return self.override.mode == "blocked" and self.ask.rule.block and not self.ask.rule.shadow
+
+    @property
+    def has_outcome(self) -> bool:
+        """Whether it has any outcome: an exempt subject has none of a rule without a limit."""
+        return self.override.mode == "blocked" or bool(self.ask.rule.limits)
+
+    def outcomes(self, now: int) -> tuple[Outcome, ...]:
+        """Return an outcome for each limit of the rule at a moment (microseconds)."""
+        _, subject, cost, _, _ = self.ask
+        rule: Any = self.ask.rule  # a counter has no overrides
+        enforced = rule.block and not rule.shadow
+        if not self.is_blocked:
+            return tuple(
+                [
+                    Outcome(
+                        limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt"
+                    )
+                    for limit in rule.limits
+                ]
+            )
+        wait = (self.override.ends - now) / SECOND if self.override.ends else None
+        return tuple(
+            [
+                Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
+                for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
+            ]
+        )
+
+
 class Resolved(NamedTuple):
     """What is asked, under the overrides of a moment."""
 
@@ -43,27 +88,22 @@ class Resolved(NamedTuple):
     """What was asked, before overrides changed that."""
     for_store: Sequence[Ask]
     """The asks that overrides leave to the store, with the rules that hold now; those without a limit have no hit."""
-    hits: Sequence[Hit]
     now: int
     """The moment of the overrides, in microseconds."""
-    by_override: Mapping[Place, tuple[Outcome, ...]] = {}
-    """The outcomes of rules whose subject an override exempts or blocks."""
-    skipped: Set[Place] = frozenset()
-    """The places that no store is asked about."""
-    has_groups: bool = False
-    """Whether a rule decides for itself: a shadow, or one that does not block."""
-
-    @property
-    def has_unlimited(self) -> bool:
-        """Whether a rule may be without a limit. Rules of one name, which are one hit, say so too."""
-        return len(self.hits) != len(self.for_store)
+    by_override: Sequence[ByOverride] = ()
+    """The rules whose subject an override exempts or blocks."""
+    overridden: Set[Place] = frozenset()
+    """The places whose rates come from an override."""
 
     @property
     def is_blocked(self) -> bool:
         """Whether an override blocks the request."""
-        return any(
-            not outcome.allowed and outcome.enforced for of_place in self.by_override.values() for outcome in of_place
-        )
+        return any(each.refuses for each in self.by_override)
+
+    @property
+    def skipped(self) -> set[Place]:
+        """The places that no store is asked about, because of an override."""
+        return {each.ask.place for each in self.by_override if each.is_skipped}
 
     @property
     def subjects(self) -> list[str]:
@@ -75,29 +115,32 @@ class Resolved(NamedTuple):
         """The rule of each ask."""
         return [ask.rule for ask in self.asked]
 
-    def counted_by_day(self) -> list[Ask]:
-        """Return the asks that only the day counts: their rules have no limit, as those of a tier that is unlimited."""
-        found: dict[Place, Ask] = {}
-        limited = {hit.place for hit in self.hits}
-        for ask in self.for_store:
-            if ask.cost and not ask.rule.limits and ask.place not in limited and counts_day(ask.rule, ask.subject):
-                found.setdefault(ask.place, ask)
-        return list(found.values())
+    def hits(self, scope: Scope, moment: int) -> tuple[Hit, ...]:
+        """Return the hits for the store at a moment of its clock (microseconds); see `hits_of`."""
+        return hits_of(self.for_store, scope, moment, self.overridden)
 
-    def decided_by_overrides(self) -> list[tuple[Ask, Outcome]]:
-        """Return the asks about which no store is asked because of an override, each with its first outcome."""
-        found: dict[Place, tuple[Ask, Outcome]] = {}
-        for ask in self.asked:
-            place = ask.place
-            outcomes = self.by_override.get(place)
-            if outcomes and place in self.skipped:
-                found[place] = ask, outcomes[0]
-        return list(found.values())
+    def decided_by_overrides(self) -> Sequence[ByOverride]:
+        """Return what overrides decide without the store: one for each rule and subject."""
+        found = [each for each in self.by_override if each.is_skipped and each.has_outcome]
+        return found if len(found) == 1 else list({each.ask.place: each for each in found}.values())
+
+    def outcomes_by_override(self) -> dict[Place, tuple[Outcome, ...]]:
+        """Return the outcomes of the rules whose subject an override exempts or blocks, by place."""
+        found: dict[Place, tuple[Outcome, ...]] = {}
+        for each in self.by_override:
+            known = found.get(each.ask.place, ())
+            found[each.ask.place] = known + tuple([new for new in each.outcomes(self.now) if new not in known])
+        return found
 
     def decision_by_overrides(self) -> Decision:
         """Return the decision by only the overrides."""
-        outcomes = tuple(outcome for of_place in self.by_override.values() for outcome in of_place)
-        return Decision.of(outcomes) if outcomes else self.unlimited()
+        if not any(each.has_outcome for each in self.by_override):
+            return self.unlimited()
+        refusing = [each for each in self.by_override if each.is_blocked and not each.ask.rule.shadow]
+        return Decision(not refusing, enforced=self.is_blocked, _given=self._outcomes)
+
+    def _outcomes(self) -> tuple[Outcome, ...]:
+        return tuple([outcome for of_place in self.outcomes_by_override().values() for outcome in of_place])
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision if nothing limits the request, or if no store can be asked."""
@@ -118,75 +161,49 @@ class Resolved(NamedTuple):
 
 def resolve(
     asks: Sequence[Ask],
-    scope: Scope,
     table: OverrideTable,
     now: int,
     *,
     mode: AskMode = "check",
     taken: Set[Place] = frozenset(),
-    skew: int = 0,
     counters_only: bool = False,
 ) -> Resolved:
     """Return what is asked under the overrides at `now` (microseconds). Counters have no overrides.
 
     `taken`: of whom the store is asked whatever override holds now, because their hits are to be settled. A blocked
-    subject can still get back what it has used, and a forced hit counts for it, too. `skew`: how far the clock of the
-    store is ahead, in microseconds. `counters_only`: because limits are off. Raises `RuleError` if rules of one name
-    differ in more than their rates.
+    subject can still get back what it has used, and a forced hit counts for it, too. `counters_only`: because limits
+    are off.
     """
     if counters_only:
-        limited = {ask.place for ask in asks if not isinstance(ask.rule, Take)}
-        counters = [ask for ask in asks if isinstance(ask.rule, Take)]
-        return Resolved(asks, counters, hits_of(counters, scope, now + skew), now, skipped=limited)
-    found = _overrides_of(asks, table, now) if table.by_pk else None
-    if not found:
-        hits = hits_of(asks, scope, now + skew)
-        return Resolved(asks, asks, hits, now, {}, _NONE, _has_groups(hits))
-    by_override: dict[Place, tuple[Outcome, ...]] = {}
-    skipped: set[Place] = set()
-    overridden: set[Place] = set()
+        return Resolved(asks, [ask for ask in asks if isinstance(ask.rule, Take)], now)
+    if not table.by_pk:
+        return Resolved(asks, asks, now)
     for_store: list[Ask] = []
+    by_override: list[ByOverride] = []
+    overridden: set[Place] = set()
     for ask in asks:
-        place = ask.place
-        override = found.get(place)
-        if override is None or isinstance(ask.rule, Take):
+        rule = ask.rule
+        override = None if isinstance(rule, Take) else table.find(rule.name, ask.subject, now)
+        if override is None or isinstance(rule, Take):
             for_store.append(ask)
         elif override.mode in ("exempt", "blocked"):
-            known, outcomes = by_override.get(place, ()), _outcomes_under(override, ask.rule, ask, now)
-            by_override[place] = known + tuple([each for each in outcomes if each not in known])
-            if place in taken or (override.mode == "blocked" and mode in ("refund", "force")):
+            is_asked = override.mode == "blocked" and mode in ("refund", "force")
+            is_asked = is_asked or (bool(taken) and ask.place in taken)
+            by_override.append(ByOverride(ask, override, not is_asked))
+            if is_asked:
                 for_store.append(ask)
-            else:
-                skipped.add(place)
         else:
-            for_store.append(Ask(rule_under(ask.rule, override), *ask[1:]))
+            for_store.append(Ask(rule_under(rule, override), *ask[1:]))
             if override.mode == "rate":
-                overridden.add(place)
-    hits = hits_of(for_store, scope, now + skew, overridden)
-    return Resolved(asks, for_store, hits, now, by_override, skipped, _has_groups(hits))
-
-
-_NONE: frozenset[Place] = frozenset()
-
-
-def _has_groups(hits: Sequence[Hit]) -> bool:
-    return any(map(_group_of, hits))
-
-
-_group_of = attrgetter("group")
-
-
-def _overrides_of(asks: Sequence[Ask], table: OverrideTable, now: int) -> dict[Place, Override]:
-    found = {}
-    for ask in asks:
-        override = None if isinstance(ask.rule, Take) else table.find(ask.rule.name, ask.subject, now)
-        if override is not None:
-            found[ask.place] = override
-    return found
+                overridden.add(ask.place)
+    return Resolved(asks, for_store, now, by_override, overridden)
 
 
 def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Place] = frozenset()) -> tuple[Hit, ...]:
-    """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none."""
+    """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none.
+
+    Raises `RuleError` if rules of one name differ in more than their rates.
+    """
     grouped: Iterable[Sequence[Ask]] = (asks,)
     if len(asks) != 1 or not asks[0].rule.limits:
         by_place: dict[tuple[str, str], list[Ask]] = {}
@@ -250,28 +267,6 @@ def _log_unfit_override(rule: str, rates: str, why: str) -> None:
 
 MAX_RATES = 256
 """For how many rates of overrides a process keeps the rule that has them, for each rule."""
-
-
-def _outcomes_under(override: Override, rule: Rule, ask: Ask, now: int) -> tuple[Outcome, ...]:
-    """Return an outcome for each limit of a rule whose subject an override exempts or blocks."""
-    subject, cost = ask.subject, ask.cost
-    enforced = rule.block and not rule.shadow
-    if override.mode == "exempt":
-        return tuple(
-            [
-                Outcome(
-                    limit, subject, cost, True, limit.capacity, 0.0, 0.0, None, 0.0, rule.shadow, enforced, "exempt"
-                )
-                for limit in rule.limits
-            ]
-        )
-    wait = (override.ends - now) / SECOND if override.ends else None
-    return tuple(
-        [
-            Outcome(limit, subject, cost, False, 0, wait, wait or 0.0, wait, 0.0, rule.shadow, enforced, "blocked")
-            for limit in rule.limits or rule.with_rates("0/d").limits  # of a tier that is unlimited
-        ]
-    )
 
 
 @lru_cache(maxsize=16)

@@ -14,7 +14,7 @@ from django_quota.engine.answers import answered
 from django_quota.engine.asks import Ask
 from django_quota.engine.decide import Decide
 from django_quota.engine.receipts import Settlement
-from django_quota.engine.resolving import AskMode, Resolved, Scope, hits_of
+from django_quota.engine.resolving import AskMode, Resolved, Scope
 from django_quota.limiting.workers import Workers, part_of
 from django_quota.stores.memory import MemoryStore
 
@@ -54,12 +54,11 @@ class Fallback:
         """Decide what is asked in the memory of this process, each rule by its part of the limits."""
         workers, moment = 1 if self.workers is None else self.workers.number, clock.now()
         parts = [Ask(part_of(ask.rule, workers), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
-        overridden = frozenset(hit.place for hit in resolved.hits if hit.is_overridden)
-        hits = hits_of(parts, Scope("", scope.zone), moment, overridden)
-        local = Resolved(parts, parts, hits, moment, has_groups=any(hit.group for hit in hits))
+        local = Resolved(parts, parts, moment, overridden=resolved.overridden)
+        hits = local.hits(Scope("", scope.zone), moment)
         # What the store took is not in the memory of this process: a settlement only looks.
         operation = Decide(hits, "peek" if isinstance(mode, Settlement) else mode)
-        answer = answered(local, self.local.run(operation, moment), degraded=True)
+        answer = answered(local, hits, self.local.run(operation, moment), degraded=True)
         if answer is None:
             raise RuntimeError("The memory store asked for another form of a request at its own time.")
         return answer.decision

@@ -101,11 +101,12 @@ class Limiter:
         Raises `StoreUnavailable` if the store does not answer.
         """
         places = frozenset(ask.place for ask in asks)
-        scope, (frozen, now, skew) = scope_of(current()), self._times()
-        resolved = resolve(asks, scope, table, now, mode="peek", taken=places, skew=skew)
-        if not resolved.hits:
+        scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
+        resolved = resolve(asks, table, now, mode="peek", taken=places)
+        hits = resolved.hits(scope, self._store_time(frozen, now))
+        if not hits:
             return []
-        answer = run_sync(self._store_flow(resolved, "peek", scope, frozen))
+        answer = run_sync(self._store_flow(resolved, hits, "peek", scope, frozen))
         if answer.decision.degraded:
             raise StoreUnavailable("it did not say what is left of the limits")
         return answer.standings()
@@ -175,17 +176,22 @@ class Limiter:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        scope, refusals, (frozen, now, skew) = scope_of(current()), self.refusals, self._times()
-        resolved = resolve(asks, scope, overrides.table, now, mode=mode, skew=skew, counters_only=counters_only)
-        if not resolved.hits or (resolved.by_override and resolved.is_blocked and mode in ("check", "peek")):
+        settings, refusals, frozen = current(), self.refusals, frozen_now()
+        now = machine_now() if frozen is None else frozen
+        resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
+        if resolved.by_override and mode in ("check", "peek") and resolved.is_blocked:
             return Answer(resolved, resolved.decision_by_overrides())
         if refusals.table and mode == "check":
             known = refusals.answer(resolved)
             if known is not None:
-                return Answer(resolved, known)
+                return known
+        scope = scope_of(settings)
+        hits = resolved.hits(scope, self._store_time(frozen, now))
+        if not hits:
+            return Answer(resolved, resolved.decision_by_overrides())
         changes = refusals.changes
         try:
-            answer = yield from self._store_flow(resolved, mode, scope, frozen)
+            answer = yield from self._store_flow(resolved, hits, mode, scope, frozen)
         finally:
             if mode == "refund":  # there may be room again
                 refusals.forget(resolved.subjects)
@@ -193,29 +199,30 @@ class Limiter:
             if answer.decided_at is not None:
                 refusals.remember(answer, answer.decided_at, changes)
         elif refusals.table and mode in ("check", "force"):
-            refusals.see_taken(resolved.hits)
+            refusals.see_taken(resolved.for_store)
         return answer
 
-    def _times(self) -> tuple[int | None, int, int]:
-        """Return the time that a test has set, the time, and how far the store is ahead of it (microseconds)."""
-        frozen = frozen_now()
-        return (None, machine_now(), self._skew) if frozen is None else (frozen, frozen, 0)
+    def _store_time(self, frozen: int | None, now: int) -> int:
+        """Return the time of the store: the one that a test has set, or now, as far as its clock is known."""
+        return now + self._skew if frozen is None else now
 
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        scope, (frozen, now, skew) = scope_of(current()), self._times()
-        resolved = settlement.resolve(scope, overrides.table, now, skew=skew, counters_only=counters_only)
-        if not resolved.hits:
+        scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
+        resolved = settlement.resolve(overrides.table, now, counters_only=counters_only)
+        moment = self._store_time(frozen, now)
+        hits = settlement.at(resolved.hits(scope, moment), moment, scope)
+        if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
         try:
-            return (yield from self._store_flow(resolved, settlement, scope, frozen))
+            return (yield from self._store_flow(resolved, hits, settlement, scope, frozen))
         finally:
             self.refusals.forget(resolved.subjects)
 
     def _store_flow(
-        self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
+        self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
 
@@ -223,23 +230,23 @@ class Limiter:
         """
         outages, store, counts = self.outages, self.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
-            return Answer(resolved, resolved.unlimited(degraded=True))
+            return Answer(resolved, resolved.unlimited(degraded=True), hits)
         try:
             for _ in range(MAX_GUESSES):
-                reply = yield IOCall(store.run, store.arun, _operation(resolved.hits, mode, scope), frozen)
-                answer = answered(resolved, reply)
+                reply = yield IOCall(store.run, store.arun, _operation(hits, mode, scope), frozen)
+                answer = answered(resolved, hits, reply)
                 if answer is not None:
                     break
                 moment = reply[0]
                 self._skew = moment - machine_now()
-                resolved = resolved._replace(hits=_at(resolved.hits, mode, moment, scope))
+                hits = _at(hits, mode, moment, scope)
             else:
                 raise StoreUnavailable("each answer came in another day or another period of a calendar limit")  # noqa: TRY301
         except StoreFull:
-            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.for_store]))
+            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.for_store]), hits)
         except StoreUnavailable as error:
             announcements = outages.failed(error, resolved.subjects)
-            answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error))
+            answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error), hits)
         else:
             announcements = []
             if answer.reply is not None:
@@ -254,15 +261,14 @@ class Limiter:
 
     def _note(self, answer: Answer, *, is_reported: bool = True) -> Sequence[Announcement]:
         """Count a decision, unless it was a guess without the store; return the signals to send."""
-        resolved, decision = answer.resolved, answer.decision
-        if resolved.has_groups:
-            _log_shadows(decision)
+        if answer.has_groups:
+            _log_shadows(answer.decision)
         if is_reported:
-            is_by_overrides = resolved.by_override and (not resolved.hits or resolved.is_blocked)
-            decided_at = clock.now() if is_by_overrides else answer.decided_at
-            if decided_at is not None:
-                self.metrics.count(decided_at, resolved, decision)
-        return self.unasked.count(answer) if resolved.by_override or resolved.has_unlimited else ()
+            if answer.decided_at is not None:
+                self.metrics.count(answer.decided_at, answer)
+            elif answer.resolved.by_override and not answer.hits:
+                self.metrics.count_overrides(clock.now(), answer.resolved)
+        return self.unasked.count(answer) if answer.has_uncounted else ()
 
 
 def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
@@ -286,7 +292,7 @@ def scope_of(settings: QuotaSettings) -> Scope:
 
 def _is_limited(answer: Answer) -> bool:
     """Say whether a limit or an override was asked."""
-    return bool(answer.resolved.hits or answer.resolved.by_override)
+    return bool(answer.hits or answer.resolved.by_override)
 
 
 def _announcement(decision: Decision, what: EventKind, hit: Hit, value: int) -> Announcement:

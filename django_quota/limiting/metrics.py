@@ -21,6 +21,8 @@ from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key
+from django_quota.engine.answers import Answer
+from django_quota.engine.compiled import compiled
 from django_quota.engine.resolving import Resolved
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.limiting.flusher import flusher
@@ -136,16 +138,36 @@ class DecisionMetrics:
         """Start empty in a forked process: the parent sends what was counted before."""
         self.clear()
 
-    def count(self, now: int, resolved: Resolved, decision: Decision) -> None:
+    def count(self, now: int, answer: Answer) -> None:
         """Count the decision that the store made at `now` (microseconds)."""
         with self._lock:
             self._now = now
-            if not decision.allowed or resolved.by_override or (resolved.has_groups and decision.would_refuse):
-                self._add_all(counted(decision))
+            if answer.numbers is None:
+                self._add_all(counted(answer.decision))
             else:
-                for hit in resolved.hits:
+                for hit in answer.hits:
                     if hit.cost:
-                        self._add(hit.compiled.counted)
+                        self._add(hit.compiled.allowed)
+        if not flusher.is_woken:
+            flusher.wake()
+
+    def count_overrides(self, now: int, resolved: Resolved) -> None:
+        """Count the decision that overrides made at `now` (microseconds) without the store; see `counted`."""
+        is_refused = resolved.is_blocked
+        with self._lock:
+            self._now = now
+            for each in resolved.decided_by_overrides():
+                rule, subject, cost, _, _ = each.ask
+                of_rule = compiled(rule)
+                if not cost:
+                    continue
+                if not each.is_blocked:
+                    if not is_refused:
+                        self._add(of_rule.allowed)
+                elif rule.shadow:
+                    self._add(of_rule.shadowed)
+                else:
+                    self._add_refusal(of_rule.refused, escape(subject))
         if not flusher.is_woken:
             flusher.wake()
 
@@ -156,13 +178,13 @@ class DecisionMetrics:
             self._add_all(each for each in counted(decision) if each.outcome != "allowed")
         flusher.wake()
 
-    def count_refusal(self, now: int, name: str, subject: str) -> None:
-        """Count a refusal of a subject by one rule (its name escaped for fields of hashes) at `now` (microseconds)."""
+    def count_refusal(self, now: int, counted_as: str, subject: str) -> None:
+        """Count a refusal at `now` (microseconds). `counted_as`: the rule's field. `subject`: escaped for keys."""
         with self._lock:
             self._now = now
-            self._add(name + REFUSED)
-            self._add_refused(escape(subject), 1)
-        flusher.wake()
+            self._add_refusal(counted_as, subject)
+        if not flusher.is_woken:
+            flusher.wake()
 
     def count_outage(self) -> None:
         """Count an outage that this process has seen; it is sent with the next decision that the store makes."""
@@ -179,19 +201,23 @@ class DecisionMetrics:
 
     def _add_all(self, counts: Iterable[Counted]) -> None:
         for rule, subject, outcome in counts:
-            self._add(field(rule) + _SUFFIXES[outcome])
+            counted_as = field(rule) + _SUFFIXES[outcome]
             if outcome == "refused":
-                self._add_refused(escape(subject), 1)
+                self._add_refusal(counted_as, escape(subject))
+            else:
+                self._add(counted_as)
 
-    def _add(self, counted_as: str, number: int = 1) -> None:
+    def _add(self, counted_as: str) -> None:
         counts = self._counts
         if counted_as not in counts and len(counts) >= FIELDS:
             counted_as = OTHER + counted_as[-2:]
-        counts[counted_as] = counts.get(counted_as, 0) + number
+        counts[counted_as] = counts.get(counted_as, 0) + 1
 
-    def _add_refused(self, name: str, number: int) -> None:
-        if name in self._refused or len(self._refused) < MAX_SUBJECTS:
-            self._refused[name] = self._refused.get(name, 0) + number
+    def _add_refusal(self, counted_as: str, subject: str) -> None:
+        self._add(counted_as)
+        refused = self._refused
+        if subject in refused or len(refused) < MAX_SUBJECTS:
+            refused[subject] = refused.get(subject, 0) + 1
 
     def _add_slot(self, place: str, span: int) -> None:
         if place in self._slots or len(self._slots) < MAX_SLOTS:

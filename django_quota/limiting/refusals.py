@@ -24,18 +24,19 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
 from django_quota.core.takes import Asked, Take
 from django_quota.engine.answers import Answer
+from django_quota.engine.asks import Ask
 from django_quota.engine.events import EventRecord
 from django_quota.engine.hits import Hit
 from django_quota.engine.resolving import Resolved
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics
-from django_quota.limiting.unasked import Place, UnaskedHits
+from django_quota.limiting.unasked import REFUSED_ONCE, Place, UnaskedHits
 
 MAX_REQUESTS = 10_000
 """For how many requests a process remembers refusals. Above that it forgets all, and asks the store again."""
 
-HitsKey = tuple[tuple[int, str, int, str], ...]
-"""What tells requests apart: for each hit the `id` of its compiled rule, the subject, the cost and the value."""
+AsksKey = tuple[tuple[int, str, int, str], ...]
+"""What tells requests apart: for each ask the `id` of its rule, the subject, the cost and the value."""
 
 
 def _clock() -> int:
@@ -47,12 +48,17 @@ def _clock() -> int:
 class Refusal(NamedTuple):
     """One remembered refusal: a rule, a subject, and what was refused."""
 
+    asks: Sequence[Ask]
+    """All that the request asked of the store. This keeps its rules alive, so that no other one gets the `id` of one.
+    """
     hits: Sequence[Hit]
-    """All hits of the request. This keeps compiled rules alive, so that no other one gets the `id` of one."""
+    """All hits of the request."""
     hit: Hit
     outcomes: tuple[Outcome, ...]
     place: Place
     """Where its repetitions are counted."""
+    subject: str
+    """The subject, escaped for keys."""
     decided_at: int
     """When the store refused it, by its clock."""
     begins: int
@@ -81,8 +87,7 @@ class Refusal(NamedTuple):
         refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
         longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
         until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)
-        subject = escape(self.hit.subject)
-        return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
+        return EventRecord("refused", self.hit.field, self.subject, until, 0, longest.limit, longest.remaining)
 
 
 def _outcomes_at(refusals: Sequence[Refusal], now: int) -> tuple[Outcome, ...]:
@@ -99,9 +104,9 @@ class Refusals:
     def __init__(self, unasked: UnaskedHits, metrics: DecisionMetrics) -> None:
         self._unasked = unasked
         self._metrics = metrics
-        self.table: dict[HitsKey, list[Refusal]] = {}
+        self.table: dict[AsksKey, list[Refusal]] = {}
         """All refusals of each request. Reading takes no lock."""
-        self._keys: dict[str, set[HitsKey]] = {}
+        self._keys: dict[str, set[AsksKey]] = {}
         """The keys of the table by subject."""
         self.changes = 0
         """How often refusals were forgotten. If this changes while the store decides, the refusal is not remembered."""
@@ -115,20 +120,21 @@ class Refusals:
         self._lock = threading.RLock()
         self._clear()
 
-    def answer(self, resolved: Resolved) -> Decision | None:
+    def answer(self, resolved: Resolved) -> Answer | None:
         """Return the refusal of a request if it is remembered; None if the store must decide.
 
         The Decision has the outcomes of the rules that refused, and of no others.
         """
-        refusals = self.table.get(_key(resolved.hits))
+        refusals = self.table.get(_key(resolved.for_store))
         if refusals is None or not refusals[0].begins <= (now := _clock()) < refusals[0].ends:
             return None
         for refusal in refusals:
             if refusal.counts_in_store:
-                self._unasked.add(refusal.place, {"r": 1}, refusal.event)
+                self._unasked.add(refusal.place, REFUSED_ONCE, refusal.event)
             at = refusal.decided_at + now - refusal.begins  # by the store's clock
-            self._metrics.count_refusal(at, refusal.hit.field, refusal.hit.subject)
-        return Decision(False, enforced=True, _given=partial(_outcomes_at, refusals, now))
+            self._metrics.count_refusal(at, refusal.hit.compiled.refused, refusal.subject)
+        decision = Decision(False, enforced=True, _given=partial(_outcomes_at, refusals, now))
+        return Answer(resolved, decision, refusals[0].hits)
 
     def remember(self, answer: Answer, decided_at: int, changes: int) -> None:
         """Remember who refused a request; `changes`: what `self.changes` was before the store was asked.
@@ -144,7 +150,7 @@ class Refusals:
         by_place: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in answer.decision.outcomes:
             by_place.setdefault((outcome.rule, outcome.subject), []).append(outcome)
-        for hit in resolved.hits:
+        for hit in answer.hits:
             outcomes = tuple(by_place[hit.place])
             if not hit.group and not all(outcome.allowed for outcome in outcomes):
                 refusing.append((hit, outcomes))
@@ -153,10 +159,11 @@ class Refusals:
             refusals = []
             for hit, outcomes in refusing:
                 place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
-                refusals.append(Refusal(resolved.hits, hit, outcomes, place, decided_at, now, now + span))
-            self._put(_key(resolved.hits), refusals, changes)
+                who, asks = escape(hit.subject), resolved.for_store
+                refusals.append(Refusal(asks, answer.hits, hit, outcomes, place, who, decided_at, now, now + span))
+            self._put(_key(resolved.for_store), refusals, changes)
 
-    def _put(self, key: HitsKey, refusals: list[Refusal], changes: int) -> None:
+    def _put(self, key: AsksKey, refusals: list[Refusal], changes: int) -> None:
         with self._lock:
             if changes != self.changes:
                 return
@@ -166,13 +173,13 @@ class Refusals:
             for _, subject, _, _ in key:
                 self._keys.setdefault(subject, set()).add(key)
 
-    def see_taken(self, hits: Sequence[Hit]) -> None:
-        """Forget the refusals under limits that these hits have taken of: they refuse for longer now."""
-        for hit in hits:
-            if hit.subject in self._keys:
-                place = (id(hit.compiled), hit.subject)
+    def see_taken(self, asks: Sequence[Ask]) -> None:
+        """Forget the refusals under limits that these asks have taken of: they refuse for longer now."""
+        for ask in asks:
+            if ask.subject in self._keys:
+                place = (id(ask.rule), ask.subject)
                 with self._lock:
-                    known = self._keys.get(hit.subject, ())
+                    known = self._keys.get(ask.subject, ())
                     self._drop([key for key in known if any(part[:2] == place for part in key)])
 
     def forget(self, subjects: Collection[str] | None = None) -> None:
@@ -189,7 +196,7 @@ class Refusals:
         self.table.clear()
         self._keys.clear()
 
-    def _drop(self, keys: Sequence[HitsKey]) -> None:
+    def _drop(self, keys: Sequence[AsksKey]) -> None:
         for key in keys:
             self.table.pop(key)
             for subject in {subject for _, subject, _, _ in key}:
@@ -204,8 +211,8 @@ class Refusals:
             self._drop([key for key, refusals in self.table.items() if now >= refusals[0].ends])
 
 
-def _key(hits: Sequence[Hit]) -> HitsKey:
-    return tuple([(id(hit.compiled), hit.subject, hit.cost, hit.value) for hit in hits])
+def _key(asks: Sequence[Ask]) -> AsksKey:
+    return tuple([(id(rule), subject, cost, value) for rule, subject, cost, value, _ in asks])
 
 
 def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) -> int:

@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 from django_quota.conf import current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import Outcome
 from django_quota.core.forks import register_fork_aware
-from django_quota.core.keys import escape, field, key_of, subject_base
+from django_quota.core.keys import escape, key_of, subject_base
 from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import counts_day
+from django_quota.engine.asks import Ask, counts_day
+from django_quota.engine.compiled import compiled
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.record_hits import RecordHits
-from django_quota.engine.resolving import event_log_of
+from django_quota.engine.resolving import Resolved, event_log_of
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
 from django_quota.stores.base import Store
@@ -41,6 +41,9 @@ logger = logging.getLogger("django_quota")
 
 MAX_PLACES = 10_000
 """How many rules, subjects and days wait to be counted; further ones are left out. They take 20 MB at most."""
+
+REFUSED_ONCE = {"r": 1}
+"""How a refusal changes the fields of a day."""
 
 BATCH_SIZE = 500
 """How many places one round trip counts."""
@@ -121,7 +124,8 @@ class UnaskedHits:
                 "the store will be missing in the usage and events until it answers.",
                 f"{MAX_PLACES:,}",
             )
-        flusher.wake()
+        if not flusher.is_woken:
+            flusher.wake()
 
     def count(self, answer: Answer) -> list[Announcement]:
         """Count what overrides decided, and the hits that no limit counts; return the signals to send.
@@ -129,18 +133,17 @@ class UnaskedHits:
         If the request is refused, the rules that had room are not counted.
         """
         announcements: list[Announcement] = []
-        resolved, decision = answer.resolved, answer.decision
-        now = resolved.now
+        resolved, now = answer.resolved, answer.resolved.now
         for ask in answer.counted_by_day():
             self.add(_place_of(ask.rule, ask.subject, now), {"a": 1, "u": ask.cost - 1})
-        for ask, outcome in resolved.decided_by_overrides():
-            if outcome.allowed or not outcome.cost:
+        for each in resolved.decided_by_overrides():
+            rule, subject, cost, _, _ = each.ask
+            if not each.is_blocked or not cost:
                 continue
-            place = _place_of(ask.rule, ask.subject, now)
-            event = None if outcome.shadow else partial(_event, place, ask.subject, outcome, now)
-            self.add(place, {"r": 1}, event)
-            if not outcome.shadow and self._is_due(place, now):
-                announcements.append((refused, {"rule": ask.rule, "subject": ask.subject, "decision": decision}))
+            place = _place_of(rule, subject, now)
+            self.add(place, REFUSED_ONCE, None if rule.shadow else partial(_event, place, each.ask, resolved))
+            if not rule.shadow and self._is_due(place, now):
+                announcements.append((refused, {"rule": rule, "subject": subject, "decision": answer.decision}))
         return announcements
 
     def settle(self, settlement: Settlement) -> None:
@@ -220,9 +223,10 @@ class UnaskedHits:
 def _place_of(rule: Asked, subject: str, moment: int) -> Place:
     base = subject_base(current().prefix, subject) + "}:"
     day_key = DayKey.of(base, moment, time_zone()).key if counts_day(rule, subject) else ""
-    return Place(base + "s", day_key, field(rule.name), rule.of_tier)
+    return Place(base + "s", day_key, compiled(rule).field, rule.of_tier)
 
 
-def _event(place: Place, subject: str, outcome: Outcome, now: int) -> EventRecord:
-    until = 0 if outcome.retry_after is None else now + int(outcome.retry_after * SECOND)
-    return EventRecord("refused", place.rule, escape(subject), until, 0, outcome.limit)
+def _event(place: Place, ask: Ask, resolved: Resolved) -> EventRecord:
+    outcome = resolved.outcomes_by_override()[ask.place][0]
+    until = 0 if outcome.retry_after is None else resolved.now + int(outcome.retry_after * SECOND)
+    return EventRecord("refused", place.rule, escape(ask.subject), until, 0, outcome.limit)

@@ -94,7 +94,8 @@ def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
     """Return what is left of each limit, even if an override blocks the subject of another one."""
     once = list({ask.place: ask for ask in asked}.values())[:ENTRIES_AT_ONCE]
     answer = yield from answer_flow(once, "peek")
-    others = [ask for ask in once if ask.place not in answer.resolved.skipped]
+    skipped = answer.resolved.skipped
+    others = [ask for ask in once if ask.place not in skipped]
     if answer.resolved.is_blocked and others:  # then no store was asked
         left = yield from answer_flow(others, "peek")
         return answer.decision.combined_with(left.decision)

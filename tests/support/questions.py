@@ -30,8 +30,8 @@ class Question:
         self.settlement = settlement
 
     def hits_at(self, now: int) -> Sequence[Hit]:
-        resolved = resolve(self.asks, self.scope, OverrideTable(), now)
-        return resolved.hits if self.settlement is None else self.settlement.at(resolved.hits, now, self.scope)
+        hits = resolve(self.asks, OverrideTable(), now).hits(self.scope, now)
+        return hits if self.settlement is None else self.settlement.at(hits, now, self.scope)
 
     @property
     def hits(self) -> Sequence[Hit]:
@@ -46,7 +46,8 @@ class Question:
 
     def answer(self, reply: Sequence[Any]) -> Answer:
         """Return what a reply says."""
-        answer = answered(resolve(self.asks, self.scope, OverrideTable(), reply[0]), reply)
+        resolved = resolve(self.asks, OverrideTable(), reply[0])
+        answer = answered(resolved, resolved.hits(self.scope, reply[0]), reply)
         assert answer is not None
         return answer
 
