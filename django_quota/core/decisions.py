@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
 from django_quota.core.algorithms.stock import Held, UnitsLeft
+from django_quota.core.caching import lazy_attribute
 from django_quota.core.clock import DAY, SECOND, in_words, moment_of, now
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.rates import Rate
@@ -147,14 +147,14 @@ class Decision:
         """
         return cls(allowed, enforced, degraded, outcomes, (rule, subject))
 
-    @cached_property
+    @lazy_attribute
     def outcomes(self) -> tuple[Outcome, ...]:
         """One outcome for each limit, in order; empty if nothing limits, or if the store did not decide."""
         return self._given() if callable(self._given) else self._given
 
-    @cached_property
+    @lazy_attribute
     def binding(self) -> Outcome | None:
-        """The outcome of the binding limit."""
+        """Return the outcome of the binding limit."""
         if self._bound is None:
             return _strictest(self.outcomes) if self.outcomes else None
         return self._bound if isinstance(self._bound, Outcome) else None

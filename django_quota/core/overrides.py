@@ -64,7 +64,10 @@ def _bits_of(subject: str) -> tuple[_Size, int] | None:
 
 
 def _first_in_force(overrides: Iterable[Override], now: int) -> Override | None:
-    return next((override for override in overrides if override.in_force(now)), None)
+    for override in overrides:
+        if override.in_force(now):
+            return override
+    return None
 
 
 class OverrideTable:
@@ -91,9 +94,7 @@ class OverrideTable:
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
         matching = self.matching(rule, subject)
-        if not matching:
-            return None
-        found = _first_in_force(matching, now)
+        found = _first_in_force(matching, now) if matching else None
         if found is None or found.mode != "blocked" or len(matching) == 1:
             return found
         edges = sorted({edge for each in matching for edge in (each.begins, each.ends) if edge > now})

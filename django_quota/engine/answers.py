@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django_quota.core.decisions import Decision, Outcome
@@ -21,6 +22,8 @@ from django_quota.engine.codec import (
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.engine.resolving import Resolved
+
+_group_of = attrgetter("group")
 
 
 class Standing(NamedTuple):
@@ -82,7 +85,7 @@ class Answer(NamedTuple):
     @property
     def has_groups(self) -> bool:
         """Whether a rule decides for itself: a shadow, or one that does not block."""
-        return self.numbers is None and any(hit.group for hit in self.hits)
+        return any(map(_group_of, self.hits))
 
     @property
     def has_uncounted(self) -> bool:

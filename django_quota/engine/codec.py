@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from django_quota.core.algorithms import NEVER, Limit, Verdict
 from django_quota.core.algorithms.stock import Held, StockLimit
 from django_quota.core.clock import SECOND
-from django_quota.core.decisions import AnyLimit, Outcome, Why
+from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
 
@@ -200,30 +200,27 @@ def outcomes_without_flags(numbers: Sequence[int], hits: Sequence[Hit]) -> tuple
     return tuple(outcomes)
 
 
-def _shown(limit: Limit | StockLimit, remaining: int) -> AnyLimit:
-    """Return a limit as Decisions show it: a counter by what it holds."""
-    return limit if isinstance(limit, Limit) else Held(limit.rule, max(0, remaining))
-
-
 def _outcome(
     hit: Hit, limit: Limit | StockLimit, why: Why, allowed: bool, remaining: int, wait: int, reset: int, more: int
 ) -> Outcome:
+    rule = hit.compiled.rule
     # A hit that costs nothing may be admitted before anything is left.
     next_after = more if allowed or wait == NEVER else min(more, wait)
+    left, over = (remaining, 0) if remaining >= 0 else (0, -remaining)
     return Outcome(
-        _shown(limit, remaining),
+        limit if isinstance(limit, Limit) else Held(limit.rule, left),  # a counter is shown by what it holds
         hit.subject,
         hit.cost,
         allowed,
-        max(0, remaining),
+        left,
         0.0 if allowed else None if wait < 0 else wait / SECOND,
         reset / SECOND,
         None if next_after == NEVER else next_after / SECOND,
         wait / SECOND if allowed else 0.0,
-        hit.rule.shadow,
+        rule.shadow,
         hit.group == 0,
         why,
-        max(0, -remaining),
+        over,
     )
 
 

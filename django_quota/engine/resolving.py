@@ -40,23 +40,10 @@ class ByOverride(NamedTuple):
 
     ask: Ask
     override: Override
+    is_blocked: bool
+    """Whether the override blocks; otherwise it exempts."""
     is_skipped: bool
     """Whether no store is asked about it."""
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the override blocks; otherwise it exempts."""
-        return self.override.mode == "blocked"
-
-    @property
-    def refuses(self) -> bool:
-        """Whether it refuses the request."""
-        return self.override.mode == "blocked" and self.ask.rule.block and not self.ask.rule.shadow
-
-    @property
-    def has_outcome(self) -> bool:
-        """Whether it has any outcome: an exempt subject has none of a rule without a limit."""
-        return self.override.mode == "blocked" or bool(self.ask.rule.limits)
 
     def outcomes(self, now: int) -> tuple[Outcome, ...]:
         """Return an outcome for each limit of the rule at a moment (microseconds)."""
@@ -98,7 +85,7 @@ class Resolved(NamedTuple):
     @property
     def is_blocked(self) -> bool:
         """Whether an override blocks the request."""
-        return any(each.refuses for each in self.by_override)
+        return self.decision_by_overrides().enforced
 
     @property
     def skipped(self) -> set[Place]:
@@ -120,8 +107,8 @@ class Resolved(NamedTuple):
         return hits_of(self.for_store, scope, moment, self.overridden)
 
     def decided_by_overrides(self) -> Sequence[ByOverride]:
-        """Return what overrides decide without the store: one for each rule and subject."""
-        found = [each for each in self.by_override if each.is_skipped and each.has_outcome]
+        """Return what overrides decide without the store, one for each rule and subject; no exemption of no limit."""
+        found = [each for each in self.by_override if each.is_skipped and (each.is_blocked or each.ask.rule.limits)]
         return found if len(found) == 1 else list({each.ask.place: each for each in found}.values())
 
     def outcomes_by_override(self) -> dict[Place, tuple[Outcome, ...]]:
@@ -134,10 +121,14 @@ class Resolved(NamedTuple):
 
     def decision_by_overrides(self) -> Decision:
         """Return the decision by only the overrides."""
-        if not any(each.has_outcome for each in self.by_override):
-            return self.unlimited()
-        refusing = [each for each in self.by_override if each.is_blocked and not each.ask.rule.shadow]
-        return Decision(not refusing, enforced=self.is_blocked, _given=self._outcomes)
+        has_outcome, allowed, enforced = False, True, False
+        for ask, _, is_blocked, _ in self.by_override:
+            if is_blocked:
+                has_outcome, allowed = True, allowed and ask.rule.shadow
+                enforced = enforced or (ask.rule.block and not ask.rule.shadow)
+            elif ask.rule.limits:
+                has_outcome = True
+        return Decision(allowed, enforced, _given=self._outcomes) if has_outcome else self.unlimited()
 
     def _outcomes(self) -> tuple[Outcome, ...]:
         return tuple([outcome for of_place in self.outcomes_by_override().values() for outcome in of_place])
@@ -187,9 +178,9 @@ def resolve(
         if override is None or isinstance(rule, Take):
             for_store.append(ask)
         elif override.mode in ("exempt", "blocked"):
-            is_asked = override.mode == "blocked" and mode in ("refund", "force")
-            is_asked = is_asked or (bool(taken) and ask.place in taken)
-            by_override.append(ByOverride(ask, override, not is_asked))
+            is_blocked = override.mode == "blocked"
+            is_asked = (is_blocked and mode in ("refund", "force")) or (bool(taken) and ask.place in taken)
+            by_override.append(ByOverride(ask, override, is_blocked, not is_asked))
             if is_asked:
                 for_store.append(ask)
         else:

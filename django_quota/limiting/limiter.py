@@ -176,16 +176,14 @@ class Limiter:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        settings, refusals, frozen = current(), self.refusals, frozen_now()
+        frozen = frozen_now()
         now = machine_now() if frozen is None else frozen
         resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
-        if resolved.by_override and mode in ("check", "peek") and resolved.is_blocked:
-            return Answer(resolved, resolved.decision_by_overrides())
-        if refusals.table and mode == "check":
-            known = refusals.answer(resolved)
+        if mode in ("check", "peek"):
+            known = self._known(resolved, mode)
             if known is not None:
                 return known
-        scope = scope_of(settings)
+        refusals, scope = self.refusals, scope_of(current())
         hits = resolved.hits(scope, self._store_time(frozen, now))
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
@@ -201,6 +199,14 @@ class Limiter:
         elif refusals.table and mode in ("check", "force"):
             refusals.see_taken(resolved.for_store)
         return answer
+
+    def _known(self, resolved: Resolved, mode: AskMode) -> Answer | None:
+        """Return the refusal by an override, or the one that is remembered; None if the store must decide."""
+        if resolved.by_override:
+            decision = resolved.decision_by_overrides()
+            if decision.enforced:
+                return Answer(resolved, decision)
+        return self.refusals.answer(resolved) if self.refusals.table and mode == "check" else None
 
     def _store_time(self, frozen: int | None, now: int) -> int:
         """Return the time of the store: the one that a test has set, or now, as far as its clock is known."""
@@ -261,13 +267,14 @@ class Limiter:
 
     def _note(self, answer: Answer, *, is_reported: bool = True) -> Sequence[Announcement]:
         """Count a decision, unless it was a guess without the store; return the signals to send."""
-        if answer.has_groups:
+        decided_at = answer.decided_at
+        if answer.numbers is None and answer.has_groups:
             _log_shadows(answer.decision)
         if is_reported:
-            if answer.decided_at is not None:
-                self.metrics.count(answer.decided_at, answer)
+            if decided_at is not None:
+                self.metrics.count(decided_at, answer)
             elif answer.resolved.by_override and not answer.hits:
-                self.metrics.count_overrides(clock.now(), answer.resolved)
+                self.metrics.count_overrides(answer)
         return self.unasked.count(answer) if answer.has_uncounted else ()
 
 

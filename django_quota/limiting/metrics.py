@@ -23,7 +23,6 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key
 from django_quota.engine.answers import Answer
 from django_quota.engine.compiled import compiled
-from django_quota.engine.resolving import Resolved
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.limiting.flusher import flusher
 from django_quota.stores.base import Store
@@ -151,23 +150,18 @@ class DecisionMetrics:
         if not flusher.is_woken:
             flusher.wake()
 
-    def count_overrides(self, now: int, resolved: Resolved) -> None:
-        """Count the decision that overrides made at `now` (microseconds) without the store; see `counted`."""
-        is_refused = resolved.is_blocked
+    def count_overrides(self, answer: Answer) -> None:
+        """Count the decision that overrides made without the store; see `counted`."""
         with self._lock:
-            self._now = now
-            for each in resolved.decided_by_overrides():
-                rule, subject, cost, _, _ = each.ask
+            self._now = answer.resolved.now
+            for (rule, subject, cost, _, _), _, is_blocked, _ in answer.resolved.decided_by_overrides():
                 of_rule = compiled(rule)
                 if not cost:
                     continue
-                if not each.is_blocked:
-                    if not is_refused:
-                        self._add(of_rule.allowed)
-                elif rule.shadow:
-                    self._add(of_rule.shadowed)
-                else:
+                if is_blocked and not rule.shadow:
                     self._add_refusal(of_rule.refused, escape(subject))
+                elif is_blocked or not answer.decision.enforced:
+                    self._add(of_rule.shadowed if is_blocked else of_rule.allowed)
         if not flusher.is_woken:
             flusher.wake()
 

@@ -16,20 +16,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as field_of
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from django_quota.conf import current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.days import day_of
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, key_of, subject_base
 from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, counts_day
-from django_quota.engine.compiled import compiled
+from django_quota.engine.compiled import CompiledRule, compiled
 from django_quota.engine.events import AppendEvents, EventRecord
-from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.record_hits import RecordHits
 from django_quota.engine.resolving import Resolved, event_log_of
@@ -136,12 +136,12 @@ class UnaskedHits:
         resolved, now = answer.resolved, answer.resolved.now
         for ask in answer.counted_by_day():
             self.add(_place_of(ask.rule, ask.subject, now), {"a": 1, "u": ask.cost - 1})
-        for each in resolved.decided_by_overrides():
-            rule, subject, cost, _, _ = each.ask
-            if not each.is_blocked or not cost:
+        for ask, _, is_blocked, _ in resolved.decided_by_overrides():
+            rule, subject, cost, _, _ = ask
+            if not is_blocked or not cost:
                 continue
             place = _place_of(rule, subject, now)
-            self.add(place, REFUSED_ONCE, None if rule.shadow else partial(_event, place, each.ask, resolved))
+            self.add(place, REFUSED_ONCE, None if rule.shadow else partial(_event, place, ask, resolved))
             if not rule.shadow and self._is_due(place, now):
                 announcements.append((refused, {"rule": rule, "subject": subject, "decision": answer.decision}))
         return announcements
@@ -221,9 +221,15 @@ class UnaskedHits:
 
 
 def _place_of(rule: Asked, subject: str, moment: int) -> Place:
-    base = subject_base(current().prefix, subject) + "}:"
-    day_key = DayKey.of(base, moment, time_zone()).key if counts_day(rule, subject) else ""
-    return Place(base + "s", day_key, compiled(rule).field, rule.of_tier)
+    day = day_of(moment, time_zone()).name if counts_day(rule, subject) else ""
+    return _place(compiled(rule), subject, day, current().prefix)
+
+
+@lru_cache(maxsize=1024)
+def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> Place:
+    base = subject_base(prefix, subject)
+    day_key = key_of(base, "day", day) if day else ""
+    return Place(key_of(base, "s"), day_key, of_rule.field, of_rule.rule.of_tier)
 
 
 def _event(place: Place, ask: Ask, resolved: Resolved) -> EventRecord:

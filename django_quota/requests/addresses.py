@@ -235,13 +235,24 @@ def _address(hop: str) -> str | None:
     return None if len(text) > MAX_LENGTH or canonical(text, FULL) is None else text
 
 
-@lru_cache(maxsize=4096)
 def canonical(text: str, prefixes: Prefixes) -> str | None:
     """Return an address in its canonical form, or as its network; None if the string is not an address.
 
     It may have a port, a zone and brackets: `203.0.113.9:4711`, `[2001:db8::7]:4711`, `fe80::1%eth0`. IPv4
     addresses that are written as IPv6 are IPv4.
     """
+    return text if prefixes[0] == FULL[0] and _is_canonical_ipv4(text) else _read_canonical(text, prefixes)
+
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+
+_is_canonical_ipv4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}").fullmatch
+"""Says whether a string is an IPv4 address as `ipaddress` writes it: most addresses are, and a new client costs less.
+"""
+
+
+@lru_cache(maxsize=4096)
+def _read_canonical(text: str, prefixes: Prefixes) -> str | None:
     address = _read(text)
     if address is None:
         return None
@@ -288,14 +299,11 @@ def canonical_part(part: str, prefixes: Prefixes) -> str:
         return part
     if len(part) > MAX_LENGTH:
         raise _no_address(part)
-    return _canonical_part(part, prefixes)
-
-
-@lru_cache(maxsize=4096)
-def _canonical_part(part: str, prefixes: Prefixes) -> str:
-    value = part.removeprefix("ip:")
+    value = part[3:]
     text, slash, prefix = value.partition("/")
     address = canonical(text, prefixes)
+    if not slash and address is not None:
+        return f"ip:{address}"
     is_own = prefixes[0] < FULL[0] and prefix == str(prefixes[0]) and address is not None and ":" not in address
     if slash and address is not None and not is_own:
         try:

@@ -108,7 +108,7 @@ def test_headers_are_written_as_the_settings_say_at_that_moment(option: str) -> 
     [
         (lambda: addresses._proxies_of(current()), lambda n: addresses.is_trusted_proxy(f"10.{n >> 8}.{n & 255}.1")),
         (lambda: addresses._full, lambda n: addresses._full(f"10.{n >> 8}.{n & 255}.1")),
-        (lambda: addresses.canonical, lambda n: client_ip(get(REMOTE_ADDR=f"10.{n >> 8}.{n & 255}.1"))),
+        (lambda: addresses._read_canonical, lambda n: client_ip(get(REMOTE_ADDR=f"2001:db8::{n:x}"))),
         (lambda: request_rules._outermost, lambda n: request_rules.rules_of_view(get(), lambda request: n)),
         (lambda: view_kinds._is_async_class, lambda n: view_kinds._is_async_class(type(f"View{n}", (), {}))),
     ],

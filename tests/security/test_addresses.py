@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
-from ipaddress import ip_network
+from ipaddress import IPv4Address, ip_network
 from typing import Any
 
 import django
@@ -289,6 +289,23 @@ def test_anything_in_a_header_is_one_address_or_none(value: str) -> None:
     client = found(BY_HEADER, HTTP_CF_CONNECTING_IP=value)
     ip_network(client)
     assert client == PROXY or "," not in value
+
+
+_octets = st.sampled_from(
+    ["0", "00", "01", "1", "9", "10", "99", "100", "199", "249", "250", "255", "256", "300", "", "1\n"]
+)
+
+
+@MANY
+@given(st.lists(_octets, min_size=3, max_size=5).map(".".join))
+def test_an_ipv4_address_is_what_python_takes_for_one(text: str) -> None:
+    try:
+        known = f"ip:{IPv4Address(text)}"
+    except ValueError:
+        with pytest.raises(QuotaError):
+            subject_of(f"ip:{text}")
+    else:
+        assert subject_of(f"ip:{text}") == known
 
 
 def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name() -> None:
