@@ -204,7 +204,8 @@ class Decision:
     @property
     def remaining(self) -> int | None:
         """Units that the binding limit has left; None if nothing limits."""
-        return self.binding.remaining if self.binding else None
+        binding = self.binding
+        return binding.remaining if binding else None
 
     @property
     def used(self) -> int | None:

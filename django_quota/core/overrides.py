@@ -70,6 +70,10 @@ def _first_in_force(overrides: Iterable[Override], now: int) -> Override | None:
     return None
 
 
+def _of_rule(steps: Iterable[tuple[Override, ...]], rule: str) -> list[Override]:
+    return [override for step in steps for name in (rule, ALL_RULES) for override in step if override.rule == name]
+
+
 class OverrideTable:
     """The overrides of a process, found by subject. One thread may change it while others look up."""
 
@@ -93,8 +97,11 @@ class OverrideTable:
 
         Blocks may follow each other: the returned one ends when none of them holds any longer.
         """
-        matching = self.matching(rule, subject)
-        found = _first_in_force(matching, now) if matching else None
+        steps = self._steps(subject)
+        if not steps:
+            return None
+        matching = _of_rule(steps, rule)
+        found = _first_in_force(matching, now)
         if found is None or found.mode != "blocked" or len(matching) == 1:
             return found
         edges = sorted({edge for each in matching for edge in (each.begins, each.ends) if edge > now})

@@ -157,10 +157,9 @@ class Reply:
         """Yield the places of the hits that a check consumed, each with the moment at which it was decided."""
         if self.verdict != ALLOWED:
             return
-        banned = {index for index, flag, _ in self.flags if flag == Flag.BANNED}
         moments = {index: value for index, flag, value in self.flags if flag == Flag.DECIDED_AT}
         for index, hit in enumerate(hits):
-            if hit.cost and index not in banned and self.passed(index):
+            if hit.cost and self.passed(index):  # the limits of a banned hit refuse it
                 yield index, moments.get(index, self.now)
 
 

@@ -6,6 +6,7 @@ A hit then joins what it needs from ready bytes: the ends of its keys, and the a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -144,6 +145,12 @@ def compiled(rule: Asked) -> CompiledRule:
     if isinstance(rule, Take):
         return _compiled.get(rule) or _keep(rule, CompiledRule((rule,)))
     return _keep(id(rule), CompiledRule((rule,)))
+
+
+@lru_cache(maxsize=1_024)
+def compiled_in_group(take: Take, subject: str) -> CompiledRule:
+    """Return the compiled form of the take of a counter of a group, whose keys end with the subject."""
+    return CompiledRule((take,), subject)
 
 
 def compiled_together(rules: Sequence[Rule]) -> CompiledRule:

@@ -15,7 +15,7 @@ from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
 from django_quota.engine.asks import Ask, Place, counts_day
-from django_quota.engine.compiled import CompiledRule, compiled, compiled_together
+from django_quota.engine.compiled import CompiledRule, compiled, compiled_in_group, compiled_together
 from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import DayKey, Hit
 
@@ -174,8 +174,7 @@ def resolve(
     overridden: set[Place] = set()
     for ask in asks:
         rule = ask.rule
-        override = None if isinstance(rule, Take) else table.find(rule.name, ask.subject, now)
-        if override is None or isinstance(rule, Take):
+        if isinstance(rule, Take) or (override := table.find(rule.name, ask.subject, now)) is None:
             for_store.append(ask)
         elif override.mode in ("exempt", "blocked"):
             is_blocked = override.mode == "blocked"
@@ -210,7 +209,7 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
         if rule.distinct is not None and cost > 1:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
         if isinstance(rule, Take) and rule.group is not None:
-            of_rule, base = CompiledRule((rule,), subject), group_base(scope.prefix, rule.group) + "}:"
+            of_rule, base = compiled_in_group(rule, subject), group_base(scope.prefix, rule.group) + "}:"
         group = 0
         if of_rule.decides_alone:
             groups += 1

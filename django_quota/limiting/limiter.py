@@ -103,7 +103,7 @@ class Limiter:
         places = frozenset(ask.place for ask in asks)
         scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
         resolved = resolve(asks, table, now, mode="peek", taken=places)
-        hits = resolved.hits(scope, self._store_time(frozen, now))
+        hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
         if not hits:
             return []
         answer = run_sync(self._store_flow(resolved, hits, "peek", scope, frozen))
@@ -179,24 +179,24 @@ class Limiter:
         frozen = frozen_now()
         now = machine_now() if frozen is None else frozen
         resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
-        if mode in ("check", "peek"):
+        refusals, scope = self.refusals, scope_of(current())
+        if (resolved.by_override or refusals.table) and mode in ("check", "peek"):
             known = self._known(resolved, mode)
             if known is not None:
                 return known
-        refusals, scope = self.refusals, scope_of(current())
-        hits = resolved.hits(scope, self._store_time(frozen, now))
+        hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
         changes = refusals.changes
         try:
             answer = yield from self._store_flow(resolved, hits, mode, scope, frozen)
         finally:
-            if mode == "refund":  # there may be room again
+            if mode in ("refund", "force"):  # there may be room again, or none for longer
                 refusals.forget(resolved.subjects)
         if mode == "check" and answer.decision.enforced:
             if answer.decided_at is not None:
                 refusals.remember(answer, answer.decided_at, changes)
-        elif refusals.table and mode in ("check", "force"):
+        elif refusals.table and mode == "check":
             refusals.see_taken(resolved.for_store)
         return answer
 
@@ -208,17 +208,13 @@ class Limiter:
                 return Answer(resolved, decision)
         return self.refusals.answer(resolved) if self.refusals.table and mode == "check" else None
 
-    def _store_time(self, frozen: int | None, now: int) -> int:
-        """Return the time of the store: the one that a test has set, or now, as far as its clock is known."""
-        return now + self._skew if frozen is None else now
-
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
         scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
         resolved = settlement.resolve(overrides.table, now, counters_only=counters_only)
-        moment = self._store_time(frozen, now)
+        moment = now if frozen is not None else now + self._skew
         hits = settlement.at(resolved.hits(scope, moment), moment, scope)
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())

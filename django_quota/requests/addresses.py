@@ -294,9 +294,7 @@ def _full(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def canonical_part(part: str, prefixes: Prefixes) -> str:
-    """Return a part of a subject, with its address in canonical form. Raises `RuleError` if the address is wrong."""
-    if not part.startswith("ip:"):
-        return part
+    """Return `ip:` and an address with the address in canonical form. Raises `RuleError` if the address is wrong."""
     if len(part) > MAX_LENGTH:
         raise _no_address(part)
     value = part[3:]

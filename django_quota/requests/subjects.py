@@ -271,7 +271,7 @@ def _canonical(subject: str, settings: QuotaSettings) -> str:
         raise RuleError(
             Translatable("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
         )
-    if subject.partition(":")[1:] == (":", ""):
+    if subject[-1] == ":" and ":" not in subject[:-1]:
         raise RuleError(
             Translatable(
                 "%(text)s has no value behind the colon: all callers without one would share a limit.",
@@ -285,9 +285,9 @@ def _canonical(subject: str, settings: QuotaSettings) -> str:
 
 
 def _canonical_part(part: str, settings: QuotaSettings) -> str:
-    kind, colon, value = part.partition(":")
-    if kind == "ip" and colon:
+    if part.startswith("ip:"):
         return canonical_part(part, (settings.ipv4_prefix, settings.ipv6_prefix))
+    kind, colon, value = part.partition(":")
     if colon:
         value = _named_value(value)
     return f"{kind.translate(_escapes('')) if _UNPRINTABLE.search(kind) else kind}{colon}{value}"

@@ -71,6 +71,13 @@ class TestARefusalIsRepeated:
         assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
         assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
 
+    def test_and_not_after_a_forced_hit_which_makes_it_longer(self) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=60)
+        with freeze(NOON + 10 * SECOND):
+            check("1/m", SUBJECT, force=True, cache_refusals=60)
+            assert check("1/m", SUBJECT, cache_refusals=60).retry_after == 60.0
+
     def test_for_the_same_cost_alone(self) -> None:
         check("9/m", SUBJECT, 8, cache_refusals=10)
         assert not check("9/m", SUBJECT, 5, cache_refusals=10)

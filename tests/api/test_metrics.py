@@ -13,8 +13,10 @@ from unittest.mock import Mock
 
 import pytest
 import redis
+from django.test import RequestFactory
 
 from django_quota import Rule, acheck, check, check_all, reserve
+from django_quota.adapters import decide
 from django_quota.core import clock
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
@@ -310,6 +312,15 @@ def test_a_tier_without_a_limit_is_counted_and_settled_too() -> None:
     flusher.flush()
     assert [day["plans"] for day in recent_usage("user:3").values()] == [Count(allowed=3, refused=0, units=943)]
     assert last_tiers([plans], "user:3") == {"plans": "all"}
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("either_store")
+def test_rules_of_one_name_count_a_hit_once_for_the_day_if_one_of_them_has_no_limit() -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
+    decide(request, [Rule.make("site", rate, key="ip", daily=True) for rate in ("5/m", None)])
+    flusher.flush()
+    assert [day["site"].allowed for day in recent_usage("ip:192.0.2.7").values()] == [1]
 
 
 def job(*, at_exit: bool = False) -> Any:

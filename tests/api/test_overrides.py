@@ -11,6 +11,7 @@ from django.test import RequestFactory
 from django_quota import Rule, acheck, apeek, check, check_all, counter, peek, refund, reset
 from django_quota.adapters import decide
 from django_quota.core.errors import RuleError, StoreFull
+from django_quota.signals import refused
 from django_quota.testing import freeze
 from tests.support.counts import previews
 from tests.support.outages import no_answer
@@ -144,6 +145,50 @@ def test_each_limit_of_rules_of_one_name_has_an_outcome_by_the_override(
     request = RequestFactory().get("/", REMOTE_ADDR=SUBJECT.removeprefix("ip:"))
     decision = decide(request, [RULE, Rule.make("site", "9/h", key="ip")])
     assert [(each.why, str(each.rate)) for each in decision.outcomes] == [(why, "2/m"), (why, "9/h")]
+
+
+def test_a_limit_that_rules_of_one_name_share_has_one_outcome_by_the_override(memory_store: None) -> None:
+    override("b 0 0 ", "site", SUBJECT)
+    request = RequestFactory().get("/", REMOTE_ADDR=SUBJECT.removeprefix("ip:"))
+    decision = decide(request, [RULE, Rule.make("site", "2/m", "9/h", key="ip")])
+    assert [str(outcome.rate) for outcome in decision.outcomes] == ["2/m", "9/h"]
+
+
+@pytest.mark.parametrize("others", [["shadow", "block"], ["block", "shadow"]], ids=["first", "last"])
+def test_a_block_refuses_beside_a_blocked_shadow(memory_store: None, others: list[str]) -> None:
+    override("b 0 0 ", "*", SUBJECT)
+    decision = check_all([(Rule.make(name, "2/m", shadow=name == "shadow"), SUBJECT) for name in others])
+    assert (decision.allowed, decision.enforced, decision.rule) == (False, True, "block")
+
+
+def test_a_block_of_a_tier_without_a_limit_has_an_outcome(memory_store: None) -> None:
+    override("b 0 0 ", "site", SUBJECT)
+    [outcome] = check(Rule.make("site", None), SUBJECT).outcomes
+    assert (outcome.why, outcome.limit) == ("blocked", 0)
+
+
+@pytest.mark.parametrize("value", ["r 0 0 3/m", "s 0 0 "], ids=["rate", "shadow"])
+def test_only_the_rule_with_the_rate_of_an_override_says_so(memory_store: None, value: str) -> None:
+    override(value, "site", SUBJECT)
+    override("r 0 0 5/m", "third", SUBJECT)
+    rules = [RULE, Rule.make("other", "2/m"), Rule.make("third", "2/m")]
+    decision = check_all([(rule, SUBJECT) for rule in rules])
+    assert [each.why for each in decision.outcomes] == ["override" if value[0] == "r" else "", "", "override"]
+
+
+def test_a_blocked_shadow_sends_no_signal(memory_store: None) -> None:
+    told: list[Any] = []
+
+    def hear(**values: Any) -> None:
+        told.append(values["rule"].name)
+
+    override("b 0 0 ", "*", SUBJECT)
+    refused.connect(hear)
+    try:
+        check_all([(Rule.make(name, "2/m", shadow=name == "shadow"), SUBJECT) for name in ("shadow", "block")])
+    finally:
+        refused.disconnect(hear)
+    assert told == ["block"]
 
 
 def test_an_override_of_a_counters_name_leaves_the_counter_alone(memory_store: None) -> None:

@@ -14,6 +14,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django_quota import Decision, Entry, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.models import QuotaOverride
+from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from django_quota.types import Reservation
 from tests.support.counts import checks_of, count_what_waits, units_of
@@ -466,3 +467,19 @@ def test_its_end_aclose_or_django_which_closes_it_in_a_thread_settle_it(of_djang
 
     asyncio.run(work())
     assert (model.is_closed, left()) == (True, 1_000 - model.used)
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_settlement_that_reaches_the_share_of_a_warning_sends_near_limit() -> None:
+    told: list[int] = []
+
+    def hear(**values: Any) -> None:
+        told.append(values["share"])
+
+    hold = reserve("10/h", USER, 1)
+    near_limit.connect(hear)
+    try:
+        hold.settle(9)
+    finally:
+        near_limit.disconnect(hear)
+    assert told == [0.8]

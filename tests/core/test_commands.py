@@ -57,3 +57,11 @@ def test_the_rules_that_are_kept_compiled_have_a_bound(monkeypatch: pytest.Monke
 def test_a_counter_is_compiled_once() -> None:
     assert compiled(counter("credits").as_take) is compiled(counter("credits").as_take)
     assert compiled(counter("credits").as_take) is not compiled(counter("credits", ttl="2d").as_take)
+
+
+def test_a_counter_of_a_group_is_compiled_once_for_each_subject() -> None:
+    credits_of = [
+        Question([Ask(counter("credits", group="org").as_take, subject, 1)]).hits[0].compiled
+        for subject in ("user:1", "user:1", "user:2")
+    ]
+    assert [of_rule is credits_of[0] for of_rule in credits_of] == [True, True, False]

@@ -412,7 +412,9 @@ class Leases(Machine):
         others = {other: stop for other, stop in before.get(KEYS.leases, {}).items() if other != token}
         assert self.kept().get(KEYS.leases, {}) == others
         if was_held and since is not None and KEYS.lately in before:
-            self.spans.append(max(1, self.now - since))
+            took, lately = max(1, self.now - since), int(before[KEYS.lately])
+            self.spans.append(took)
+            assert int(self.kept()[KEYS.lately]) == ((7 * lately + took) // 8 if lately else took)
         else:
             assert self.kept().get(KEYS.lately) == before.get(KEYS.lately)
 

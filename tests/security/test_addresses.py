@@ -303,9 +303,9 @@ def test_an_ipv4_address_is_what_python_takes_for_one(text: str) -> None:
         known = f"ip:{IPv4Address(text)}"
     except ValueError:
         with pytest.raises(QuotaError):
-            subject_of(f"ip:{text}")
+            read_subject(f"ip:{text}")
     else:
-        assert subject_of(f"ip:{text}") == known
+        assert read_subject(f"ip:{text}") == known
 
 
 def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name() -> None:
