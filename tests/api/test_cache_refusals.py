@@ -182,6 +182,15 @@ def test_refusals_from_memory_are_counted_for_their_day_and_by_all_threads() -> 
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_the_event_of_a_block_comes_even_if_the_subject_is_exempt_by_then() -> None:
+    for value in ("b 0 0 ", "x 0 0 "):
+        override(value, "a", SUBJECT)
+        check("1/m", SUBJECT, name="a", daily=True)
+    count_what_waits()
+    assert [(event["kind"], event["subject"]) for event in json_of("quota_events")] == [("refused", SUBJECT)]
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_one_event_a_second_comes_with_a_batch() -> None:
     with freeze(NOON):
         fill(name="a", cache_refusals=30, warn_at=None)

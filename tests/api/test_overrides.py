@@ -82,6 +82,13 @@ class TestOnEveryStore:
             override(value, "site", SUBJECT)
             assert check(RULE, SUBJECT)
 
+    def test_of_rules_of_one_name_the_one_that_counts_refused_hits_counts_them(self) -> None:
+        request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
+        rules = [RULE, Rule.make("site", "9/h", key="ip", count_refused=True)]
+        for _ in range(3):
+            decision = decide(request, rules)
+        assert [outcome.remaining for outcome in decision.outcomes] == [0, 6]
+
     def test_a_block_says_truly_how_long_it_lasts(self) -> None:
         override(f"b 0 {START + 90 * SECOND} ", "*", SUBJECT)
         override(f"b {START + 60 * SECOND} {START + 100 * SECOND} ", "*", "ip:*")
