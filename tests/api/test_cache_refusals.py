@@ -71,6 +71,14 @@ class TestARefusalIsRepeated:
         assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
         assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
 
+    def test_and_not_before_it_began_when_a_test_goes_back_in_time(self, asked: list[int]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=60)
+        asked.clear()
+        with freeze(NOON - SECOND):
+            check("1/m", SUBJECT, cache_refusals=60)
+        assert len(asked) == 1
+
     def test_and_not_after_a_forced_hit_which_makes_it_longer(self) -> None:
         with freeze(NOON):
             fill(cache_refusals=60)

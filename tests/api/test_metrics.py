@@ -201,6 +201,22 @@ def test_hits_are_counted_for_the_day_and_in_the_metrics() -> None:
     assert [counts(f"user:{n}") for n in (1, 2, 3)] == [(0, 4), (4, 0), (0, 0)]
 
 
+@pytest.mark.usefixtures("memory_store", "overridden")
+def test_the_metrics_leave_out_who_is_exempt_if_a_block_refuses_the_request() -> None:
+    check_all([(RULE, "user:2"), (Rule.make("seen", "2/m"), "user:1")])
+    flusher.flush()
+    assert checks_of_today() == {"seen": (0, 1, 0)}
+
+
+@pytest.mark.usefixtures("memory_store", "overridden")
+def test_a_free_request_of_a_blocked_subject_is_in_no_metrics() -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
+    override("b 0 0 ", "*", "ip:192.0.2.7")
+    decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
+    flusher.flush()
+    assert checks_of_today() == {}
+
+
 @pytest.mark.usefixtures("redis_cache", "overridden")
 def test_a_refusal_is_an_event_at_most_once_a_second(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     override(f"b 0 {START + 90 * SECOND} ", "*", "ip:2001:db8::/64")

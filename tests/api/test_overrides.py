@@ -214,6 +214,14 @@ def test_without_a_store_the_rule_that_blocks_binds(memory_store: None, is_first
     assert (decision.rule, decision.enforced) == ("rTrue", True)
 
 
+def test_without_a_store_a_request_that_is_denied_takes_nothing_of_a_local_limit(memory_store: None) -> None:
+    denying, local = (Rule.make(how, "2/m", on_unavailable=how) for how in ("deny", "local"))
+    with no_answer():
+        for _ in range(2):
+            check_all([(denying, SUBJECT), (local, SUBJECT)])
+        assert check(local, SUBJECT).remaining == 1
+
+
 def test_each_rule_that_blocks_nothing_decides_for_itself(memory_store: None) -> None:
     full, roomy = (Rule.make(rate, rate, block=False) for rate in ("1/m", "9/m"))
     for _ in range(3):

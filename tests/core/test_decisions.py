@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check
+from django_quota.core.decisions import updated
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Outcome
@@ -157,3 +158,9 @@ def test_a_decision_is_the_same_after_pickling_and_before_its_outcomes_are_read(
     for back in (lazy(), copy.copy(lazy()), pickle.loads(pickle.dumps(lazy()))):
         assert (back, hash(back), repr(back)) == (decision, hash(decision), repr(decision))
         assert back.explain() == decision.explain()
+
+
+def test_what_a_shadow_refused_is_still_refused_after_the_others_got_their_hits_back() -> None:
+    decision = Decision.of((refused("shadow", shadow=True, remaining=0), outcome("real", remaining=4)))
+    later = Decision.of((outcome("shadow", shadow=True, remaining=1), outcome("real", remaining=5)))
+    assert [(each.allowed, each.remaining) for each in updated(decision, later).outcomes] == [(False, 0), (True, 5)]
