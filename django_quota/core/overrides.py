@@ -113,13 +113,7 @@ class OverrideTable:
 
     def matching(self, rule: str, subject: str) -> list[Override]:
         """Return the overrides that concern a subject under a rule, the most specific first, in force or not."""
-        return [
-            override
-            for step in self._steps(subject)
-            for name in (rule, ALL_RULES)
-            for override in step
-            if override.rule == name
-        ]
+        return _of_rule(self._steps(subject), rule)
 
     def of_subject(self, subject: str) -> list[Override]:
         """Return the overrides that concern a subject under any rule, the most specific subjects first."""
