@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from django_quota.features.resets.calls import areset, reset
     from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage.days import ausage, usage
+    from django_quota.http.concurrency import concurrency
+    from django_quota.http.decorators import quota
+    from django_quota.http.limits import alimits_of, limits_of
     from django_quota.limiting.api import (
         Entry,
         aacquire,
@@ -36,10 +39,7 @@ if TYPE_CHECKING:
         peek_all,
         refund,
     )
-    from django_quota.requests.subjects import Subject
-    from django_quota.web.concurrency import concurrency
-    from django_quota.web.decorators import quota
-    from django_quota.web.limits import alimits_of, limits_of
+    from django_quota.subjects.subject import Subject
 else:
     _HOMES = {
         "django_quota.core.decisions": ("Decision",),
@@ -92,10 +92,10 @@ else:
             "peek_all",
             "refund",
         ),
-        "django_quota.requests.subjects": ("Subject",),
-        "django_quota.web.concurrency": ("concurrency",),
-        "django_quota.web.decorators": ("quota",),
-        "django_quota.web.limits": (
+        "django_quota.subjects.subject": ("Subject",),
+        "django_quota.http.concurrency": ("concurrency",),
+        "django_quota.http.decorators": ("quota",),
+        "django_quota.http.limits": (
             "alimits_of",
             "limits_of",
         ),

@@ -18,19 +18,20 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
+from django_quota.http import headers, responses, rule_checks
+from django_quota.http.limited_requests import RequestState, add_decision, decide_flow, request_state, settle_own_flow
+from django_quota.http.own_limits import limits_view
+from django_quota.http.request_rules import register_late_views
+from django_quota.http.request_slots import SlotRule
+from django_quota.http.view_lookup import endpoints, register_view_check
+from django_quota.http.wording import refusal_details
 from django_quota.limiting.api import RuleOrRate, answer_flow, ask_flow, django_request, rule_without_request
 from django_quota.limiting.known_rules import register_rule_finder
-from django_quota.requests import addresses, subjects
-from django_quota.requests.request_bodies import body_notes
-from django_quota.requests.request_keys import check_keys
-from django_quota.requests.subjects import digest, named_subject
-from django_quota.web import headers, responses, rule_checks
-from django_quota.web.limited_requests import RequestState, add_decision, decide_flow, request_state, settle_own_flow
-from django_quota.web.own_limits import limits_view
-from django_quota.web.request_rules import register_late_views
-from django_quota.web.request_slots import SlotRule
-from django_quota.web.view_lookup import endpoints, register_view_check
-from django_quota.web.wording import refusal_details
+from django_quota.subjects import addresses
+from django_quota.subjects import subject as subjects
+from django_quota.subjects.bodies import body_notes
+from django_quota.subjects.keys import check_keys
+from django_quota.subjects.subject import digest, named_subject
 
 __all__ = [
     "SlotRule",

@@ -21,9 +21,9 @@ class QuotaConfig(AppConfig):
         """Register the checks and what finds rules, and connect signals."""
         # Apps must be loaded before these are imported.
         from django_quota.features.request_end import hearing  # noqa: PLC0415
+        from django_quota.http import finders  # noqa: F401, PLC0415 — it registers them
         from django_quota.limiting import override_rows  # noqa: PLC0415
         from django_quota.runtime import runtime  # noqa: PLC0415
-        from django_quota.web import finders  # noqa: F401, PLC0415 — it registers them
 
         register(_check_settings, "django_quota")
         register(_check_tables, Tags.database)
@@ -37,18 +37,18 @@ class QuotaConfig(AppConfig):
 
 
 def _check_settings(**given: Any) -> Sequence[CheckMessage]:
-    from django_quota.web.checks import check_settings  # noqa: PLC0415
+    from django_quota.http.checks import check_settings  # noqa: PLC0415
 
     return check_settings(**given)
 
 
 def _check_tables(**given: Any) -> Sequence[CheckMessage]:
-    from django_quota.web.checks import check_tables  # noqa: PLC0415
+    from django_quota.http.checks import check_tables  # noqa: PLC0415
 
     return check_tables(**given)
 
 
 def _check_live_site(**given: Any) -> Sequence[CheckMessage]:
-    from django_quota.web.checks import check_live_site  # noqa: PLC0415
+    from django_quota.http.checks import check_live_site  # noqa: PLC0415
 
     return check_live_site(**given)

@@ -25,8 +25,8 @@ from django_quota.core import clock
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rates import parse_override_rates
-from django_quota.requests.subjects import override_subject, user_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.error_texts import error_in_words
+from django_quota.subjects.subject import override_subject, user_subject
 
 overrides_changed: Signal = Signal()
 """Overrides were saved or deleted. Sent within the transaction.

@@ -11,10 +11,10 @@ from django_quota.core.rules import RuleOptions
 from django_quota.features.counters.calls import Counter
 from django_quota.features.reservations.calls import Reservation
 from django_quota.features.slots.calls import Lease, Slot
+from django_quota.http.limited_requests import QuotaRequest
+from django_quota.http.view_lookup import Endpoint
+from django_quota.http.wording import RefusalDetails
 from django_quota.operating.activity import RunningTotals
-from django_quota.web.limited_requests import QuotaRequest
-from django_quota.web.view_lookup import Endpoint
-from django_quota.web.wording import RefusalDetails
 
 __all__ = [
     "Counter",

@@ -23,14 +23,14 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
+from django_quota.error_texts import error_in_words
 from django_quota.features.bans.calls import lift_bans
 from django_quota.features.bans.lists import MOST, BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects
-from django_quota.requests.subjects import named_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.subjects.subject import named_subject
 
 PER_PAGE = 50
 """Bans on a page, and bans that began recently."""

@@ -24,10 +24,10 @@ from django.utils.translation import gettext as _
 
 from django_quota.conf import limits_logins
 from django_quota.core.errors import RuleError
+from django_quota.error_texts import error_in_words
 from django_quota.models import Subject
 from django_quota.operating.lookup import find_subjects, login_names_among, user_names
-from django_quota.requests.subjects import is_user, parts_of
-from django_quota.requests.wording import error_in_words
+from django_quota.subjects.subject import is_user, parts_of
 
 
 def may_see_users(request: HttpRequest) -> bool:

@@ -35,7 +35,7 @@ from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import is_group, parse_override_input
-from django_quota.requests.addresses import is_address
+from django_quota.subjects.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
 MAX_REASON_SHOWN = 60

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
+from django_quota.error_texts import error_in_words
 from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
@@ -20,9 +21,8 @@ from django_quota.operating.lookup import (
     parse_override_input,
     parse_rule_input,
 )
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import is_bare, user_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import is_bare, user_subject
 
 if TYPE_CHECKING:
     from django_quota.operating.inspection import OverridePreview

@@ -23,13 +23,13 @@ from django_quota.admin.charts import sparkline
 from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
+from django_quota.error_texts import error_in_words
 from django_quota.features.events.stream import SEARCHED, Event, Search, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.activity import MINUTES, activity
 from django_quota.operating.health import Health, health, nothing_is_limited
-from django_quota.requests.wording import error_in_words
 from django_quota.stores.base import Store
 
 REFRESH_INTERVAL = 5

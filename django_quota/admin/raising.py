@@ -9,12 +9,12 @@ from django.utils.translation import gettext as _
 from django_quota.core import clock
 from django_quota.core.overrides import Override
 from django_quota.core.rules import Rule
+from django_quota.error_texts import text_in_words
 from django_quota.limiting.known_rules import NamedRule, known_keys
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import UNLIMITED, rules_for
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.wording import text_in_words
+from django_quota.subjects.keys import is_given_by
 
 FACTORS = (2, 5, 10)
 

@@ -22,13 +22,13 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
+from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, Search, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
-from django_quota.requests.wording import error_in_words, text_in_words
 
 GROUPS_SHOWN = 50
 """Overrides, and subjects refused last, that the page lists."""

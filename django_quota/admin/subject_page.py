@@ -24,6 +24,7 @@ from django_quota.conf import limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
+from django_quota.error_texts import error_in_words
 from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
@@ -36,9 +37,8 @@ from django_quota.operating.lookup import (
     subject_hint,
     user_of,
 )
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import is_bare, named_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import is_bare, named_subject
 
 OVERRIDES_SHOWN = 100
 """Overrides on the page."""

@@ -22,13 +22,13 @@ from django_quota.admin.csv_export import csv_response
 from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
+from django_quota.error_texts import error_in_words
 from django_quota.features.usage.days import Count, recent_days, row_name, row_part, today, total, waiting
 from django_quota.features.usage.rollup import move
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint
-from django_quota.requests.subjects import named_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.subjects.subject import named_subject
 
 CSV_HEADER = ("subject", "rule", "day", *Count._fields)
 

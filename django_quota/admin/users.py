@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import admin_url
-from django_quota.requests.subjects import user_subject
+from django_quota.subjects.subject import user_subject
 
 
 class UsageLinks:

@@ -19,9 +19,9 @@ from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rule_options import BanOption, Exemption, Shares
 from django_quota.core.rules import Tiers, option_in_words
+from django_quota.http.wording import wait_in_words
 from django_quota.models import QuotaOverride
-from django_quota.requests.subjects import LOGIN, parts_of
-from django_quota.web.wording import wait_in_words
+from django_quota.subjects.subject import LOGIN, parts_of
 
 if TYPE_CHECKING:
     from django_quota.operating.inspection import LimitStatus

@@ -15,8 +15,8 @@ from django_quota.core import keys
 from django_quota.core.rules import Rule
 from django_quota.features.resets.calls import reset
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.addresses import client_address, is_from
-from django_quota.requests.subjects import LOGIN, login_name, login_subject, named_subject
+from django_quota.subjects.addresses import client_address, is_from
+from django_quota.subjects.subject import LOGIN, login_name, login_subject, named_subject
 
 __all__ = ["login_hits", "login_name", "unlock", "with_addresses"]
 

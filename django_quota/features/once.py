@@ -16,7 +16,7 @@ from django_quota.core.rates import Duration, parse_duration
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.limiting.api import run_call
 from django_quota.limiting.registry import store_call
-from django_quota.requests.subjects import digest
+from django_quota.subjects.subject import digest
 
 Value = str | bytes | int
 

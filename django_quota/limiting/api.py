@@ -23,10 +23,10 @@ from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode
+from django_quota.limiting.asking import asked_by_flow, value_digest
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.request_hits import asked_by_flow, value_digest
-from django_quota.requests.request_keys import subject_flow
-from django_quota.requests.subjects import is_user, named_subject, subject_of, user_subject
+from django_quota.subjects.keys import subject_flow
+from django_quota.subjects.subject import is_user, named_subject, subject_of, user_subject
 
 T = TypeVar("T")
 

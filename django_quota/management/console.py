@@ -28,8 +28,8 @@ from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
 from django_quota.limiting.registry import get_limiter, which_redis
 from django_quota.operating.lookup import rule_hint, subject_hint
-from django_quota.requests.addresses import is_address
 from django_quota.stores.base import Store
+from django_quota.subjects.addresses import is_address
 
 EXIT_BROKEN_PIPE = 141
 """The exit status when nobody reads the output any more, as in `manage.py quota_events | head -1`: 128 + SIGPIPE."""

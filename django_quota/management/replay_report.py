@@ -11,8 +11,8 @@ from django_quota.core.clock import moment_of
 from django_quota.management.console import quantity
 from django_quota.operating.replay import ReplayedRefusals, RuleSet, Traffic
 from django_quota.operating.tightest import Demand
-from django_quota.requests.addresses import is_trusted_proxy
-from django_quota.requests.subjects import digest
+from django_quota.subjects.addresses import is_trusted_proxy
+from django_quota.subjects.subject import digest
 
 WIDTH, LABEL = 79, 20
 """Columns of the text, and of its labels."""

@@ -23,6 +23,7 @@ from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailab
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
+from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,
@@ -37,7 +38,6 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest
 from django_quota.operating.health import is_full, refused_change
-from django_quota.requests.wording import error_in_words, text_in_words
 
 RULES_PER_CALL = 100
 """Rules that one script call peeks at."""

@@ -12,8 +12,8 @@ from django_quota.features.bans.lists import bans_in_force
 from django_quota.limiting.known_rules import known_keys, known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import subjects_seen
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import parts_of
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import parts_of
 
 MAX_LONGER = 20
 """Subjects that are looked at."""

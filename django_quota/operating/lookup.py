@@ -27,9 +27,9 @@ from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.limiting.known_rules import known_keys, known_rules
-from django_quota.requests.addresses import address_of, is_address, is_network, own_prefixes
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.subjects import (
+from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import (
     LOGIN,
     escape_value,
     is_bare,

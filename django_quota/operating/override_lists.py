@@ -13,8 +13,8 @@ from django.utils import timezone
 from django_quota.core.errors import RuleError
 from django_quota.limiting.override_rows import TRIES, write_database
 from django_quota.models import QuotaOverride, next_change
-from django_quota.requests.addresses import is_address
-from django_quota.requests.subjects import override_subject
+from django_quota.subjects.addresses import is_address
+from django_quota.subjects.subject import override_subject
 
 ROWS_PER_QUERY = 1_000
 """Rows that one statement changes."""

@@ -32,11 +32,11 @@ from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
 from django_quota.engine.resolving import Scope, hits_of
+from django_quota.http.site_rules import RuleIndex
+from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import url_patterns
 from django_quota.operating.access_log import LogFormat, LogLine, UnreadableLineError
-from django_quota.requests.request_hits import asked_flow
-from django_quota.requests.request_keys import check_keys
-from django_quota.requests.site_rules import RuleIndex
+from django_quota.subjects.keys import check_keys
 
 ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""

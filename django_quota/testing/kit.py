@@ -21,9 +21,9 @@ from django_quota.limiting.api import AnySubject, RuleOrRate, check, peek
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import force_store
-from django_quota.requests.addresses import is_address
-from django_quota.requests.subjects import named_subject
 from django_quota.stores.memory import MemoryStore
+from django_quota.subjects.addresses import is_address
+from django_quota.subjects.subject import named_subject
 
 
 def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:

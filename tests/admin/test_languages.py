@@ -10,8 +10,8 @@ from django.utils import translation
 from django_quota import Rule, counter, quota, slot
 from django_quota.core.errors import QuotaError
 from django_quota.core.rates import parse_override_rates
-from django_quota.requests.subjects import override_subject
-from django_quota.requests.wording import error_in_words
+from django_quota.error_texts import error_in_words
+from django_quota.subjects.subject import override_subject
 from django_quota.testing import clear
 from tests.admin.operators import superuser
 from tests.support.catalogs import LANGUAGES

@@ -24,7 +24,7 @@ from django_quota.admin.users import UsageLinks
 from django_quota.core.keys import field
 from django_quota.features.usage.days import row_name, row_part
 from django_quota.models import DailyCounter
-from django_quota.requests.subjects import named_subject
+from django_quota.subjects.subject import named_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.support.days import count

@@ -447,7 +447,7 @@ def test_w043_an_override_exempts_all_addresses(subject: str, database: Any) -> 
 
 
 def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_quota.web.checks.MAX_OVERRIDES", 2)
+    monkeypatch.setattr("django_quota.http.checks.MAX_OVERRIDES", 2)
     ended = timezone.now() - timedelta(seconds=1)
     rows = [QuotaOverride(subject=f"org:{number}", mode="blocked") for number in range(3)]
     QuotaOverride.objects.bulk_create([*rows[:2], QuotaOverride(subject="org:9", mode="blocked", expires=ended)])

@@ -24,7 +24,7 @@ from django_quota.operating.lookup import (
     parse_subject_input,
     subject_hint,
 )
-from django_quota.requests.subjects import session_subject
+from django_quota.subjects.subject import session_subject
 from tests.support.calls import subject_of
 
 

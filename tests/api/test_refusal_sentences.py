@@ -16,8 +16,8 @@ from django.urls import re_path
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded
+from django_quota.http import refusal_log
 from django_quota.testing import freeze
-from django_quota.web import refusal_log
 from tests.support.calls import fetch
 from tests.support.outages import no_answer
 from tests.support.overridden import override

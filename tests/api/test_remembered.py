@@ -14,8 +14,8 @@ from django_quota import quota
 from django_quota.adapters import client_ip, register_late_views
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
-from django_quota.requests import addresses
-from django_quota.web import headers, request_rules, view_kinds
+from django_quota.http import headers, request_rules, view_kinds
+from django_quota.subjects import addresses
 from tests.support.calls import get, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")

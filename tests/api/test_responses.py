@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from django_quota import Decision, Rule, check, peek, quota
 from django_quota.adapters import refusal_response, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.http import refusal_page
 from django_quota.testing import freeze
-from django_quota.web import refusal_page
 from tests.support.calls import always
 from tests.support.inputs import inputs
 from tests.support.overridden import override

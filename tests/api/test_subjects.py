@@ -30,7 +30,7 @@ from django_quota.core.keys import digested
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import parse_override_input, parse_subject_input
-from django_quota.requests.subjects import named_subject, override_subject, parts_of
+from django_quota.subjects.subject import named_subject, override_subject, parts_of
 from django_quota.types import QuotaRequest
 from tests.support.calls import always, asubject_of, both, calls_in, fetch, subject_of
 from tests.support.commands import said

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from django_quota import quota
 from django_quota.conf import current
+from django_quota.http.request_rules import rules_of_view
 from django_quota.management.commands.quota_replay import rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
 from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, find_refusals, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
-from django_quota.web.request_rules import rules_of_view
 from tests.support.inputs import inputs
 from tests.support.pages import blocks
 from tests.support.steps import ALGORITHMS, SECOND, START

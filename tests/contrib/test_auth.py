@@ -42,7 +42,7 @@ from django_quota.conf import DEFAULT_LOGIN, login_rules
 from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.operating.lookup import find_users, user_names
-from django_quota.requests.subjects import login_subject, normalized
+from django_quota.subjects.subject import login_subject, normalized
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
 from tests.contrib.hashers import CountingHasher

@@ -17,7 +17,7 @@ from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
-from django_quota.web.refusal_page import LimitShown, page_context
+from django_quota.http.refusal_page import LimitShown, page_context
 from tests.benchmarks import algorithms
 from tests.support import reference
 

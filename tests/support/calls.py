@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django_quota import acheck, aonce, check, once
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.matching import Match, Target
-from django_quota.requests.request_keys import subject_flow
+from django_quota.subjects.keys import subject_flow
 from tests.support.stores import spy
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])

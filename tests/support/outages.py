@@ -16,11 +16,11 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.limiting.outages import Outages, _log_denied_command, _log_foreign_data
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.workers import Workers
-from django_quota.requests import addresses
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
+from django_quota.subjects import addresses
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock
 from tests.support.stores import caches, current_store, redis_store, spy

@@ -17,7 +17,7 @@ from django_quota.contrib.django_ratelimit.core import GroupLimit, check_key, re
 from django_quota.core.rates import parse_rate
 from django_quota.core.rules import Rule
 from django_quota.exceptions import RateError
-from django_quota.web.view_lookup import decorated_views
+from django_quota.http.view_lookup import decorated_views
 
 
 class GroupLimits:

@@ -22,8 +22,8 @@ from django_quota.features.subject_contents import InspectSubject
 from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.subjects import subject_of
 from django_quota.signals import announce, banned
+from django_quota.subjects.subject import subject_of
 
 logger = logging.getLogger("django_quota")
 

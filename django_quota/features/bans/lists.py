@@ -15,9 +15,9 @@ from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_eve
 from django_quota.features.subject_contents import BanStatus, contents_of
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.subjects import is_bare, parts_of
 from django_quota.stores.database.log import EventTable, LoggedBan
 from django_quota.stores.scanning import time_of
+from django_quota.subjects.subject import is_bare, parts_of
 
 MOST = 10_000
 """Bans that are looked at, those that end first."""

@@ -25,7 +25,7 @@ from django_quota.core.takes import CounterEntry, Take
 from django_quota.features.counters import operations
 from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
-from django_quota.requests.subjects import subject_of
+from django_quota.subjects.subject import subject_of
 
 COUNTER_TTL = timedelta(days=400)
 """How long a counter lives after its last change by default: long enough to show a year of days."""

@@ -16,9 +16,9 @@ from django_quota.core.clock import SECOND
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.keys import named, system_key
 from django_quota.engine.operations import text
-from django_quota.requests.addresses import address_of
 from django_quota.stores.base import Store
 from django_quota.stores.database.log import EventTable, LoggedEvent, Position
+from django_quota.subjects.addresses import address_of
 
 if TYPE_CHECKING:
     from django_quota.stores.database.store import DatabaseStore

@@ -31,11 +31,11 @@ from django_quota.limiting.api import (
     run_call,
     subject_under_flow,
 )
+from django_quota.limiting.asking import rates_flow
 from django_quota.limiting.known_rules import NamedRule, known_rule, known_rules, rules_named
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.request_hits import rates_flow
-from django_quota.requests.subjects import subject_of
+from django_quota.subjects.subject import subject_of
 
 RULES_AT_ONCE = 100
 """Rules that one call to the store resets."""

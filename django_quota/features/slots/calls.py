@@ -32,8 +32,8 @@ from django_quota.features.slots.queues import SlotInStore, pause_before, runnin
 from django_quota.features.slots.renewal import RETRY, renewer
 from django_quota.limiting.observers import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
-from django_quota.requests.subjects import GLOBAL, subject_of
 from django_quota.stores.base import Runner
+from django_quota.subjects.subject import GLOBAL, subject_of
 
 MOST_AT_ONCE = 1_000_000
 """The highest limit of a slot."""

@@ -27,10 +27,10 @@ from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.subjects import is_user, named_subject, user_subject
 from django_quota.stores.base import Store
 from django_quota.stores.patience import Asked, asked_once
 from django_quota.stores.scanning import batched, scan
+from django_quota.subjects.subject import is_user, named_subject, user_subject
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -20,7 +20,7 @@ from django_quota.management.console import QuotaCommand, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
 from django_quota.operating.override_lists import read_list, save_list
-from django_quota.requests.addresses import is_address
+from django_quota.subjects.addresses import is_address
 
 _RULE_HELP = {
     "list": "only of this rule; * for overrides of all rules",

@@ -24,14 +24,14 @@ from django.http import HttpRequest
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.rules import Rule
+from django_quota.http.request_rules import rules_of_view
+from django_quota.http.view_lookup import endpoints
 from django_quota.limiting.known_rules import known_rules, known_slots, url_patterns
 from django_quota.management.console import QuotaCommand, printable, progress
 from django_quota.management.replay_report import Result, lines_of, make_report, unreadable
 from django_quota.operating.access_log import find_format
 from django_quota.operating.replay import RuleSet, find_refusals, read_rules, read_traffic
 from django_quota.operating.tightest import demands, tightest
-from django_quota.web.request_rules import rules_of_view
-from django_quota.web.view_lookup import endpoints
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """The methods of a class-based view, each of which may have a `@quota`."""

@@ -24,15 +24,15 @@ from django_quota.core.decisions import Outcome
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, option_in_words
+from django_quota.http.site_rules import site_rules
+from django_quota.http.view_lookup import rules_of_endpoint
+from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.console import QuotaCommand
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import find_users
-from django_quota.requests.addresses import is_address
-from django_quota.requests.request_hits import asked_flow
-from django_quota.requests.site_rules import site_rules
-from django_quota.web.view_lookup import rules_of_endpoint
+from django_quota.subjects.addresses import is_address
 
 
 class Command(QuotaCommand):

@@ -19,10 +19,8 @@ from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_async, run_sync
-from django_quota.limiting.registry import get_limiter
-from django_quota.requests.site_rules import rule_index
-from django_quota.web.headers import add_headers
-from django_quota.web.limited_requests import (
+from django_quota.http.headers import add_headers
+from django_quota.http.limited_requests import (
     RequestState,
     before_view_flow,
     close_flow,
@@ -30,7 +28,9 @@ from django_quota.web.limited_requests import (
     request_state,
     unavailable,
 )
-from django_quota.web.request_slots import Holding, slot_index, take_slots_flow
+from django_quota.http.request_slots import Holding, slot_index, take_slots_flow
+from django_quota.http.site_rules import rule_index
+from django_quota.limiting.registry import get_limiter
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

@@ -19,8 +19,8 @@ from django.utils.html import escape
 from django_quota.core.algorithms.stock import Held
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
+from django_quota.http.wording import message, rate_in_words, title, wait_in_words, whole_wait
 from django_quota.runtime import runtime
-from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 MAX_BAR = 3_600
 """Seconds: the page shows a progress bar for a wait up to this."""

@@ -30,14 +30,11 @@ from django_quota.core.errors import (
 )
 from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import Rule, dotted_path, parts_of_key
-from django_quota.limiting.known_rules import url_patterns
-from django_quota.requests.request_keys import check_keys
-from django_quota.requests.site_rules import applies_to
-from django_quota.requests.subjects import GLOBAL
-from django_quota.web.decorators import BARE_HINT, WithoutRate
-from django_quota.web.request_rules import is_decided_later
-from django_quota.web.request_slots import SlotRule, site_slot
-from django_quota.web.view_lookup import (
+from django_quota.http.decorators import BARE_HINT, WithoutRate
+from django_quota.http.request_rules import is_decided_later
+from django_quota.http.request_slots import SlotRule, site_slot
+from django_quota.http.site_rules import applies_to
+from django_quota.http.view_lookup import (
     Endpoint,
     decorated_views,
     endpoints,
@@ -48,8 +45,11 @@ from django_quota.web.view_lookup import (
     slots_of_views,
     view_checks,
 )
+from django_quota.limiting.known_rules import url_patterns
+from django_quota.subjects.keys import check_keys
+from django_quota.subjects.subject import GLOBAL
 
-OURS = "django_quota.web.middleware.QuotaMiddleware"
+OURS = "django_quota.http.middleware.QuotaMiddleware"
 
 _RULE_HINT = "The options of a rule are listed in docs/rules.md."
 

@@ -20,7 +20,7 @@ from django_quota.conf import QuotaSettings, current
 from django_quota.core.errors import RuleError, Translatable
 from django_quota.core.keys import MAX_PART, is_digest
 from django_quota.core.overrides import EVERYBODY
-from django_quota.requests.addresses import canonical_network, canonical_part, own_prefixes
+from django_quota.subjects.addresses import canonical_network, canonical_part, own_prefixes
 
 GLOBAL = "global"
 

@@ -12,13 +12,13 @@ from django_quota.limiting.known_rules import register_rule_finder, slot_finders
 
 @register_rule_finder
 def _rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
-    from django_quota.web.view_lookup import rules_of_decorators  # noqa: PLC0415 — the app starts without it
+    from django_quota.http.view_lookup import rules_of_decorators  # noqa: PLC0415 — the app starts without it
 
     return rules_of_decorators(patterns)
 
 
 def _slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
-    from django_quota.web.view_lookup import slots_of_views  # noqa: PLC0415 — the app starts without it
+    from django_quota.http.view_lookup import slots_of_views  # noqa: PLC0415 — the app starts without it
 
     return (name for name, _ in slots_of_views(patterns))
 

@@ -27,9 +27,9 @@ from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync
 from django_quota.core.rules import Rule, parts_of_key
 from django_quota.engine.asks import Ask
+from django_quota.http.limits import peek_flow
 from django_quota.limiting.api import django_request
-from django_quota.requests.request_hits import asked_flow
-from django_quota.web.limits import peek_flow
+from django_quota.limiting.asking import asked_flow
 
 logger = logging.getLogger("django_quota")
 

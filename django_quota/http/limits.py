@@ -14,12 +14,12 @@ from django_quota.core.flow import Flow, IOCall, run_async
 from django_quota.core.rules import Rule, default_tier_of
 from django_quota.engine.asks import Ask
 from django_quota.features.usage.days import last_tiers
+from django_quota.http.site_rules import site_rules
 from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
+from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
-from django_quota.requests.request_hits import asked_flow
-from django_quota.requests.request_keys import is_given_by
-from django_quota.requests.site_rules import site_rules
-from django_quota.requests.subjects import subject_of
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import subject_of
 
 
 def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Decision:

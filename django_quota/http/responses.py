@@ -20,19 +20,19 @@ from django.utils.translation import get_language
 from django_quota.conf import current
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import ConfigurationError
-from django_quota.runtime import runtime
-from django_quota.web.headers import (
+from django_quota.http.headers import (
     OWN_HEADERS,
     policies,
     set_headers,
 )
-from django_quota.web.refusal_log import log_refusal
-from django_quota.web.refusal_page import (
+from django_quota.http.refusal_log import log_refusal
+from django_quota.http.refusal_page import (
     Shown,
     is_our_page,
     render_page,
 )
-from django_quota.web.wording import message, refusal_status, title, whole_wait
+from django_quota.http.wording import message, refusal_status, title, whole_wait
+from django_quota.runtime import runtime
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 

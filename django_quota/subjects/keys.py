@@ -22,10 +22,10 @@ from django_quota.core.errors import RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.overrides import EVERYBODY
 from django_quota.core.rules import Rule, dotted_path, is_lambda
-from django_quota.requests.addresses import ip_subject
-from django_quota.requests.request_bodies import body_notes, form_of, has_unread_body, json_object_of
-from django_quota.requests.site_functions import call_flow, user_flow
-from django_quota.requests.subjects import (
+from django_quota.subjects.addresses import ip_subject
+from django_quota.subjects.bodies import body_notes, form_of, has_unread_body, json_object_of
+from django_quota.subjects.site_functions import call_flow, user_flow
+from django_quota.subjects.subject import (
     GLOBAL,
     Subject,
     digest,

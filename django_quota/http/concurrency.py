@@ -11,9 +11,9 @@ from django.http import HttpRequest
 
 from django_quota.core.errors import RuleError
 from django_quota.core.rules import dotted_path
-from django_quota.requests.subjects import GLOBAL
-from django_quota.web.request_slots import SlotOptions, SlotRule
-from django_quota.web.view_kinds import V, dispatch_of, mark, path_of_view
+from django_quota.http.request_slots import SlotOptions, SlotRule
+from django_quota.http.view_kinds import V, dispatch_of, mark, path_of_view
+from django_quota.subjects.subject import GLOBAL
 
 
 def concurrency(

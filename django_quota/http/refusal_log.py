@@ -11,7 +11,7 @@ from django.http import HttpResponseBase
 from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
-from django_quota.web.wording import refusal_status
+from django_quota.http.wording import refusal_status
 
 _LOGGED = "_has_been_logged"
 """The attribute by which Django knows that a response has been logged."""

@@ -1,7 +1,7 @@
 """A limited request: what the middleware, the decorators and the integrations do with it, and what they share.
 
-Each of them goes the same way: it finds the rules (`web/request_rules`), resolves what they ask for
-(`requests/request_hits`), decides it in one call to the store (`limiting/limiter`), and puts the decision on
+Each of them goes the same way: it finds the rules (`http/request_rules`), resolves what they ask for
+(`limiting/asking`), decides it in one call to the store (`limiting/limiter`), and puts the decision on
 `request.quota`. One `RequestState` notes what a request has met on this way. The middleware or the `@quota`
 that a request enters first closes the request: it decides the rules that the view has left, settles what was taken, and
 writes the headers.
@@ -28,14 +28,14 @@ from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.features.request_end import closers_of
+from django_quota.http.headers import add_headers, decision_of
+from django_quota.http.request_rules import Limited, rules_before, rules_of
+from django_quota.http.responses import aanswer_refusal, answer_refusal
+from django_quota.http.settlements import settle_by_response_flow
+from django_quota.http.site_rules import site_rules
+from django_quota.limiting.asking import Counted, asked_flow
 from django_quota.limiting.registry import get_limiter
-from django_quota.requests.request_bodies import has_unread_body, is_readable
-from django_quota.requests.request_hits import Counted, asked_flow
-from django_quota.requests.site_rules import site_rules
-from django_quota.web.headers import add_headers, decision_of
-from django_quota.web.request_rules import Limited, rules_before, rules_of
-from django_quota.web.responses import aanswer_refusal, answer_refusal
-from django_quota.web.settlements import settle_by_response_flow
+from django_quota.subjects.bodies import has_unread_body, is_readable
 
 logger = logging.getLogger("django_quota")
 
@@ -59,17 +59,17 @@ class RequestState:
     claimed: object = None
     """The `@quota` whose rules the middleware decides before it calls the view."""
     waiting: Sequence[Rule] = ()
-    """The rules that the view decides itself; see `web/request_rules`."""
+    """The rules that the view decides itself; see `http/request_rules`."""
     waiting_slots: Sequence[Callable[[], Flow[Decision]]] = ()
-    """Each takes a slot that waits as those rules do; see `web/request_slots`."""
+    """Each takes a slot that waits as those rules do; see `http/request_slots`."""
     take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
-    """Takes the slots of the settings, if there are any; see `web/request_slots`."""
+    """Takes the slots of the settings, if there are any; see `http/request_slots`."""
     counted: Counted | None = None
     """The rules with a `match` that have been decided; see `asked_flow`."""
     answers: Sequence[Answer] = ()
     """Those whose hits were taken."""
     unsettled: Sequence[Answer] = ()
-    """Those of rules that look at the response; see `web/settlements`."""
+    """Those of rules that look at the response; see `http/settlements`."""
 
 
 STATE = "_django_quota"

@@ -27,17 +27,16 @@ from django_quota.core.rules import (
     name_conflict,
     parts_of_key,
 )
-from django_quota.requests.request_keys import check_keys
-from django_quota.web.headers import add_headers
-from django_quota.web.limited_requests import (
+from django_quota.http.headers import add_headers
+from django_quota.http.limited_requests import (
     RequestState,
     arefuse_in_view,
     close_flow,
     enter_view_flow,
     refuse_in_view,
 )
-from django_quota.web.request_rules import Limited, RuleSource
-from django_quota.web.view_kinds import (
+from django_quota.http.request_rules import Limited, RuleSource
+from django_quota.http.view_kinds import (
     Mark,
     V,
     dispatch_of,
@@ -50,6 +49,7 @@ from django_quota.web.view_kinds import (
     path_of_view,
     wrap_view,
 )
+from django_quota.subjects.keys import check_keys
 
 BARE_HINT = "Write it with a rate: @quota('10/m')."
 

@@ -15,10 +15,10 @@ from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
 from django_quota.engine.asks import Ask
-from django_quota.requests.addresses import ip_subject, is_from
-from django_quota.requests.request_keys import subject_flow
-from django_quota.requests.site_functions import call_flow, user_flow
-from django_quota.requests.subjects import digest
+from django_quota.subjects.addresses import ip_subject, is_from
+from django_quota.subjects.keys import subject_flow
+from django_quota.subjects.site_functions import call_flow, user_flow
+from django_quota.subjects.subject import digest
 
 logger = logging.getLogger("django_quota")
 

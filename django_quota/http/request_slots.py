@@ -26,13 +26,8 @@ from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, is_about_the_user
 from django_quota.features.slots.calls import MOST_AT_ONCE, Lease, Slot, count_later, slot
 from django_quota.features.stream_end import at_stream_end
-from django_quota.limiting.registry import get_limiter
-from django_quota.requests.request_hits import tier_flow
-from django_quota.requests.request_keys import compile_key, subject_flow
-from django_quota.requests.site_rules import RuleIndex
-from django_quota.requests.subjects import GLOBAL
-from django_quota.web.headers import decision_of
-from django_quota.web.limited_requests import (
+from django_quota.http.headers import decision_of
+from django_quota.http.limited_requests import (
     add_decision,
     arefuse_in_view,
     log_untaken_slots,
@@ -41,10 +36,15 @@ from django_quota.web.limited_requests import (
     undo_flow,
     write_own_headers,
 )
-from django_quota.web.request_rules import is_decided_later
-from django_quota.web.responses import aanswer_refusal, answer_refusal
-from django_quota.web.settlements import show
-from django_quota.web.view_kinds import called_view, wrap_view
+from django_quota.http.request_rules import is_decided_later
+from django_quota.http.responses import aanswer_refusal, answer_refusal
+from django_quota.http.settlements import show
+from django_quota.http.site_rules import RuleIndex
+from django_quota.http.view_kinds import called_view, wrap_view
+from django_quota.limiting.asking import tier_flow
+from django_quota.limiting.registry import get_limiter
+from django_quota.subjects.keys import compile_key, subject_flow
+from django_quota.subjects.subject import GLOBAL
 
 logger = logging.getLogger("django_quota")
 

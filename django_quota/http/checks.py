@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
 from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.http.rule_checks import check_rules, finding
 from django_quota.limiting.known_rules import rules_of_requests
 from django_quota.limiting.override_rows import count_overrides, has_database, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
@@ -31,7 +32,6 @@ from django_quota.models import OverrideChange, QuotaOverride
 from django_quota.runtime import runtime
 from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE
 from django_quota.stores.database.store import vendor_of
-from django_quota.web.rule_checks import check_rules, finding
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001

@@ -18,8 +18,8 @@ from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.algorithms.stock import UnitsLeft
 from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.rates import Rate
-from django_quota.web.refusal_log import log_refusal
-from django_quota.web.wording import refusal_status
+from django_quota.http.refusal_log import log_refusal
+from django_quota.http.wording import refusal_status
 
 R = TypeVar("R")
 
