@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from django_quota.features.resets.calls import areset, reset
     from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage.days import ausage, usage
-    from django_quota.http.concurrency import concurrency
-    from django_quota.http.decorators import quota
+    from django_quota.http.decorators import concurrency, quota
     from django_quota.http.limits import alimits_of, limits_of
     from django_quota.limiting.api import (
         Entry,
@@ -77,6 +76,14 @@ else:
             "ausage",
             "usage",
         ),
+        "django_quota.http.decorators": (
+            "concurrency",
+            "quota",
+        ),
+        "django_quota.http.limits": (
+            "alimits_of",
+            "limits_of",
+        ),
         "django_quota.limiting.api": (
             "Entry",
             "aacquire",
@@ -93,12 +100,6 @@ else:
             "refund",
         ),
         "django_quota.subjects.subject": ("Subject",),
-        "django_quota.http.concurrency": ("concurrency",),
-        "django_quota.http.decorators": ("quota",),
-        "django_quota.http.limits": (
-            "alimits_of",
-            "limits_of",
-        ),
     }
     """Where each name is defined."""
 

@@ -20,7 +20,7 @@ from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.http import headers, responses, rule_checks
 from django_quota.http.limited_requests import RequestState, add_decision, decide_flow, request_state, settle_own_flow
-from django_quota.http.own_limits import limits_view
+from django_quota.http.limits import limits_view
 from django_quota.http.request_rules import register_late_views
 from django_quota.http.request_slots import SlotRule
 from django_quota.http.view_lookup import endpoints, register_view_check

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from django_quota.limiting.metrics import RuleLabels, counted
-from django_quota.limiting.observers import observe, unobserve
+from django_quota.limiting.metrics import RuleLabels, counted, observe, unobserve
 from django_quota.operating.activity import running_totals
 
 __all__ = ["RuleLabels", "counted", "observe", "running_totals", "unobserve"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from django_quota.http.own_limits import limits_view
+from django_quota.http.limits import limits_view
 
 app_name = "django_quota"
 

@@ -30,8 +30,13 @@ from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
 from django_quota.operating.health import nothing_is_limited
-from django_quota.operating.inspection import LimitStatus, SubjectSnapshot, load_snapshot, recent_refusals
-from django_quota.operating.longer_subjects import longer_subjects
+from django_quota.operating.inspection import (
+    LimitStatus,
+    SubjectSnapshot,
+    load_snapshot,
+    longer_subjects,
+    recent_refusals,
+)
 from django_quota.operating.lookup import (
     login_names,
     subject_hint,

@@ -22,7 +22,7 @@ from django.views import View
 from django_quota.conf import current
 from django_quota.core.rules import Rule
 from django_quota.http.site_rules import site_rules
-from django_quota.http.view_kinds import called_view, own, path_of_view
+from django_quota.http.views import called_view, own, path_of_view
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 

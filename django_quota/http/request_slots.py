@@ -24,8 +24,8 @@ from django_quota.core.matching import Match
 from django_quota.core.rates import Duration
 from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, is_about_the_user
+from django_quota.features.request_end import at_stream_end
 from django_quota.features.slots.calls import MOST_AT_ONCE, Lease, Slot, count_later, slot
-from django_quota.features.stream_end import at_stream_end
 from django_quota.http.headers import decision_of
 from django_quota.http.limited_requests import (
     add_decision,
@@ -40,7 +40,7 @@ from django_quota.http.request_rules import is_decided_later
 from django_quota.http.responses import aanswer_refusal, answer_refusal
 from django_quota.http.settlements import show
 from django_quota.http.site_rules import RuleIndex
-from django_quota.http.view_kinds import called_view, wrap_view
+from django_quota.http.views import called_view, wrap_view
 from django_quota.limiting.asking import tier_flow
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.keys import compile_key, subject_flow
@@ -77,7 +77,7 @@ class SlotRule:
     """
 
     attribute: ClassVar[str] = "django_quota_slots"
-    """What `@concurrency` leaves on a view; see `view_kinds.Noted`."""
+    """What `@concurrency` leaves on a view; see `views.Noted`."""
 
     slot: Slot
     """The slot, without its subject."""

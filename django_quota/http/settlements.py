@@ -22,8 +22,8 @@ from django_quota.core.rates import MAX_COUNT
 from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
+from django_quota.features.request_end import at_stream_end
 from django_quota.features.reservations.calls import Reservation
-from django_quota.features.stream_end import at_stream_end
 from django_quota.http.headers import decision_of
 from django_quota.subjects.site_functions import call_flow
 

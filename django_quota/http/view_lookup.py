@@ -17,7 +17,7 @@ from django_quota.core.rules import Rule
 from django_quota.http.request_rules import Limited
 from django_quota.http.request_slots import SlotRule
 from django_quota.http.site_rules import applies_to
-from django_quota.http.view_kinds import (
+from django_quota.http.views import (
     Mark,
     Noted,
     bound_to_class,

@@ -1,13 +1,24 @@
-"""What decides while the store does not answer: the `on_unavailable` of each rule."""
+"""What decides while the store does not answer: the `on_unavailable` of each rule.
+
+`"local"` counts in the memory of the process, which takes its part of the limit: see `Workers`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from django_quota.conf import current
 from django_quota.core import clock
+from django_quota.core.caching import cached
+from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import StoreFull, StoreUnavailable
+from django_quota.core.errors import RuleError, StoreFull, StoreUnavailable
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import system_key
+from django_quota.core.rates import Rate
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.core.rules import Rule
 from django_quota.engine.answers import answered
@@ -15,7 +26,9 @@ from django_quota.engine.asks import Ask
 from django_quota.engine.decide import Decide
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode, Resolved, Scope
-from django_quota.limiting.workers import Workers, part_of
+from django_quota.engine.system_operations import RegisterWorker
+from django_quota.limiting.flusher import flusher
+from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 
 
@@ -68,3 +81,71 @@ def _how(ask: Ask, failure: type[StoreUnavailable]) -> OnUnavailable:
     """Return what decides a rule after a failure."""
     is_precious = bool(ask.rule.reads_body) or ask.is_estimate
     return current().without_store(ask.rule.on_unavailable, failure, is_precious=is_precious)
+
+
+# --- how many processes share the limits ------------------------------------------------------------------------------
+
+INTERVAL = 5.0
+"""Seconds between two signs of life."""
+
+TTL = 30 * SECOND
+"""Microseconds for which a process counts after its last sign of life."""
+
+
+class Workers:
+    """Knows how many processes share the limits of a store; only this one, until the store has said."""
+
+    purpose = "say that this process is alive"
+    at_exit = False
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self.number = 1
+        """Processes that share the limits, with this one; in a forked process, at first what its parent knew."""
+        self._found = 1
+        """What the store said last."""
+        self.after_fork()
+        register_fork_aware(self)
+        flusher.add(self)
+
+    def after_fork(self) -> None:
+        """Count as one more in a forked process."""
+        self._token = secrets.token_hex(8)
+        self._next = 0.0
+
+    def flush(self) -> None:
+        """If due, say that this process is alive, and learn how many are."""
+        now = self._clock()
+        if now < self._next:
+            return
+        alive = RegisterWorker(system_key(current().prefix, "workers"), self._token, TTL)
+        try:
+            found = max(1, int(self._store.run(alive, frozen_now())))
+        except StoreUnavailable:  # an outage is reported elsewhere; what was learned before holds
+            return
+        # A store that was emptied learns of the others within `INTERVAL`: so a lower number must come twice.
+        self.number, self._found = max(found, self._found), found
+        self._next = now + INTERVAL
+
+
+@cached(maxsize=1024)
+def part_of(rule: Rule, workers: int) -> Rule:
+    """Return a rule whose rates are divided by the number of workers. Each rate admits at least one hit.
+
+    Together the workers admit no more than the rule does, or one hit each if there are more workers than hits.
+    """
+    if workers <= 1:
+        return rule
+    rates = tuple(
+        replace(rate, count=_part(rate.count, workers)) if isinstance(rate, Rate) else rate for rate in rule.rates
+    )
+    burst = None if rule.burst is None else _part(rule.burst, workers)
+    try:
+        return replace(rule, rates=rates, burst=burst)
+    except RuleError:  # a very slow bucket: its part would refill too slowly to be a rate
+        return rule
+
+
+def _part(count: int, workers: int) -> int:
+    return max(1, count // workers) if count else 0

@@ -27,15 +27,13 @@ from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.engine.resolving import AskMode, Resolved, Scope, event_log_of, resolve
 from django_quota.limiting.cleaning import Cleaning
-from django_quota.limiting.fallback import Fallback
+from django_quota.limiting.fallback import Fallback, Workers
 from django_quota.limiting.flusher import flusher
-from django_quota.limiting.metrics import DecisionMetrics
-from django_quota.limiting.observers import notify, receivers
+from django_quota.limiting.metrics import DecisionMetrics, notify, receivers
 from django_quota.limiting.outages import OutageReportingStore, Outages
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.refusals import Refusals
 from django_quota.limiting.unasked import UnaskedHits
-from django_quota.limiting.workers import Workers
 from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import groupby, zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.utils.translation import gettext, gettext_lazy
 
@@ -24,6 +24,7 @@ from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
 from django_quota.error_texts import error_in_words, text_in_words
+from django_quota.features.bans.lists import bans_in_force
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,
@@ -33,11 +34,13 @@ from django_quota.features.subject_contents import (
     scan_keys,
 )
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
-from django_quota.limiting.known_rules import NamedRule, known_rules, known_slots, rules_named
+from django_quota.limiting.known_rules import NamedRule, known_keys, known_rules, known_slots, rules_named
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import highest
+from django_quota.operating.activity import highest, subjects_seen
 from django_quota.operating.health import is_full, refused_change
+from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.subject import parts_of
 
 RULES_PER_CALL = 100
 """Rules that one script call peeks at."""
@@ -409,3 +412,46 @@ def rules_for(name: str) -> dict[str, NamedRule]:
         if rule.name == name:
             return {name: rule}
     return {}
+
+
+# --- longer subjects --------------------------------------------------------------------------------------------------
+
+MAX_LONGER = 20
+"""Subjects that are looked at."""
+
+
+class LongerSubject(NamedTuple):
+    """A subject that another one is a part of."""
+
+    subject: str
+    refusal: Outcome | None
+    """What refuses its next hit for longest; None if no rule of the settings and the views does."""
+
+
+def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence[LongerSubject]:
+    """Return the subjects that count a subject together with others, those refused now first.
+
+    It finds subjects that were refused today, yesterday or in the last events, or are banned. Nothing is taken.
+    `other_names`: subjects that mean the same person, such as the failed logins of a user's name; they are looked at
+    themselves, too.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    wanted = {subject, *other_names}
+    banned = [ban.subject for ban in bans_in_force()[1] or () if ban.subject]
+    seen = [each for each in [*banned, *subjects_seen(days=2)] if wanted.intersection(parts_of(each))]
+    found = [each for each in dict.fromkeys([*other_names, *seen]) if each != subject][:MAX_LONGER]
+    longer = [LongerSubject(each, _refusal_of(each)) for each in found]
+    known = [each for each in longer if each.refusal is not None or each.subject in seen]
+    return sorted(known, key=lambda each: each.refusal is None)
+
+
+def _refusal_of(subject: str) -> Outcome | None:
+    rules, keys = known_rules(), known_keys()
+    asked = [
+        Ask(rule, subject, 1)
+        for name, parts in keys.items()
+        if is_given_by(parts, subject) and isinstance(rule := rules[name], Rule) and rule.limits
+    ]
+    decision = get_limiter().decide(asked, "peek")
+    return decision.binding if decision.enforced else None

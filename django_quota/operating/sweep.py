@@ -1,4 +1,4 @@
-"""The sweep: drops expired entries from our sorted sets in Redis, in small batches.
+"""The sweep: drops expired entries from our sorted sets in Redis, or expired rows of a database, in small batches.
 
 Redis expires whole keys. An expired entry of a sorted set leaves only with its key, or at the next hit of its subject.
 So keys in constant use, or with a long TTL, keep entries that nobody needs. The sweep examines each of our keys, by
@@ -34,6 +34,8 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
+from django_quota.stores.database.log import Expired, delete_expired
+from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.patience import Patience
 from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Walk
@@ -217,3 +219,46 @@ class Sweeper:
         began = time.perf_counter()
         yield
         self._stop.wait((time.perf_counter() - began) * (1_000 - self._budget_ms) / self._budget_ms)
+
+
+# --- rows of a database -----------------------------------------------------------------------------------------------
+
+ROWS_PER_CALL = 1_000
+"""Rows of each table that one round deletes."""
+
+
+@dataclass(slots=True)
+class RowReport:
+    """What a sweep has deleted, or would delete in a dry run."""
+
+    rows: Expired
+    is_complete: bool = False
+    """Whether the sweep came to the end."""
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for `--json`."""
+        return {**self.rows._asdict(), "complete": self.is_complete, "seconds": self.seconds}
+
+
+def sweep_rows(
+    store: DatabaseStore, now: int, keep: int, stop: threading.Event, advance: Callable[[int], object], budget_ms: int
+) -> RowReport:
+    """Delete what has expired by `now`, until the end or until `stop` is set.
+
+    `keep`: how many events of each log stay. `advance` gets the number of deleted rows. `budget_ms`: how much of each
+    second it may use the database, 1 to 1000 milliseconds. A call that is not answered is made again, for some seconds.
+    Raises `StoreUnavailable`.
+    """
+    report, began, patience = RowReport(Expired()), time.monotonic(), Patience(stop)
+    while not stop.is_set():
+        batch_began = time.monotonic()
+        done = patience(partial(delete_expired, store, now, keep, ROWS_PER_CALL))
+        report.rows = Expired(*map(sum, zip(report.rows, done, strict=True)))
+        advance(sum(done))
+        report.is_complete = max(done) < ROWS_PER_CALL
+        if report.is_complete:
+            break
+        stop.wait((time.monotonic() - batch_began) * (1_000 - budget_ms) / budget_ms)
+    report.seconds = time.monotonic() - began
+    return report

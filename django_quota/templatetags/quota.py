@@ -8,7 +8,7 @@ from django import template
 
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
-from django_quota.http.own_limits import limit_in_words, own_limits
+from django_quota.http.limits import limit_in_words, own_limits
 from django_quota.http.wording import rate_in_words
 
 register = template.Library()

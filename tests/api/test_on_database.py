@@ -21,7 +21,7 @@ from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_sweep
 from django_quota.models import DailyCounter
-from django_quota.operating import row_sweep
+from django_quota.operating import sweep as operating_sweep
 from django_quota.operating.activity import activity, running_totals, subjects_seen
 from django_quota.operating.inspection import load_snapshot, recent_refusals
 from django_quota.stores.database import sql
@@ -187,11 +187,11 @@ def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore,
 
 @pytest.mark.usefixtures("short_pauses")
 def test_late_replies_of_the_database_do_not_end_a_sweep(store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(store, 2 * row_sweep.ROWS_PER_CALL + 1, now() - 2 * 3_600 * SECOND)
-    for module, name in ((quota_sweep, "count_expired"), (row_sweep, "delete_expired")):
+    fill(store, 2 * operating_sweep.ROWS_PER_CALL + 1, now() - 2 * 3_600 * SECOND)
+    for module, name in ((quota_sweep, "count_expired"), (operating_sweep, "delete_expired")):
         monkeypatch.setattr(module, name, mostly_late(getattr(module, name), StoreUnavailable("late")))
     (report,) = json_of("quota_sweep")
-    assert (report["complete"], report["states"]) == (True, 2 * row_sweep.ROWS_PER_CALL + 1)
+    assert (report["complete"], report["states"]) == (True, 2 * operating_sweep.ROWS_PER_CALL + 1)
 
 
 @pytest.mark.usefixtures("short_pauses")

@@ -12,7 +12,7 @@ from django.test import RequestFactory
 from django.urls import include, path
 
 from django_quota import Subject, check
-from django_quota.http.own_limits import _log_left_out, limits_view
+from django_quota.http.limits import _log_left_out, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
 from tests.support.overridden import override

@@ -14,7 +14,7 @@ from django_quota import quota
 from django_quota.adapters import client_ip, register_late_views
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
-from django_quota.http import headers, request_rules, view_kinds
+from django_quota.http import headers, request_rules, views
 from django_quota.subjects import addresses
 from tests.support.calls import get, run
 
@@ -110,7 +110,7 @@ def test_headers_are_written_as_the_settings_say_at_that_moment(option: str) -> 
         (lambda: addresses._full, lambda n: addresses._full(f"10.{n >> 8}.{n & 255}.1")),
         (lambda: addresses._read_canonical, lambda n: client_ip(get(REMOTE_ADDR=f"2001:db8::{n:x}"))),
         (lambda: request_rules._outermost, lambda n: request_rules.rules_of_view(get(), lambda request: n)),
-        (lambda: view_kinds._is_async_class, lambda n: view_kinds._is_async_class(type(f"View{n}", (), {}))),
+        (lambda: views._is_async_class, lambda n: views._is_async_class(type(f"View{n}", (), {}))),
     ],
     ids=["trusted proxies", "addresses", "clients", "views", "classes"],
 )
@@ -125,7 +125,7 @@ def test_what_is_remembered_is_bounded(
 
 
 def test_a_method_remembers_its_rules_for_some_of_the_classes_that_inherit_it() -> None:
-    shared: Any = view_kinds.own(ByMethod.post, request_rules.Limited)
+    shared: Any = views.own(ByMethod.post, request_rules.Limited)
     classes: list[Any] = [type(f"Sub{number}", (ByMethod,), {}) for number in range(2 * request_rules.MAX_CLASSES)]
     for owner in classes:
         assert request_rules.rules_of_view(get("post"), owner.as_view()) == shared.rules(owner)

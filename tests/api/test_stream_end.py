@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_quota.core.flow import Flow
-from django_quota.features.stream_end import at_stream_end
+from django_quota.features.request_end import at_stream_end
 
 
 class Content:

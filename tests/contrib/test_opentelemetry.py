@@ -20,7 +20,7 @@ from django_quota import Rule, acheck, check, check_all, peek, refund, slot
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
-from django_quota.limiting import observers
+from django_quota.limiting import metrics
 from django_quota.metrics import counted, observe, unobserve
 from tests.support.outages import no_answer
 from tests.support.pages import marked, read
@@ -146,7 +146,7 @@ def test_a_meter_provider_that_fails_does_not_stop_the_site(settings: Any, monke
 
 @pytest.mark.usefixtures("no_provider")
 def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
-    before = list(observers.receivers)
+    before = list(metrics.receivers)
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
     check("9/m", "user:1", name="search")
     later = Meters()
@@ -157,7 +157,7 @@ def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: 
     check("9/m", "user:1", name="search")
     assert later.checks["search", "allowed"] == 2
     uninstrument()
-    assert observers.receivers == before
+    assert metrics.receivers == before
     later.provider.shutdown()
 
 

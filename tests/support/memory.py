@@ -8,8 +8,8 @@ import pytest
 from django_quota.conf import current
 from django_quota.http import site_rules
 from django_quota.limiting import metrics, refusals, unasked
+from django_quota.limiting.fallback import Workers
 from django_quota.limiting.registry import get_limiter
-from django_quota.limiting.workers import Workers
 from tests.support.stores import current_store
 
 

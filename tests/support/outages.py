@@ -13,9 +13,9 @@ import pytest
 
 from django_quota import acheck, check
 from django_quota.exceptions import StoreUnavailable
+from django_quota.limiting.fallback import Workers
 from django_quota.limiting.outages import Outages, _log_denied_command, _log_foreign_data
 from django_quota.limiting.registry import get_limiter
-from django_quota.limiting.workers import Workers
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT

@@ -26,7 +26,7 @@ from django_quota.core.flow import run_sync
 from django_quota.core.rates import Rate, parse_rate
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.http.view_kinds import path_of_view
+from django_quota.http.views import path_of_view
 from django_quota.limiting.api import django_request
 from django_quota.subjects.addresses import MAX_LENGTH, canonical, client_address, own_prefixes
 from django_quota.subjects.keys import compile_key, subject_flow

@@ -14,7 +14,7 @@ from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.contrib.django_ratelimit.checks import GroupLimits
 from django_quota.contrib.django_ratelimit.core import GroupLimit, count
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
-from django_quota.http.view_kinds import is_async, mark, own, path_of_view
+from django_quota.http.views import is_async, mark, own, path_of_view
 
 __all__ = ["ratelimit"]
 

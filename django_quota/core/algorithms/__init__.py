@@ -15,10 +15,9 @@ from django_quota.core.algorithms.base import (
 from django_quota.core.algorithms.calendar import Calendar, is_outside
 from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.algorithms.fixed_window import FixedWindow
-from django_quota.core.algorithms.leaky_bucket import LeakyBucket
 from django_quota.core.algorithms.sliding_window import SlidingWindow
 from django_quota.core.algorithms.stock import STOCK
-from django_quota.core.algorithms.token_bucket import TokenBucket
+from django_quota.core.algorithms.token_bucket import LeakyBucket, TokenBucket
 
 __all__ = [
     "ALGORITHMS",

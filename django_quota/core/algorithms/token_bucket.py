@@ -1,4 +1,4 @@
-"""The token bucket as GCRA: bursts up to `burst`, then a steady refill. See `lua/token_bucket.lua`.
+"""The token bucket as GCRA: bursts up to `burst`, then a steady refill; and the leaky bucket, which spaces hits.
 
 The state is one integer, the theoretical arrival time (TAT): the moment at which the bucket is full again. Each hit
 moves the TAT on by `interval = window / count`, rounded up to a whole microsecond. A hit is admitted if the TAT stays
@@ -144,3 +144,29 @@ def _until_more(p: Parameters, backlog: int, remaining: int) -> int:
 
 def _interval(rate: Rate) -> int:
     return -(-rate.period // max(rate.count, 1))
+
+
+# --- leaky_bucket -----------------------------------------------------------------------------------------------------
+
+
+class LeakyBucket(TokenBucket):
+    """Parameters: capacity = the room of the queue (`burst`, by default the rate's count); a = the interval."""
+
+    name = "leaky_bucket"
+    code = "lb"
+    bound = "limit (+ cost - 1), once each has waited its delay"
+
+    def held_back(self, backlog: int) -> int:
+        """Return the time that the hits before this one take to leave."""
+        return backlog
+
+    def refund(self, state: Bucket | None, p: Parameters, cost: int, now: int) -> Bucket | None:
+        """Give nothing back: later hits know when they leave."""
+        return state
+
+    def give_back(
+        self, state: Bucket | None, p: Parameters, units: int, cost: int, moment: int, now: int
+    ) -> Bucket | None:
+        """Give back the last place in the queue, as far as it has not drained."""
+        is_last = state is not None and state.written == moment
+        return super().give_back(state, p, units, cost, moment, now) if is_last else state

@@ -30,7 +30,7 @@ from django_quota.engine.operations import Operation, text
 from django_quota.features.slots.operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.features.slots.queues import SlotInStore, pause_before, running_loop, slot_queues
 from django_quota.features.slots.renewal import RETRY, renewer
-from django_quota.limiting.observers import notify, receivers
+from django_quota.limiting.metrics import notify, receivers
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.stores.base import Runner
 from django_quota.subjects.subject import GLOBAL, subject_of

@@ -21,9 +21,9 @@ from django_quota.operating.inspection import (
     LimitStatus,
     SubjectSnapshot,
     load_snapshot,
+    longer_subjects,
     recent_refusals,
 )
-from django_quota.operating.longer_subjects import longer_subjects
 from django_quota.operating.lookup import parse_rule_input, parse_subject_input
 
 

@@ -19,8 +19,7 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.errors import StoreUnavailable
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
-from django_quota.operating.row_sweep import RowReport, sweep_rows
-from django_quota.operating.sweep import Sweeper, SweepReport
+from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.database.log import count_expired
 from django_quota.stores.patience import Patience
 
