@@ -42,6 +42,8 @@ class lazy_attribute(Generic[R]):  # noqa: N801 — a decorator, as `property`
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> R:
-        """Return the value, and keep it: Python looks there first from now on."""
+        """Return the value, and keep it: Python looks there first from now on. The class itself has no value."""
+        if instance is None:
+            raise AttributeError(f"{owner.__name__}.{self._name} is an attribute of instances.")
         found = instance.__dict__[self._name] = self._compute(instance)
         return found

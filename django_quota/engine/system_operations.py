@@ -29,7 +29,7 @@ OUTAGES = "!:a"
 SUBJECTS = SLOTS = 2_000
 """How many members a sorted set keeps; for a while it may have half as many more."""
 
-DAY_TTL = 2 * DAY
+METRICS_DAY_TTL = 2 * DAY
 MINUTE_TTL = 7_200 * SECOND
 TOTAL_TTL = 400 * DAY
 """How long the counts of a day, of a minute and of all days are kept, in microseconds."""
@@ -76,7 +76,7 @@ class AddMetrics(Operation):
         keys = MetricsKeys(*self.keys)
         if is_repeated(states, keys.sent, self.number):
             return 1
-        for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
+        for key, kept in ((keys.day, METRICS_DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
             for field, count in self.counts.items():
                 name = field if field in fields or len(fields) < FIELDS else f"{OTHER}{field[-2:]}"
@@ -85,7 +85,7 @@ class AddMetrics(Operation):
         refused = dict(states.get(keys.refused, now) or {})
         for subject, count in self.refused.items():
             refused[subject] = refused.get(subject, 0) + count
-        keep(states, keys.refused, _trimmed(refused, SUBJECTS), now + DAY_TTL)
+        keep(states, keys.refused, _trimmed(refused, SUBJECTS), now + METRICS_DAY_TTL)
         slots = {name: stop for name, stop in (states.get(keys.slots, now) or {}).items() if stop > now}
         slots.update({name: now + span for name, span in self.slots.items()})
         keep(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))

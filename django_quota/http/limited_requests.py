@@ -33,7 +33,7 @@ from django_quota.http.request_rules import Limited, rules_before, rules_of
 from django_quota.http.responses import aanswer_refusal, answer_refusal
 from django_quota.http.settlements import settle_by_response_flow
 from django_quota.http.site_rules import site_rules
-from django_quota.limiting.asking import Counted, asked_flow
+from django_quota.limiting.asking import CountedPlaces, asked_flow
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.bodies import has_unread_body, is_readable
 
@@ -64,7 +64,7 @@ class RequestState:
     """Each takes a slot that waits as those rules do; see `http/request_slots`."""
     take_slots: Callable[[HttpRequest, object], Flow[HttpResponse | None]] | None = None
     """Takes the slots of the settings, if there are any; see `http/request_slots`."""
-    counted: Counted | None = None
+    counted: CountedPlaces | None = None
     """The rules with a `match` that have been decided; see `asked_flow`."""
     answers: Sequence[Answer] = ()
     """Those whose hits were taken."""

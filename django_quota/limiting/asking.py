@@ -26,12 +26,12 @@ T = TypeVar("T")
 """What each tier has."""
 
 
-Counted = set[tuple[int, str]]
+CountedPlaces = set[tuple[int, str]]
 """The rules with a `match` that a request has asked for: the `id` of each, and the subject."""
 
 
 def asked_flow(
-    rules: Iterable[Rule], request: HttpRequest, counted: Counted | None = None, *, is_peek: bool = False
+    rules: Iterable[Rule], request: HttpRequest, counted: CountedPlaces | None = None, *, is_peek: bool = False
 ) -> Flow[list[Ask]]:
     """Return what the rules that apply to a request ask for, each with its subject and cost.
 
@@ -95,7 +95,7 @@ def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
         return None
 
 
-def _counts_again(rule: Rule, subject: str, counted: Counted | None) -> bool:
+def _counts_again(rule: Rule, subject: str, counted: CountedPlaces | None) -> bool:
     """Return whether a request has asked for a rule and a subject before, and note that it has now."""
     if counted is None:
         return False

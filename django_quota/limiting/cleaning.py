@@ -12,7 +12,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.store import DatabaseStore
 
-INTERVAL = 30.0
+CLEANING_INTERVAL = 30.0
 """About how many seconds are between two batches of a process, if a batch is not full."""
 
 BATCH = 1_000
@@ -41,4 +41,4 @@ class Cleaning:
 
     @staticmethod
     def _pause() -> float:
-        return INTERVAL * random.uniform(0.5, 1.5)  # noqa: S311 — so that not all processes clean at once
+        return CLEANING_INTERVAL * random.uniform(0.5, 1.5)  # noqa: S311 — so that not all processes clean at once

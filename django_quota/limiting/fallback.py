@@ -85,7 +85,7 @@ def _how(ask: Ask, failure: type[StoreUnavailable]) -> OnUnavailable:
 
 # --- how many processes share the limits ------------------------------------------------------------------------------
 
-INTERVAL = 5.0
+REGISTER_INTERVAL = 5.0
 """Seconds between two signs of life."""
 
 TTL = 30 * SECOND
@@ -124,9 +124,9 @@ class Workers:
             found = max(1, int(self._store.run(alive, frozen_now())))
         except StoreUnavailable:  # an outage is reported elsewhere; what was learned before holds
             return
-        # A store that was emptied learns of the others within `INTERVAL`: so a lower number must come twice.
+        # A store that was emptied learns of the others within `REGISTER_INTERVAL`: so a lower number must come twice.
         self.number, self._found = max(found, self._found), found
-        self._next = now + INTERVAL
+        self._next = now + REGISTER_INTERVAL
 
 
 @cached(maxsize=1024)

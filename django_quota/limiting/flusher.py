@@ -25,7 +25,7 @@ from django_quota.core.forks import register_fork_aware
 
 logger = logging.getLogger("django_quota")
 
-INTERVAL = 1.0
+FLUSH_INTERVAL = 1.0
 """Seconds between two rounds."""
 
 EXIT_TIMEOUT = 0.5
@@ -142,7 +142,7 @@ class Background:
                 if self.is_woken and next_round <= now:
                     self.is_woken = False  # first: what is counted from now on wakes the thread again
                     is_done = self.flush()
-                    next_round = clock.elapsed() + INTERVAL
+                    next_round = clock.elapsed() + FLUSH_INTERVAL
                     self.is_woken = self.is_woken or not is_done
                 self._sleep(next_round)
             self.flush(at_exit=True)

@@ -42,10 +42,10 @@ OutcomeWord = Literal["allowed", "refused", "shadowed"]
 """The answer of a rule to a check. `shadowed`: the rule is a shadow, and would have refused."""
 
 OUTCOMES: tuple[OutcomeWord, ...] = ("allowed", "refused", "shadowed")
-ALLOWED, REFUSED, SHADOWED = ":a", ":r", ":s"
+ALLOWED_END, REFUSED_END, SHADOWED_END = ":a", ":r", ":s"
 """How the fields of the counts end, after the name of a rule."""
 
-_SUFFIXES = dict(zip(OUTCOMES, (ALLOWED, REFUSED, SHADOWED), strict=True))
+_SUFFIXES = dict(zip(OUTCOMES, (ALLOWED_END, REFUSED_END, SHADOWED_END), strict=True))
 
 OTHER_LABEL = "other"
 """How exporters name the rules and slots past those that have a label of their own."""
@@ -130,7 +130,7 @@ class DecisionMetrics:
         self._now = 0
         """When the last of these was counted, in microseconds."""
         self._counts: dict[str, int] = {}
-        """The counts by field: the name of a rule, escaped for fields of hashes, and `ALLOWED` or another end."""
+        """The counts by field: the name of a rule, escaped for fields of hashes, and `ALLOWED_END` or another end."""
         self._refused: dict[str, int] = {}
         """How often each subject was refused; by its name, escaped for keys."""
         self._slots: dict[str, int] = {}

@@ -26,7 +26,7 @@ from django_quota.limiting.overrides import Change, NoConnectionError, overrides
 from django_quota.models import KEEP_CHANGES, OverrideChange, QuotaOverride, next_change, overrides_changed
 from django_quota.runtime import runtime
 
-BATCH_SIZE = 5_000
+OVERRIDES_A_QUERY = 5_000
 """Rows that one query reads."""
 
 NO_DATABASE = "unknown"
@@ -241,10 +241,10 @@ class DatabaseRows:
     def _read(self, rows: QuerySet[QuotaOverride]) -> Iterator[Override]:
         """Yield overrides, without an open cursor meanwhile."""
         ordered = rows.order_by("pk").values_list(*_COLUMNS)
-        batch = list(ordered[:BATCH_SIZE])
+        batch = list(ordered[:OVERRIDES_A_QUERY])
         while batch:
             yield from map(_override_of, batch)
-            batch = list(ordered.filter(pk__gt=batch[-1][0])[:BATCH_SIZE])
+            batch = list(ordered.filter(pk__gt=batch[-1][0])[:OVERRIDES_A_QUERY])
 
 
 def _newest_change(using: str) -> int | None:

@@ -30,7 +30,7 @@ from django_quota.engine.hits import Hit
 from django_quota.engine.resolving import Resolved
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics
-from django_quota.limiting.unasked import REFUSED_ONCE, Place, UnaskedHits
+from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits
 
 MAX_REQUESTS = 10_000
 """For how many requests a process remembers refusals. Above that it forgets all, and asks the store again."""
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
     """All hits of the request."""
     hit: Hit
     outcomes: tuple[Outcome, ...]
-    place: Place
+    place: TallyPlace
     """Where its repetitions are counted."""
     subject: str
     """The subject, escaped for keys."""
@@ -158,7 +158,7 @@ class Refusals:
         if span > 0:
             refusals = []
             for hit, outcomes in refusing:
-                place = Place(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
+                place = TallyPlace(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
                 who, asks = escape(hit.subject), resolved.for_store
                 refusals.append(Refusal(asks, answer.hits, hit, outcomes, place, who, decided_at, now, now + span))
             self._put(_key(resolved.for_store), refusals, changes)

@@ -45,11 +45,11 @@ MAX_PLACES = 10_000
 REFUSED_ONCE = {"r": 1}
 """How a refusal changes the fields of a day."""
 
-BATCH_SIZE = 500
+HITS_A_CALL = 500
 """How many places one round trip counts."""
 
 
-class Place(NamedTuple):
+class TallyPlace(NamedTuple):
     """Where hits are counted."""
 
     status_key: str
@@ -92,20 +92,20 @@ class UnaskedHits:
     def after_fork(self) -> None:
         """Start empty in a forked process: the parent counts what was decided before."""
         self._lock = threading.RLock()  # a signal handler may check a limit while its thread is counting
-        self._tallies: dict[Place, _Tally] = {}
-        self._unanswered: dict[Place, tuple[_Tally, int]] = {}
+        self._tallies: dict[TallyPlace, _Tally] = {}
+        self._unanswered: dict[TallyPlace, tuple[_Tally, int]] = {}
         """What is sent and not answered yet, each with the number of its message. Later hits of the place wait."""
         self._process = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._is_full = False
         """Whether hits are left out, which is logged once."""
-        self._told: dict[Place, int] = {}
+        self._told: dict[TallyPlace, int] = {}
         """When `refused` was sent last, in microseconds."""
 
     def __len__(self) -> int:
         return len(self._tallies) + len(self._unanswered)
 
-    def add(self, place: Place, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
+    def add(self, place: TallyPlace, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
         """Add hits: how the fields of the day change. `event` makes the event of a refusal; None: no event."""
         is_first = False
         with self._lock:
@@ -153,7 +153,7 @@ class UnaskedHits:
             if place.day_key:
                 self.add(place, {"a": -is_undone, "u": more + is_undone})
 
-    def _is_due(self, place: Place, now: int) -> bool:
+    def _is_due(self, place: TallyPlace, now: int) -> bool:
         """Say whether to send `refused` now, and note that it is sent."""
         with self._lock:
             if 0 <= now - self._told.get(place, now - SECOND) < SECOND or len(self._told) >= MAX_PLACES:
@@ -178,16 +178,16 @@ class UnaskedHits:
             sent = list(self._unanswered.items())
             self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
         failures: list[Exception] = []
-        for first in range(0, len(sent), BATCH_SIZE):
+        for first in range(0, len(sent), HITS_A_CALL):
             try:
-                failures += self._record(sent[first : first + BATCH_SIZE])
+                failures += self._record(sent[first : first + HITS_A_CALL])
             except Exception as error:  # noqa: BLE001 — the flusher reports it
                 failures.append(error)
         if not failures:
             self._is_full = False
         return failures
 
-    def _record(self, messages: list[tuple[Place, tuple[_Tally, int]]]) -> list[Exception]:
+    def _record(self, messages: list[tuple[TallyPlace, tuple[_Tally, int]]]) -> list[Exception]:
         """Count hits in the store, and report them; return the errors. What failed is sent again in the next round."""
         settings = current()
         asking = [
@@ -220,19 +220,19 @@ class UnaskedHits:
         return [reply for reply in replies if isinstance(reply, Exception)]
 
 
-def _place_of(rule: Asked, subject: str, moment: int) -> Place:
+def _place_of(rule: Asked, subject: str, moment: int) -> TallyPlace:
     day = day_of(moment, time_zone()).name if counts_day(rule, subject) else ""
     return _place(compiled(rule), subject, day, current().prefix)
 
 
 @lru_cache(maxsize=1024)
-def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> Place:
+def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> TallyPlace:
     base = subject_base(prefix, subject)
     day_key = key_of(base, "day", day) if day else ""
-    return Place(key_of(base, "s"), day_key, of_rule.field, of_rule.rule.of_tier)
+    return TallyPlace(key_of(base, "s"), day_key, of_rule.field, of_rule.rule.of_tier)
 
 
-def _event(place: Place, ask: Ask, resolved: Resolved) -> EventRecord:
+def _event(place: TallyPlace, ask: Ask, resolved: Resolved) -> EventRecord:
     outcome = resolved.outcomes_by_override()[ask.place][0]
     until = 0 if outcome.retry_after is None else resolved.now + int(outcome.retry_after * SECOND)
     return EventRecord("refused", place.rule, escape(ask.subject), until, 0, outcome.limit)

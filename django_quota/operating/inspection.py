@@ -48,7 +48,7 @@ RULES_PER_CALL = 100
 MAX_RULES_NAMED = 500
 """Rules outside the settings and the views that are read."""
 
-MAX_SLOTS_READ = 500
+SLOTS_A_READ = 500
 """How many recently used slots, of all subjects, are searched for the slots of one subject."""
 
 MAX_REFUSALS = 20
@@ -227,7 +227,7 @@ def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, s
 def _possible_slots(subject: str) -> list[str]:
     """Return the slots that a subject may hold: those of views, and those that calls used recently."""
     names = set(known_slots())
-    for member, _until in highest(get_limiter().store, "slots", MAX_SLOTS_READ):
+    for member, _until in highest(get_limiter().store, "slots", SLOTS_A_READ):
         holder, part, _limit = member.split(" ")
         name = keys.named(part)
         if holder == keys.escape(subject) and name is not None:

@@ -41,10 +41,10 @@ from django_quota.subjects.keys import check_keys
 ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
 
-MAX_SHOWN, MAX_TEXT = 3, 500
+SUBJECTS_SHOWN_AT_ONCE, MAX_TEXT = 3, 500
 """How many unreadable lines are kept to show them, and how many characters of each."""
 
-MAX_KNOWN = 20_000
+PATHS_KNOWN = 20_000
 """How many places (method, path, host) and plans a process remembers."""
 
 SWEEP_INTERVAL = 50_000
@@ -169,7 +169,7 @@ class RuleSet:
         for name in wanted.intersection(rules).difference(rule.name for rule in here):
             self.left_out[name] = why_left_out(rules[name], fields) or NOT_PLACED
         self._numbers = {id(rule): number for number, rule in enumerate(self.rules)}
-        self._find = lru_cache(maxsize=MAX_KNOWN)(self._find_place)
+        self._find = lru_cache(maxsize=PATHS_KNOWN)(self._find_place)
 
     def _as_here(self, rule: Rule) -> Rule:
         """Return the rule of a view; if the view names a configured rule, the rule of that name in this set."""
@@ -245,7 +245,7 @@ class Traffic:
     def add_unreadable(self, reason: str, text: str) -> None:
         """Add the last line, which could not be used."""
         self.unreadable += 1
-        if len(self.shown) < MAX_SHOWN:
+        if len(self.shown) < SUBJECTS_SHOWN_AT_ONCE:
             self.shown.append(Unreadable(self.lines, reason, text[:MAX_TEXT]))
 
     def sort(self) -> None:
@@ -308,7 +308,7 @@ def find_refusals(
 ) -> ReplayedRefusals:
     """Decide the requests by the specification, from empty counts on. `advance` gets the number of requests done."""
     keys = list(traffic.plans)
-    hits_for = lru_cache(maxsize=MAX_KNOWN)(lambda number: rules.hits(keys[number]))
+    hits_for = lru_cache(maxsize=PATHS_KNOWN)(lambda number: rules.hits(keys[number]))
     states, refusals = DictStates(), ReplayedRefusals()
     for position, (number, now) in enumerate(zip(traffic.numbers, traffic.times, strict=True)):
         if position % SWEEP_INTERVAL == SWEEP_INTERVAL - 1:

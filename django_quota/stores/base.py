@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import Operation
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 
 if TYPE_CHECKING:
     from django_quota.stores.database.store import DatabaseStore
@@ -60,7 +60,7 @@ class Store(Runner, Protocol):
         """Say whether a call would fail at once, since the server did not answer the last ones."""
         ...
 
-    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
+    def names(self, matching: str, asked: AskedAgain = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern, such as `quota:1:*`. A key may come twice."""
         ...
 

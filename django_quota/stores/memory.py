@@ -24,7 +24,7 @@ from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import Draft, tried
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 
 logger = logging.getLogger("django_quota.store")
 
@@ -175,7 +175,7 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:  # noqa: ARG002 — memory answers
+    def names(self, matching: str, asked: AskedAgain = asked_once) -> Iterator[str]:  # noqa: ARG002 — memory answers
         """Yield the keys of this process that match a pattern; see `Store.names`."""
         with self._lock:
             found = list(self._keys)

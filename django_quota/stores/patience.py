@@ -14,7 +14,7 @@ PAUSES = (0.25, 1.0, 2.0)
 T = TypeVar("T")
 
 
-class Asked(Protocol):
+class AskedAgain(Protocol):
     """Makes a call to the store that may be made twice, and returns its answer."""
 
     def __call__(self, call: Callable[[], T], /) -> T:

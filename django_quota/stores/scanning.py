@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.engine.operations import text
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -68,7 +68,7 @@ def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def scan(
-    store: RedisStore, matching: str, batch: int = KEYS_A_SCAN, kind: str | None = None, asked: Asked = asked_once
+    store: RedisStore, matching: str, batch: int = KEYS_A_SCAN, kind: str | None = None, asked: AskedAgain = asked_once
 ) -> Iterator[list[str]]:
     """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
     walk = Walk(store)
@@ -78,7 +78,7 @@ def scan(
     walk.end()
 
 
-def _keys_of(client: Any, matching: str, count: int, kind: str | None, asked: Asked) -> Iterator[str]:
+def _keys_of(client: Any, matching: str, count: int, kind: str | None, asked: AskedAgain) -> Iterator[str]:
     """Yield the keys of one server that match a pattern; each call passes `count` keys. A key may come twice."""
     cursor = -1
     while cursor:

@@ -349,7 +349,7 @@ def rounds_of(made: Any) -> int:
 
 @pytest.fixture
 def own_flusher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
-    monkeypatch.setattr("django_quota.limiting.flusher.INTERVAL", 0.001)
+    monkeypatch.setattr("django_quota.limiting.flusher.FLUSH_INTERVAL", 0.001)
     made = Background("django-quota-flusher")
     yield made
     made.stop(PATIENCE)
@@ -386,7 +386,7 @@ def test_it_does_one_round_when_it_is_woken_and_at_the_end_the_jobs_that_ask_for
 def test_it_makes_a_call_at_its_moment_though_a_round_is_not_due(
     own_flusher: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_quota.limiting.flusher.INTERVAL", 3_600.0)
+    monkeypatch.setattr("django_quota.limiting.flusher.FLUSH_INTERVAL", 3_600.0)
     own_flusher.add(mine := job())
     own_flusher.wake()
     wait_until(lambda: rounds_of(mine) == 1)

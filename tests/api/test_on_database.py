@@ -17,7 +17,7 @@ from django_quota.core.clock import now
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.events.stream import EventRows, event_log
 from django_quota.features.usage.days import recent_usage
-from django_quota.limiting.cleaning import BATCH, INTERVAL, Cleaning
+from django_quota.limiting.cleaning import BATCH, CLEANING_INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_sweep
 from django_quota.models import DailyCounter
@@ -224,14 +224,14 @@ def test_a_process_that_decides_deletes_a_batch_now_and_then(
     cleaning = Cleaning(store, timer)
     cleaning.flush()
     assert states(store) == 3
-    timer.now += 1.5 * INTERVAL
+    timer.now += 1.5 * CLEANING_INTERVAL
     full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
     with monkeypatch.context() as patch:
         patch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: full.pop(0))
         for _ in range(2):  # a full batch leaves more behind
             cleaning.flush()
     assert full == []
-    timer.now += 1.5 * INTERVAL
+    timer.now += 1.5 * CLEANING_INTERVAL
     cleaning.flush()
     assert (states(store), get_limiter().cleaning is None) == (0, False)
 

@@ -144,7 +144,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str, str]]:
     """Yield the assignments and properties of a body, each with its name, and with what is said of it."""
     for node, after in zip_longest(body, body[1:]):
         if isinstance(node, ast.FunctionDef):
-            if {"property", "cached_property"} & {ast.unparse(each) for each in node.decorator_list}:
+            if {"property", "cached_property", "lazy_attribute"} & {ast.unparse(each) for each in node.decorator_list}:
                 yield node, node.name, ast.get_docstring(node) or ""
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target

@@ -16,7 +16,7 @@ from django_quota.engine.scatter import Scatter, SlotOf, scatter
 
 ValueT = TypeVar("ValueT")
 
-DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 """The status at the beginning of a reply; see `lua/counter_common.lua`."""
 
 TWO_SLOTS = -4
@@ -127,7 +127,7 @@ class TakeUnits(_Changing):
         amount, ttl = self.arguments()
         total = self.read(states, now, 1, 0)
         if total < amount:
-            return [REFUSED]
+            return [TOO_FEW]
         states.put(self.keys[0], total - amount, now + ttl)
         return [DONE]
 
@@ -146,7 +146,7 @@ class Transfer(_Changing):
         amount, ttl = self.arguments()
         source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
         if source < amount:
-            return [REFUSED]
+            return [TOO_FEW]
         if self.keys[0] != self.keys[1]:
             states.put(self.keys[1], added(destination, amount, 2), now + ttl)
             states.put(self.keys[0], source - amount, now + ttl)

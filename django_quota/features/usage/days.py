@@ -28,7 +28,7 @@ from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 from django_quota.stores.scanning import batched, scan
 from django_quota.subjects.subject import is_user, named_subject, user_subject
 
@@ -320,7 +320,7 @@ def day_key(base: str, day: date) -> str:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def find_days(store: Store, prefix: str, batch: int, asked: Asked = asked_once) -> Iterator[set[SubjectDay]]:
+def find_days(store: Store, prefix: str, batch: int, asked: AskedAgain = asked_once) -> Iterator[set[SubjectDay]]:
     """Yield all days that the store has counts of, at most `batch` at a time; see `Store.names`."""
     matching = f"{pattern(prefix)}}}:day:*"
     if store.redis is None:

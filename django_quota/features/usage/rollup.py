@@ -23,7 +23,7 @@ from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, Su
 from django_quota.features.usage.operations import DropAside, SetAside
 from django_quota.models import DailyCounter
 from django_quota.stores.base import Runner, Store, all_well
-from django_quota.stores.patience import Asked, Patience, asked_once
+from django_quota.stores.patience import AskedAgain, Patience, asked_once
 from django_quota.stores.scanning import Walk
 
 DAYS_AT_ONCE = 500
@@ -67,7 +67,7 @@ def roll_up(
 
 
 def move(
-    store: Runner, days: Collection[SubjectDay], using: str | None = None, asked: Asked = asked_once
+    store: Runner, days: Collection[SubjectDay], using: str | None = None, asked: AskedAgain = asked_once
 ) -> RollupResult:
     """Move the counts of these days to their rows; return what was added. Raises what `roll_up` raises.
 
@@ -92,7 +92,7 @@ def move(
 
 
 def _move(
-    store: Runner, days: Collection[SubjectDay], using: str, done: RollupResult, asked: Asked
+    store: Runner, days: Collection[SubjectDay], using: str, done: RollupResult, asked: AskedAgain
 ) -> tuple[list[RowKey], list[SubjectDay]]:
     """Move the counts that are aside, or else the current ones.
 

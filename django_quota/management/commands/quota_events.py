@@ -34,7 +34,7 @@ from django_quota.operating.lookup import parse_rule_input, rule_hint
 POLL_SECONDS = 0.5
 """Seconds between two looks for new events."""
 
-FIRST_WAIT, MAX_WAIT = 0.5, 5.0
+FIRST_PAUSE, LONGEST_WAIT = 0.5, 5.0
 """The first and the longest pause, in seconds, while the store does not answer."""
 
 
@@ -132,7 +132,7 @@ class Command(QuotaCommand):
         While the store is unavailable, it tries again with longer and longer pauses, and prints each reason once. It
         raises the error if a permission is missing, because waiting would not help.
         """
-        wait, last_reason = FIRST_WAIT, ""
+        wait, last_reason = FIRST_PAUSE, ""
         with stopping() as stop:
             while not stop.is_set():
                 try:
@@ -144,11 +144,11 @@ class Command(QuotaCommand):
                         last_reason = error.reason
                         self.note(f"{error} Trying again until it answers.")
                     stop.wait(wait)
-                    wait = min(wait * 2, MAX_WAIT)
+                    wait = min(wait * 2, LONGEST_WAIT)
                     continue
                 if last_reason:
                     self.note("The quota store answers again.")
-                    wait, last_reason = FIRST_WAIT, ""
+                    wait, last_reason = FIRST_PAUSE, ""
                 if not has_more:
                     stop.wait(POLL_SECONDS)
 

@@ -223,13 +223,13 @@ class Pool:
         """
         return Loan(self)
 
-    def take(self) -> Taken:
+    def take(self) -> LentConnection:
         """Return a connection to where the settings lead now; see `lent`."""
         generation, target = self._generation, self._target()
         kept = self._ready(target)
-        return Taken(kept or self._make(), kept is not None, target, generation)
+        return LentConnection(kept or self._make(), kept is not None, target, generation)
 
-    def give_back(self, taken: Taken, error: BaseException | None) -> None:
+    def give_back(self, taken: LentConnection, error: BaseException | None) -> None:
         """Keep a connection, or close it. `error`: with which the block failed; see `lent`."""
         connection = taken.connection
         is_usable = False
@@ -272,7 +272,7 @@ class Pool:
                 close_quietly(self._idle.pop().connection)
 
 
-class Taken(NamedTuple):
+class LentConnection(NamedTuple):
     """A connection of a pool that is in use."""
 
     connection: Connection
@@ -285,7 +285,7 @@ class Taken(NamedTuple):
 
 
 class Loan:
-    """The context of a connection that is lent for one transaction. Its start returns `was_idle`, too; see `Taken`."""
+    """The context of a connection that is lent for one transaction; its start returns `was_idle`, too."""
 
     __slots__ = ("_pool", "_taken")
 

@@ -25,7 +25,7 @@ from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class DatabaseStore:
         """Ask the database for an answer. Raises `StoreUnavailable`."""
         self.read(lambda _: sql.Statement("SELECT 1"))
 
-    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
+    def names(self, matching: str, asked: AskedAgain = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
         start = sql.beginning(matching)
         after = sql.BEFORE_ALL

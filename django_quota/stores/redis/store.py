@@ -14,7 +14,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import all_well
 from django_quota.stores.breaker import Breaker, GuardedCall
-from django_quota.stores.patience import Asked, asked_once
+from django_quota.stores.patience import AskedAgain, asked_once
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, async_wire
 from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.errors import answered_plain, is_passthrough, translate_error, translated
@@ -125,7 +125,7 @@ class RedisStore:
         with translated(only=(RedisError, OSError)), self.server.commands() as client:
             yield client
 
-    def names(self, matching: str, asked: Asked = asked_once) -> Iterator[str]:
+    def names(self, matching: str, asked: AskedAgain = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`.
 
         In a Cluster, a key that moves meanwhile may be missing. Raises `StoreUnavailable` if Redis does not answer; for
