@@ -24,7 +24,7 @@ from django.dispatch import Signal
 
 from django_quota.core.flow import IOCall
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.signals")
 
 refused: Signal = Signal()
 """A hit was refused: `rule`, `subject`, `decision`. At most once a second for each subject and rule."""

@@ -19,7 +19,7 @@ from django_quota.adapters import attach_decision, client_ip, refusal_response
 from django_quota.contrib.auth import LoginQuotaBackend, unlock
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.logins")
 
 
 class LoginQuotaAdapter(DefaultAccountAdapter):

@@ -37,7 +37,7 @@ from django_quota.types import Rate
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.tasks")
 
 MICROSECONDS = 1_000_000
 

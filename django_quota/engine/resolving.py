@@ -19,7 +19,7 @@ from django_quota.engine.compiled import CompiledRule, compiled, compiled_in_gro
 from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import DayKey, Hit
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.rules")
 
 AskMode = Literal["check", "force", "peek", "refund"]
 """What is asked of a store; see `codec.Mode`."""

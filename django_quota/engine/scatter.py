@@ -42,7 +42,7 @@ from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
 from django_quota.engine.system_operations import Sweep
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.store")
 
 SlotOf = Callable[[str], object]
 """Returns the slot of a key."""

@@ -28,7 +28,7 @@ from django_quota.core.flow import Flow, run_sync, run_to_the_end
 from django_quota.limiting.flusher import flusher
 from django_quota.runtime import runtime
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.web")
 
 AtEnd = Callable[[], object]
 

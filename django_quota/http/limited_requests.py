@@ -37,7 +37,7 @@ from django_quota.limiting.asking import CountedPlaces, asked_flow
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.bodies import has_unread_body, is_readable
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.web")
 
 
 class QuotaRequest(HttpRequest):

@@ -123,7 +123,7 @@ def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
 
 # --- the caller's own limits ------------------------------------------------------------------------------------------
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.web")
 
 _OF_THE_PAGE = frozenset({"global", "path", "get", "kwarg", "post", "json"})
 """The kinds of keys that say nothing about the caller."""

@@ -46,7 +46,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.keys import compile_key, subject_flow
 from django_quota.subjects.subject import GLOBAL
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.slots")
 
 
 class SlotOptions(TypedDict, total=False):

@@ -27,7 +27,7 @@ from django_quota.features.reservations.calls import Reservation
 from django_quota.http.headers import decision_of
 from django_quota.subjects.site_functions import call_flow
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.reservations")
 
 
 def _response_for(error: Exception) -> HttpResponse:

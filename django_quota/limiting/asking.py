@@ -20,7 +20,7 @@ from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.site_functions import call_flow, user_flow
 from django_quota.subjects.subject import digest
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.web")
 
 T = TypeVar("T")
 """What each tier has."""

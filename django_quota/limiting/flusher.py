@@ -23,7 +23,7 @@ from typing import Protocol
 from django_quota.core import clock
 from django_quota.core.forks import register_fork_aware
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.background")
 
 FLUSH_INTERVAL = 1.0
 """Seconds between two rounds."""

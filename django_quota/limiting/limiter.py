@@ -37,7 +37,7 @@ from django_quota.limiting.unasked import UnaskedHits
 from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.rules")
 
 _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each event in a reply."""

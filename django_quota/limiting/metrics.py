@@ -253,7 +253,7 @@ def _keys(now: int, process: str) -> MetricsKeys:
 
 # --- observers --------------------------------------------------------------------------------------------------------
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.metrics")
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 

@@ -28,7 +28,7 @@ from django_quota.engine.operations import Operation
 from django_quota.signals import Announcement, asend, send, store_back, store_lost
 from django_quota.stores.base import Runner
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.store")
 
 SETTLE_TIME = 1.0
 """Seconds without a failure before an answer ends an outage. A store that fails on and off is reported once."""

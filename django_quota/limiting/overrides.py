@@ -35,7 +35,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.limiting.flusher import reader
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.overrides")
 
 REFRESH_AFTER = 1.5
 """Seconds after which a decision has the reader read."""

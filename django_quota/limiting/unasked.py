@@ -37,7 +37,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
 from django_quota.stores.base import Store
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.metrics")
 
 MAX_PLACES = 10_000
 """How many rules, subjects and days wait to be counted; further ones are left out. They take 20 MB at most."""

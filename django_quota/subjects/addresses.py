@@ -18,7 +18,7 @@ from django_quota.conf import UNIX, QuotaSettings, current
 from django_quota.core.errors import ConfigurationError, RuleError, Translatable
 from django_quota.core.rule_options import IPV4_AS_IPV6, Network, network_of
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.web")
 
 _UNIX_PEERS = ("", "unix:", "unix")
 """The REMOTE_ADDR of a peer on a unix socket, by server."""

@@ -164,7 +164,7 @@ class TestRedisIsGone:
         assert [shown(f"/{view}/?what={what}") for what in ("counter", "once", "slot", "reset")] == [wanted] * 4
         assert fetch(kind, f"/{view}/?what=by-hand")[0].status_code == 503
         # Django logs no request: it mails each of these errors to ADMINS.
-        logged = [record for record in caplog.records if record.name in ("django_quota", "django.request")]
+        logged = [record for record in caplog.records if record.name in ("django_quota.store", "django.request")]
         assert [record.levelname for record in logged] == ["ERROR"]
 
 

@@ -146,7 +146,7 @@ def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
     rule_and_another: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert names_on_both() == ["plain"]
-    (record,) = [each for each in caplog.records if each.name == "django_quota"]
+    (record,) = [each for each in caplog.records if each.name == "django_quota.web"]
     assert record.getMessage().startswith("Rule 'odd' is left out of the caller's limits")
     assert record.exc_info
 

@@ -136,7 +136,7 @@ def test_a_view_that_decides_nothing_is_limited_on_the_way_back_and_logged_once(
     late = quota("2/m", key="user", name=name)(TokenView.as_view(decides=False))
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})
     assert statuses(kind, "late", "x", "1", "1", "1", "2") == [401, 200, 200, 429, 200]
-    (logged,) = [each for each in caplog.records if each.name == "django_quota"]  # and none for the wrong token
+    (logged,) = [each for each in caplog.records if each.name == "django_quota.web"]  # and none for the wrong token
     assert logged.levelname == "ERROR"
     assert logged.getMessage().startswith(f"The view 'late' answered 200 while these rules waited for it: '{name}'.")
 

@@ -304,7 +304,7 @@ def test_slots_that_were_never_taken_are_logged_unless_the_view_refused(
     early = view_of(dispatch=lambda self, request: HttpResponse(status=status))
     at(settings, slot=concurrency(1, key="user", name=f"slot-{status}")(early))
     assert statuses("slot", "1") == [status]
-    assert [each.levelname for each in caplog.records if each.name == "django_quota"] == ["ERROR"] * (status < 400)
+    assert [each.levelname for each in caplog.records if each.name == "django_quota.web"] == ["ERROR"] * (status < 400)
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from django.apps import AppConfig
 
 from django_quota.contrib.opentelemetry import instrument
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.metrics")
 
 
 class QuotaOpenTelemetryConfig(AppConfig):

@@ -13,7 +13,7 @@ from django_quota.exceptions import QuotaError
 from django_quota.metrics import running_totals
 from django_quota.types import RunningTotals
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.metrics")
 
 
 class QuotaCollector(Collector):

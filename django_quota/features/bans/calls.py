@@ -25,7 +25,7 @@ from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.signals import announce, banned
 from django_quota.subjects.subject import subject_of
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.bans")
 
 
 def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:

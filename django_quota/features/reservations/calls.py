@@ -40,7 +40,7 @@ from django_quota.limiting.api import (
     settlement_flow,
 )
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.reservations")
 
 Actual = int | Sequence[int] | Mapping[str, int]
 """What was really used: one number for all entries, one for each, or some by the name of their rule."""

@@ -14,7 +14,7 @@ from django_quota.core.flow import Flow, run_sync
 from django_quota.core.forks import register_fork_aware
 from django_quota.limiting.flusher import flusher
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.slots")
 
 
 RETRY = 1.0

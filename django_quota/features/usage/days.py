@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from django_quota.models import DailyCounter
 
-logger = logging.getLogger("django_quota")
+logger = logging.getLogger("django_quota.usage")
 
 DAYS_KEPT = DAY_TTL // DAY
 """Days for which the store keeps the counts of a day."""
