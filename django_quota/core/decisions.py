@@ -110,6 +110,8 @@ class Decision:
     """The outcomes, or what reads them from a reply: most callers never look, and reading takes as long as deciding."""
     _bound: Outcome | tuple[str, str] | None = None
     """The outcome that binds, or the rule and the subject if none does; None: the strictest of the outcomes binds."""
+    approximate: bool = False
+    """Whether units that were taken ahead were spent: then what is left is what this process knows. See `prefetch`."""
 
     def __init__(
         self,
@@ -118,10 +120,11 @@ class Decision:
         degraded: bool = False,
         _given: Outcomes | Callable[[], Outcomes] = (),
         _bound: Outcome | tuple[str, str] | None = None,
+        approximate: bool = False,
     ) -> None:
         said = self.__dict__  # what a frozen dataclass does by itself takes twice as long, for each hit
         said["allowed"], said["enforced"], said["degraded"] = allowed, enforced, degraded
-        said["_given"], said["_bound"] = _given, _bound
+        said["_given"], said["_bound"], said["approximate"] = _given, _bound, approximate
 
     @classmethod
     def of(cls, outcomes: Outcomes, *, degraded: bool = False) -> Decision:
@@ -181,7 +184,7 @@ class Decision:
     @property
     def _read(self) -> tuple[Any, ...]:
         """All that it says, in the order of its fields."""
-        return self.allowed, self.enforced, self.degraded, self.outcomes, self._bound
+        return self.allowed, self.enforced, self.degraded, self.outcomes, self._bound, self.approximate
 
     def __eq__(self, other: object) -> bool:
         return self._read == other._read if isinstance(other, Decision) else NotImplemented
@@ -266,7 +269,8 @@ class Decision:
             top = Decision.of(outcomes)
         else:
             top = self if self.outcomes or not other.outcomes else other
-        return replace(top, degraded=self.degraded or other.degraded, _given=outcomes)
+        approximate = self.approximate or other.approximate
+        return replace(top, degraded=self.degraded or other.degraded, _given=outcomes, approximate=approximate)
 
     def explain(self) -> str:
         """Say in one or two sentences who was refused, by which rule, what the hit needs, what is left, until when."""

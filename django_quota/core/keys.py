@@ -26,6 +26,7 @@ _DIGESTED = "~"  # `escape` escapes it, so no other part begins with it
 
 KEY_KINDS = {
     "r": "the state of a limit: r:<rule>:<window>",
+    "a": "units that processes have taken ahead under a limit: a:<rule>:<window>; a sorted set",
     "s": "the status of the subject: bans, and the last events; a hash",
     "b": "refusals that count towards a ban: b:<rule>; a sorted set",
     "day": "checks of a day, by rule: day:<date>; a hash",
@@ -116,6 +117,16 @@ def state_part(limit: Limit | StockLimit) -> str:
     if isinstance(limit, StockLimit):
         return f"c:{field(limit.rule)}"
     return f"r:{field(limit.rule)}:{limit.state_id}"
+
+
+def ahead_key(key: str) -> str:
+    """Return the key of the units that processes have taken ahead under a limit. `key`: that of the limit's state."""
+    return key.replace("}:r:", "}:a:", 1)
+
+
+def ahead_part(limit: Limit) -> str:
+    """Return the part of a key that names the units that processes have taken ahead under a limit."""
+    return f"a:{field(limit.rule)}:{limit.state_id}"
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError, did_you_mean
-from django_quota.core.rates import MAX_COUNT, Rate, parse_duration, parse_rate
+from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Rate, parse_duration, parse_rate
 
 Network = IPv4Network | IPv6Network
 
@@ -28,6 +28,9 @@ HTTP_METHODS = frozenset(
 MAX_BAN_DURATIONS = 16
 
 MIN_SHARE = 0.001
+
+MIN_LEASE = SECOND // 50
+"""The shortest lease of units that a process takes ahead, in microseconds."""
 
 MAX_CACHE_REFUSALS = 60 * SECOND
 """The longest time for which a process remembers a refusal, in microseconds."""
@@ -253,3 +256,17 @@ def read_refusal_span(value: object, option: str = "cache_refusals") -> float:
     return (
         parse_duration(option, value, least=0, most=MAX_CACHE_REFUSALS, examples="1.0, '10s' or 0 for never") / SECOND
     )
+
+
+def read_prefetch(value: object) -> float | Literal[True] | None:
+    """Read for how long a process may spend what it took ahead; return seconds, True, or None for never.
+
+    Raises `RuleError`.
+    """
+    if value is True or value is False:
+        return True if value else None
+    examples = "True, 0.5 (seconds) or '2s'"
+    lease = parse_duration("prefetch", value, least=0, most=MAX_PERIOD // 20, examples=examples)
+    if lease < MIN_LEASE:
+        raise RuleError(f"prefetch={value!r} is less than 0.02 seconds.", f"Use, for example, {examples}.")
+    return lease / SECOND

@@ -14,11 +14,13 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.core.caching import cached
+from django_quota.core.clock import SECOND
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, Translatable, did_you_mean
 from django_quota.core.matching import Match
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
+    MIN_LEASE,
     MIN_SHARE,
     OPTION,
     BanOption,
@@ -34,6 +36,7 @@ from django_quota.core.rule_options import (
     names_tiers,
     read_costs,
     read_methods,
+    read_prefetch,
     read_refusal_span,
     read_share,
 )
@@ -49,6 +52,15 @@ DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 
 MAX_ARGUMENT = 80
 """Characters: a rule's name shows only the type of a longer argument."""
+
+WINDOW_OVER_LEASE = 50
+"""How many times longer the shortest window is than the lease of `prefetch=True`."""
+
+SHORTEST_OVER_LEASE = 20
+"""How many times longer than any lease it must be."""
+
+DEFAULT_LEASE = 10 * SECOND
+"""The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""
 
 _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
 """The kinds of keys that read the body of a request."""
@@ -74,6 +86,7 @@ class _Options(TypedDict, total=False):
     distinct: Any
     cache_refusals: float | None
     share: float | Mapping[str, float] | None
+    prefetch: bool | float | None
 
 
 class RuleOptions(_Options, total=False):
@@ -239,6 +252,11 @@ class Rule:
 
     `{"critical": 1.0, "batch": 0.5}` with `tier`: all count together, and batch is refused above half of the limit.
     """
+    prefetch: Any = declare(None, read=read_prefetch, is_shared=True)
+    """True, or for how many seconds: a process that asks often takes units ahead, and then decides without the store.
+
+    True is a fiftieth of the shortest window, at most 10 seconds. No window ever admits more than its limit.
+    """
     settle: Callable[[Any, Any], Any] | None = declare_function(
         "request",
         "response",
@@ -287,6 +305,15 @@ class Rule:
             name: replace(self, rates=rates, tier=None, of_tier=name if self.tier else "")
             for name, rates in tiers.rates
         }
+
+    @cached_property
+    def lease(self) -> int:
+        """How long a process may spend units that it took ahead, in microseconds; 0 if it takes none."""
+        if self.prefetch is None or not self.limits:
+            return 0
+        if self.prefetch is not True:
+            return int(self.prefetch * SECOND)
+        return min(max(_shortest(self.rates) // WINDOW_OVER_LEASE, MIN_LEASE), DEFAULT_LEASE)
 
     @cached_property
     def settles(self) -> bool:
@@ -380,7 +407,11 @@ class Rule:
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with other rates, as people write them; None means unlimited."""
-        return self.but(rates=parse_rates(*rates), tier=self.tier if isinstance(self.share, Shares) else None)
+        parsed = parse_rates(*rates)
+        # A lease that fits the rule's own window may be too long for that of an override.
+        prefetch = self.prefetch if self.prefetch is None or _fits(self.prefetch, parsed) else True
+        tier = self.tier if isinstance(self.share, Shares) else None
+        return self.but(rates=parsed, tier=tier, prefetch=prefetch)
 
     def under(self, rates: str) -> Rule:
         """Return the rule with what an override sets: other rates, or a change of its own.
@@ -429,10 +460,16 @@ class Rule:
 
 _ALL_KINDS = "the refusals of one kind of requests would hit all kinds"
 _KEPT = "a value that was counted cannot be given back"
+_UNKNOWN = "a unit that a process spends is counted later, and cannot be given back where it was counted"
+_REFUSED = "the store must see each refusal"
 _VALUES = "it counts different values in a sliding window, and each value costs 1"
 _CONFLICTS = (
     *(("share", other, _ALL_KINDS) for other in ("count_refused", "ban")),
     *((option, "distinct", _KEPT) for option in ("settle", "count_when")),
+    *(("prefetch", other, _REFUSED) for other in ("count_refused", "ban")),
+    *(("prefetch", other, _UNKNOWN) for other in ("settle", "count_when")),
+    ("prefetch", "distinct", "only the store knows the values"),
+    ("prefetch", "share", "what requests of one kind have taken ahead would be missing for the others"),
     *((option, "distinct", _VALUES) for option in ("algorithm", "precision", "count_refused", "cost", "costs")),
 )
 """Options that exclude each other, and why."""
@@ -592,6 +629,7 @@ def _check_options(rule: Rule) -> None:
     if rule.exclude is not None and rule.match is None:
         raise RuleError("exclude= needs match=, which says where the rule applies.", "Use, for example, 'match': '/'.")
     _check_tiers(rule)
+    _check_prefetch(rule)
     given = {each.name for each in fields(rule) if OPTION in each.metadata and getattr(rule, each.name) != each.default}
     for option, other, why in _CONFLICTS:
         if {option, other} <= given:
@@ -617,6 +655,38 @@ def _check_algorithm(rule: Rule) -> None:
 
 def _example(text: str) -> Translatable:
     return Translatable("Use, for example, %(example)s.", example=text)
+
+
+def _check_prefetch(rule: Rule) -> None:
+    if rule.prefetch is None:
+        return
+    if rule.algorithm == "leaky_bucket":
+        raise RuleError(
+            "prefetch= cannot be combined with algorithm='leaky_bucket': it spaces the hits of all processes.",
+            "Leave out prefetch=, or use 'token_bucket'.",
+        )
+    if callable(rule.cost):
+        raise RuleError(
+            "prefetch= cannot be combined with a function as cost=: nobody knows how much to take ahead.",
+            "Leave out prefetch=, or give costs= by view.",
+        )
+    if not _fits(rule.prefetch, rule.rates):
+        most = _shortest(rule.rates) // SHORTEST_OVER_LEASE / SECOND
+        raise RuleError(
+            f"prefetch={rule.prefetch!r} is longer than a twentieth of the shortest window, {most:g} seconds.",
+            "Use True, or fewer seconds.",
+        )
+
+
+def _shortest(rates: Iterable[Rate | DynamicRate | Tiers]) -> int:
+    """Return the shortest window of rates, in microseconds; 0 if it is not known yet."""
+    return min((rate.period for rate in rates if isinstance(rate, Rate)), default=0)
+
+
+def _fits(prefetch: float | Literal[True], rates: Iterable[Rate | DynamicRate | Tiers]) -> bool:
+    """Say whether a lease is at most a twentieth of the shortest window."""
+    shortest = _shortest(rates)
+    return prefetch is True or not shortest or int(prefetch * SECOND) * SHORTEST_OVER_LEASE <= shortest
 
 
 def _check_arguments(option: str, function: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ class Take:
     daily: ClassVar[bool] = False
     ban: ClassVar[Any] = None
     distinct: ClassVar[None] = None
+    lease: ClassVar[int] = 0
     count_refused: ClassVar[bool] = False
     cache_refusals: ClassVar[float] = 0.0
     settles: ClassVar[bool] = False

@@ -48,10 +48,16 @@ class Answer(NamedTuple):
     """The reply of the store, if all hits are allowed and it has no flag. Nobody has read more of it yet."""
     reply: Reply | None = None
     """Any other reply."""
+    spent_at: int | None = None
+    """When all hits were spent of units that this process had taken ahead, by the clock of the store (microseconds)."""
+    shares: Sequence[str] = ()
+    """For each hit the share of which it was spent."""
 
     @property
     def decided_at(self) -> int | None:
         """When the store decided, in microseconds; None without its answer."""
+        if self.spent_at is not None:
+            return self.spent_at
         if self.numbers is not None:
             return int(self.numbers[0])
         return None if self.reply is None else self.reply.now
@@ -65,11 +71,12 @@ class Answer(NamedTuple):
         return any(True for _ in self._consumed())
 
     def _consumed(self) -> Iterator[tuple[int, int]]:
+        decided_at = self.decided_at
         if self.reply is not None:
             return self.reply.consumed(self.hits)
-        if self.numbers is None:
+        if decided_at is None:
             return iter(())
-        return ((index, self.numbers[0]) for index, hit in enumerate(self.hits) if hit.cost)
+        return ((index, decided_at) for index, hit in enumerate(self.hits) if hit.cost)
 
     def standings(self) -> list[Standing]:
         """Return how each limit stands by a reply of the store."""
@@ -118,7 +125,8 @@ class Answer(NamedTuple):
             taken = {ask.place: Taken(self.resolved.now, {}) for ask in self.counted_by_day()}
         for index, moment in self._consumed():
             hit = self.hits[index]
-            taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits})
+            share = self.shares[index] if self.shares else ""
+            taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits}, share)
         asks = [ask._replace(is_estimate=False) for ask in self.resolved.asked]
         return Receipt.new(asks, taken, self.decided_at)
 

@@ -93,6 +93,10 @@ class Flag(IntEnum):
     """The number of the ban in its series, if the caller writes the event."""
     DECIDED_AT = 6
     """For hits in several slots: the hit's server decided at the value, not at the time of the reply."""
+    GRANTED = 7
+    """The caller has taken so many units ahead."""
+    LEASED = 8
+    """It may spend them for so many microseconds."""
 
 
 class Flagged(NamedTuple):

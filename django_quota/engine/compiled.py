@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
 from django_quota.core.algorithms.stock import StockLimit, Total
 from django_quota.core.errors import StoreDataError
+from django_quota.core.keys import ahead_part, state_part
 from django_quota.core.keys import field as field_of
-from django_quota.core.keys import state_part
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
 from django_quota.engine.operations import States
@@ -83,7 +83,11 @@ class CompiledRule:
         """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
         self.allowed, self.refused, self.shadowed = f"{self.field}:a", f"{self.field}:r", f"{self.field}:s"
         """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
-        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else [])]
+        self.lease = min((rule.lease for rule in rules), default=0)
+        """How long a process may spend units of the rule that it took ahead, in microseconds; 0 if it takes none."""
+        self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)] if self.lease else []
+        """The ends of the keys of the units that processes have taken ahead, one for each limit."""
+        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else []), *self.ahead]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}

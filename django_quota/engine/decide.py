@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
+from django_quota.engine.ahead import begin, take
 from django_quota.engine.codec import (
     ALLOWED,
     REFUSED,
@@ -45,6 +46,7 @@ from django_quota.engine.operations import Operation, Script, States, lua_source
 from django_quota.engine.words import packed
 
 MODULES: dict[str, tuple[str, ...]] = {
+    "ahead": ("ahead",),
     **{name: (name,) for name in REGISTRY},
     "stock": ("counter_common", "stock"),
     "adjust": ("adjust",),
@@ -142,15 +144,22 @@ class Decide(Operation):
         contexts = [HitContext(hit, index) for index, hit in enumerate(self.hits)]
         for context in contexts:
             load_status(states, context, now)
-        self._restore(states, now)
+            context.limits = context.hit.limits
+            if context.hit.ahead is not None:
+                begin(states, context, now, writes=self.mode != "peek")
+        self._restore(states, contexts, now)
         is_adjusting = isinstance(self.mode, Adjust)
         for context in contexts:
             hit = context.hit
             cost = 0 if is_adjusting else hit.cost
-            context.verdicts = [_peek(states, context, limit, cost, now) for limit in hit.limits]
+            context.verdicts = [_peek(states, context, limit, cost, now) for limit in context.limits]
             context.is_refused = any(not verdict.allowed for verdict in context.verdicts)
         refused = {context.hit.group for context in contexts if context.is_refused}
         flags = [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
+        for context in contexts:
+            ahead = context.hit.ahead
+            if ahead is not None and ahead.spent and self.mode != "peek" and self.log is not NO_LOG:
+                flags += judge_near(states, context, ahead.spent, now, emits=True)
         for context in contexts:
             if self.mode == "force" and context.hit.cost > 0:
                 flags += self._force(states, context, now)
@@ -173,17 +182,17 @@ class Decide(Operation):
         reply.flags = without_levels(reply.flags)
         return reply.encode(), events
 
-    def _restore(self, states: States, now: int) -> None:
+    def _restore(self, states: States, contexts: Sequence[HitContext], now: int) -> None:
         """Adjust hits, or refund their costs."""
         if isinstance(self.mode, Adjust):
-            for hit, adjustment in zip(self.hits, self.mode.of_hits, strict=True):
+            for context, adjustment in zip(contexts, self.mode.of_hits, strict=True):
                 if adjustment is not None:
-                    _adjust(states, hit, adjustment, now)
+                    _adjust(states, context, adjustment, now)
         elif self.mode == "refund":
-            for hit in self.hits:
-                for limit in hit.limits:
+            for context in contexts:
+                for limit in context.limits:
                     state = limit.state(states, now)
-                    limit.put(states, state, limit.algorithm.refund(state, limit.parameters, hit.cost, now))
+                    limit.put(states, state, limit.algorithm.refund(state, limit.parameters, context.hit.cost, now))
 
     def _judge_near(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Say whether a limit is near after what was really used."""
@@ -198,7 +207,7 @@ class Decide(Operation):
     def _force(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Consume a hit whether or not there is room; return the flags. The verdicts say whether there was."""
         hit = context.hit
-        for number, (limit, verdict) in enumerate(zip(hit.limits, context.verdicts, strict=True)):
+        for number, (limit, verdict) in enumerate(zip(context.limits, context.verdicts, strict=True)):
             if limit.parameters.capacity == 0:
                 continue
             algorithm = limit.algorithm
@@ -217,12 +226,14 @@ class Decide(Operation):
         if not context.status:
             context.verdicts = [
                 _consume(states, hit, limit, verdict, refused, now)
-                for limit, verdict in zip(hit.limits, context.verdicts, strict=True)
+                for limit, verdict in zip(context.limits, context.verdicts, strict=True)
             ]
         count_day(states, context, now, passed=passed)
         flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
+        if hit.ahead is not None and hit.ahead.wish and passed:
+            flags += take(states, context, hit.ahead, now)
         return flags
 
 
@@ -276,14 +287,14 @@ def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, r
     return algorithm.peek(state, limit.parameters, hit.cost, now)
 
 
-def _adjust(states: States, hit: Hit, adjustment: Adjustment, now: int) -> None:
+def _adjust(states: States, context: HitContext, adjustment: Adjustment, now: int) -> None:
     """Charge what a hit used beyond what it took, even past the limit, or give back what it did not use.
 
     This settles a reservation, and undoes a request that is refused after all. The specification of `lua/adjust.lua`.
     """
-    moment, actual, places = adjustment
+    hit, (moment, actual, places) = context.hit, adjustment
     more = actual - hit.cost
-    for limit, is_counted in zip(hit.limits, places, strict=True):
+    for limit, is_counted in zip(context.limits, places, strict=True):
         algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)
         if more > 0 and parameters.capacity > 0:
             limit.put(states, state, algorithm.consume(state, parameters, more, now, over=True)[0])

@@ -102,7 +102,7 @@ def judge_near(
     hit, field = context.hit, f"w:{context.hit.field}"
     if not hit.warn_shares or context.status:
         return []
-    highest, share, number = shares_reached(hit, context.verdicts, units)
+    highest, share, number = shares_reached(hit, context.verdicts, units, context.out)
     stop, told = map(int, fields_of(states, hit.status_key).get(field, "0 0").split(" "))
     told = told if stop > now else 0
     if lowers and told > highest:
@@ -134,17 +134,18 @@ def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool
     return [*flags, Flagged(context.index, Flag.BAN_BEGAN, stop)] if emits else flags
 
 
-def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int) -> tuple[int, int, int]:
+def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int, out: Sequence[int] = ()) -> tuple[int, int, int]:
     """Return the highest share of `warn_at` that the use of a limit has reached, in thousandths; 0: none.
 
     Also return the highest share that these units reached, and the place of its limit. A limit so small that the next
-    hit fills it is not near, only used up.
+    hit fills it is not near, only used up. `out`: for each limit how many units are taken ahead; they are not used yet.
     """
     highest, share, near = 0, 0, 0
     for each in hit.warn_shares:
         for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
             capacity = limit.parameters.capacity
-            used, threshold = capacity - verdict.remaining, -(-capacity * each // 1000)
+            used = capacity - verdict.remaining - (out[number] if out else 0)
+            threshold = -(-capacity * each // 1000)
             if capacity and used >= threshold and (each == USED_UP or threshold < capacity):
                 highest = each
                 if share < each and used - units < threshold:

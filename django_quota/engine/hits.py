@@ -29,6 +29,26 @@ class DayKey(NamedTuple):
         return cls(f"{base}day:{name}", begins, ends)
 
 
+class Ahead(NamedTuple):
+    """What a process says of the units that it takes ahead; see `lua/ahead.lua`."""
+
+    id: str = ""
+    """The share that it returns; empty if it has none."""
+    spent: int = 0
+    """Units of it that the process has spent."""
+    new_id: str = ""
+    """The id of the share that it wishes to take."""
+    wish: int = 0
+    """How many units it wishes to take; 0 if none."""
+    divisor: int = 2
+    """It gets at most what is left divided by this."""
+    lease: int = 0
+    """For how long it takes them, in microseconds."""
+
+
+NOTHING_AHEAD = Ahead()
+
+
 class _HitFields(NamedTuple):
     compiled: CompiledRule
     base: str
@@ -46,6 +66,8 @@ class _HitFields(NamedTuple):
     moment: int | None = None
     """The time for which its day and its calendars are (microseconds); None if it has neither."""
     day: DayKey | None = None
+    ahead: Ahead | None = None
+    """None if units of its rule are never taken ahead."""
 
 
 class Hit(_HitFields):
@@ -82,6 +104,11 @@ class Hit(_HitFields):
         """The key of the refusals that lead to a ban; empty if the rule bans nobody."""
         return self.base + self.compiled.refusals if self.compiled.refusals else ""
 
+    @property
+    def ahead_keys(self) -> list[str]:
+        """For each limit the key of the units that processes have taken ahead; empty if they never do."""
+        return [self.base + end for end in self.compiled.ahead]
+
     @cached_property
     def limits(self) -> Sequence[CompiledLimit]:
         """Its limits, with their whole keys and the edges of their periods."""
@@ -105,6 +132,7 @@ class Hit(_HitFields):
         keys = [self.status_key, *[limit.key for limit in self.limits]]
         if self.refusals_key:
             keys.append(self.refusals_key)
+        keys += self.ahead_keys
         if self.day:
             keys.append(self.day.key)
         return keys
@@ -123,6 +151,8 @@ class Hit(_HitFields):
             options += ("value", self.value)
         if self.group:
             options += ("group", self.group)
+        if self.ahead is not None:
+            options += ("ahead", *self.ahead)
         if self.day:
             options += ("day", self.day.begins, self.day.ends, self.rule.of_tier)
         return options
@@ -137,9 +167,11 @@ class Hit(_HitFields):
             arguments = self.arguments
             return number_of_keys, keys, len(arguments), packed(arguments)
         number, shared = of_rule.packed_arguments(self.cost, is_estimate=self.is_estimate)
-        if not self.group and not self.value and self.day is None:  # as most hits
+        if not self.group and not self.value and self.day is None and self.ahead is None:  # as most hits
             return number_of_keys, keys, number + 1, shared + _END
         options = self._options
+        if self.ahead is not None:  # no other hit has the same
+            return number_of_keys, keys, number + len(options) + 1, shared + packed(options) + _END
         return number_of_keys, keys, number + len(options) + 1, shared + _packed_options(*options) + _END
 
 
@@ -169,5 +201,9 @@ class HitContext:
     remembered: int = 0
     """Until when the last ban makes the next one longer."""
     verdicts: list[Verdict] = field(default_factory=list)
+    limits: Sequence[CompiledLimit] = ()
+    """The limits of the hit. If units are taken ahead, they count what is out."""
+    out: Sequence[int] = ()
+    """For each limit how many units are out; empty if none are."""
     is_refused: bool = False
     """Whether any of its limits refused it, before a ban or a counted refusal changed them."""

@@ -25,6 +25,8 @@ class Taken(NamedTuple):
 
     Empty if only the day counted it: an override exempted the subject, or the rule had no limit.
     """
+    share: str = ""
+    """The share of which it was spent, if this process had taken units ahead."""
 
 
 class Receipt(NamedTuple):

@@ -17,7 +17,7 @@ from django_quota.core.takes import Asked, Take
 from django_quota.engine.asks import Ask, Place, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled, compiled_in_group, compiled_together
 from django_quota.engine.events import NO_LOG, EventLog
-from django_quota.engine.hits import DayKey, Hit
+from django_quota.engine.hits import NOTHING_AHEAD, DayKey, Hit
 
 logger = logging.getLogger("django_quota.rules")
 
@@ -217,7 +217,8 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
         day = DayKey.of(base, moment, scope.zone()) if counts_day(rule, subject) else None
         at = None if day is None and of_rule.is_timeless else moment
         is_overridden = bool(overridden) and of_place[0].place in overridden
-        hits.append(Hit(of_rule, base, subject, cost, value, group, is_estimate, is_overridden, at, day))
+        ahead = NOTHING_AHEAD if of_rule.lease else None
+        hits.append(Hit(of_rule, base, subject, cost, value, group, is_estimate, is_overridden, at, day, ahead))
     return tuple(hits)
 
 

@@ -87,6 +87,8 @@ class _Part(NamedTuple):
 def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     hits, log = operation.hits, operation.log
     slots = by_slot((hit.status_key for hit in hits), slot_of)
+    if len(slots) > 1:  # nothing is taken ahead of several slots: a later one may refuse
+        hits = [hit if hit.ahead is None else hit._replace(ahead=hit.ahead._replace(wish=0)) for hit in hits]
     parts = [_Part([hits[place] for place in places], places) for places in slots]
     replies = yield from _decide_in_turn(parts, operation.mode, log)
     gathered = _gathered(parts, replies)

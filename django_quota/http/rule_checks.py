@@ -450,9 +450,7 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
     places = [pattern.text for rule in site.applied for pattern in cast("Match", rule.match).patterns]
     unknown = [Endpoint(path, "", None) for path in places if path.startswith("/") and "*" not in path]  # such as a 404
     for endpoint in [*site.endpoints, *unknown]:
-        rules: list[tuple[str, Rule]] = [("", rule) for rule in site.applied if applies_to(rule, endpoint)]
-        for view in limited_views([endpoint.pattern] if endpoint.pattern else []):
-            rules += [(view.path, rule) for rule in rules_on(view)]
+        rules = _rules_at(site, endpoint)
         for path, rule in rules:
             key = _chosen_key(rule)
             if key is None or rule.name in reported or any(_covers(*other, rule, endpoint) for other in rules):
@@ -466,6 +464,31 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
                 'Add a rule by IP: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
                 "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
             )
+
+
+def _rules_at(site: _Site, endpoint: Endpoint) -> list[tuple[str, Rule]]:
+    """Return the rules that limit a URL, each with the path of the view that it is on; empty for a `match`."""
+    rules: list[tuple[str, Rule]] = [("", rule) for rule in site.applied if applies_to(rule, endpoint)]
+    for view in limited_views([endpoint.pattern] if endpoint.pattern else []):
+        rules += [(view.path, rule) for rule in rules_on(view)]
+    return rules
+
+
+def _check_prefetch(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules with `prefetch` that limit the same requests as a rule without: nothing is taken ahead."""
+    reported = set[str]()
+    for endpoint in site.endpoints:
+        rules = [rule for _, rule in _rules_at(site, endpoint) if rule.rates]
+        asks = next((rule for rule in rules if rule.prefetch is None), None)
+        for rule in rules if asks is not None else ():
+            if rule.prefetch is not None and asks is not None and rule.name not in reported:
+                reported.add(rule.name)
+                yield finding(
+                    "W047",
+                    f"Rule {rule.name!r} has prefetch=, but rule {asks.name!r}, which limits {endpoint.path!r} too, "
+                    "has not: the store is asked each time there, and nothing is taken ahead.",
+                    f"Add prefetch= to rule {asks.name!r}, or remove it from {rule.name!r}.",
+                )
 
 
 def _check_open(site: _Site) -> Iterator[CheckMessage]:
@@ -540,4 +563,5 @@ _CHECKS = (
     _check_name_conflicts,
     _check_client_chosen_keys,
     _check_open,
+    _check_prefetch,
 )

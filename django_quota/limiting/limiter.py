@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter_ns
 
 from django_quota.conf import QuotaSettings, current, time_zone
@@ -32,6 +32,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics, notify, receivers
 from django_quota.limiting.outages import OutageReportingStore, Outages
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.prefetch import Prefetch, takes_ahead
 from django_quota.limiting.refusals import Refusals
 from django_quota.limiting.unasked import UnaskedHits
 from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
@@ -59,6 +60,7 @@ class Limiter:
         """The store for features that raise `StoreUnavailable`."""
         self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.refusals = Refusals(self.unasked, self.metrics)
+        self.prefetch = Prefetch(self.unasked, self._number_of_processes)
         self._skew = 0
         """Microseconds by which the store's clock is ahead of ours."""
 
@@ -145,6 +147,8 @@ class Limiter:
 
         `counters_only`: because limits are off.
         """
+        if self.prefetch.table:
+            settlement = self.prefetch.give_back(settlement)
         answer = yield from self._settled_flow(settlement, counters_only=counters_only)
         if not counters_only:
             self.unasked.settle(settlement)
@@ -169,11 +173,17 @@ class Limiter:
 
     # --- the way of a decision ----------------------------------------------------------------------------------------
 
-    def _answer_flow(self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False) -> Flow[Answer]:
-        """Return the answer: by the overrides, by a refusal that is remembered, or by the store."""
+    def _answer_flow(  # noqa: C901 — one step after the other
+        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False
+    ) -> Flow[Answer]:
+        """Return the answer: by what was taken ahead, the overrides, a refusal that is remembered, or the store."""
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
+        if self.prefetch.table and asks and mode == "check":
+            spent = self.prefetch.spend(asks, overrides.table)
+            if spent is not None:
+                return spent
         frozen = frozen_now()
         now = machine_now() if frozen is None else frozen
         resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
@@ -206,6 +216,10 @@ class Limiter:
                 return Answer(resolved, decision)
         return self.refusals.answer(resolved) if self.refusals.table and mode == "check" else None
 
+    def _number_of_processes(self) -> int:
+        """Return how many processes share the limits."""
+        return 1 if self.fallback.workers is None else self.fallback.workers.number
+
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
         if refreshing is not None:
@@ -223,6 +237,15 @@ class Limiter:
 
     def _store_flow(
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
+    ) -> Flow[Answer]:
+        """Return the flow that asks the store; it also returns what this process has taken ahead."""
+        if not takes_ahead(hits):
+            return self._ask_flow(hits, resolved, mode, scope, frozen)
+        ask = partial(self._ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
+        return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
+
+    def _ask_flow(
+        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
 

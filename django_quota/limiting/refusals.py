@@ -232,4 +232,6 @@ def _seconds(rule: Asked) -> float:
     """Return for how long a process may repeat the refusals of a rule."""
     if rule.distinct is not None:
         return 0
-    return current().cache_refusals if rule.cache_refusals is None else rule.cache_refusals
+    if rule.cache_refusals is not None:
+        return rule.cache_refusals
+    return max(current().cache_refusals, rule.lease / SECOND)  # who takes units ahead asks once a lease

@@ -70,6 +70,7 @@ def clear_memory() -> None:
     if limiter is not None:
         limiter.fallback.local.clear_memory()
         limiter.refusals.forget()
+        limiter.prefetch.forget()
         limiter.store.clear_memory()
         if not limiter.store.is_shared:
             limiter.metrics.clear()

@@ -18,11 +18,14 @@ from django.utils.translation import gettext, gettext_lazy
 
 from django_quota.conf import current, rule_of
 from django_quota.core import keys
+from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
+from django_quota.engine.operations import text
+from django_quota.engine.resolving import hits_of
 from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.bans.lists import bans_in_force
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
@@ -30,11 +33,13 @@ from django_quota.features.subject_contents import (
     BanStatus,
     Contents,
     HeldStatus,
+    InspectSubject,
     read_contents,
     scan_keys,
 )
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import NamedRule, known_keys, known_rules, known_slots, rules_named
+from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import highest, subjects_seen
@@ -99,6 +104,8 @@ class LimitStatus:
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
     shadow: bool = False
     """Whether the limit only reports and never refuses."""
+    taken_ahead: int = 0
+    """Of the used units those that processes have taken ahead and not returned; see `prefetch`."""
 
     @property
     def refuses(self) -> bool:
@@ -311,11 +318,13 @@ def _peek_at(
     """Yield the limits of these rules under the overrides of the subject, or of another table."""
     asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
     asks = [Ask(rule, snapshot.subject, 1) for _, given in asked.values() for rule in given]
+    out = _taken_ahead(asks)
     for standing in get_limiter().look(asks, snapshot.table if table is None else table):
         outcome = standing.outcome
         tier, (rule, *others) = asked[outcome.rule]
         limit = _under(standing.instead, LimitStatus.of(outcome, standing.key, tier))
-        limit = replace(limit, is_last_tier=tier != "" and snapshot.tiers.get(outcome.rule) == tier)
+        is_last_tier = tier != "" and snapshot.tiers.get(outcome.rule) == tier
+        limit = replace(limit, is_last_tier=is_last_tier, taken_ahead=out.get(keys.ahead_key(standing.key), 0))
         if others and not limit.used:
             continue
         if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
@@ -323,6 +332,19 @@ def _peek_at(
             without = current().without_store(rule.on_unavailable, failure, is_precious=bool(rule.reads_body))
             limit = replace(limit, instead=without)
         yield limit
+
+
+def _taken_ahead(asks: Sequence[Ask]) -> dict[str, int]:
+    """Return how many units of one subject are taken ahead, by key, under the rules that may do so."""
+    hits = hits_of([ask for ask in asks if ask.rule.lease], scope_of(current()), 0)
+    sets = {key: key for hit in hits for key in hit.ahead_keys}
+    if not sets:
+        return {}
+    _, _, *lists = get_limiter().reporting_store.run(InspectSubject(hits[0].status_key, list(sets)), frozen_now())
+    return {
+        key: sum(int(text(member).split(":")[1]) for member in live[::2])
+        for key, (_, *live) in zip(sets, lists, strict=True)
+    }
 
 
 def _under(override: Outcome | None, limit: LimitStatus) -> LimitStatus:

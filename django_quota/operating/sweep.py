@@ -6,7 +6,7 @@ kind:
 
 | kind | what it is | expired entries | TTL for a key without one |
 |---|---|---|---|
-| `r`, `b` | states of limits, refusals towards a ban | dropped from sorted sets | until the last expires, or 400 days |
+| `r`, `b`, `a` | limits, refusals, units taken ahead | dropped from sorted sets | until the last expires, or 400 days |
 | `l` | leases | dropped | until the last expires, or an hour |
 | `{!}:bans` | the index of bans | dropped | until the last expires, or an hour |
 | `lately`, `sent` | how long slots were held lately, the last message of a process | none | an hour |
@@ -64,7 +64,7 @@ LONG = 400 * DAY_IN_MS
 LIFETIMES = {"l": HOUR_IN_MS, "lately": HOUR_IN_MS, "sent": HOUR_IN_MS, "day": 8 * DAY_IN_MS, "bans": HOUR_IN_MS}
 """The TTL in milliseconds that a key without one gets, by kind; `LONG` for all other kinds."""
 
-SWEPT = frozenset({"r", "b", "l", "bans"})
+SWEPT = frozenset({"r", "b", "a", "l", "bans"})
 """The kinds whose expired entries are dropped."""
 
 SweptKey = tuple[str, str]

@@ -245,6 +245,21 @@ def test_w044_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], is_o
     assert [each[:4] for each in found] == ["W044"] * is_open
 
 
+@pytest.mark.parametrize(
+    ("other", "is_mixed"),
+    [
+        ({}, True), ({"prefetch": True}, False), ({"match": "/elsewhere/"}, False), ({"rate": None}, False),
+    ],
+)  # fmt: skip
+def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
+    other: dict[str, Any], is_mixed: bool, settings: Any
+) -> None:
+    rules: dict[str, Any] = {"hot": {"rate": "9000/m", "match": "/api/", "prefetch": True}}
+    rules["day"] = {"rate": "9/d", "match": "/api/", **other}
+    found = found_on(settings, rules, path("api/", page), only="W047")
+    assert [each[:4] for each in found] == ["W047"] * is_mixed
+
+
 def test_w014_of_views(settings: Any) -> None:
     by_phone, by_ip, used = quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b"), quota(rule="api")
     unused = {"api": {"rate": "9/m", "key": "get:q"}}

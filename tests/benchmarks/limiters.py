@@ -358,6 +358,8 @@ def counted_rows(url: str) -> list[Counted]:
     check_one, bare_api = check_work(ONE), view_work(api_view([]))
     remaining = replace(check_one, call=lambda subject: check(ONE, subject).remaining, admitted=lambda left: left > 0)
     remembered = refused(check_work(Rule.make("remembered", "10/d", cache_refusals=60.0)))
+    hot = Rule.make("hot", f"{MANY * 1_000}/d", prefetch=True)
+    ahead = replace(check_work(hot), make_input=lambda _: "ip:203.0.113.9")  # one subject that asks all the time
     middleware = handler_work("django_quota.middleware.QuotaMiddleware")
     return [
         Counted("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0])),
@@ -374,6 +376,7 @@ def counted_rows(url: str) -> list[Counted]:
         Counted("middleware", OURS, "handler with the middleware", middleware, ["bare handler", "bare"], 1.5),
         Counted("api", OURS, "APIView, QuotaThrottle", view_work(our_api_view(ONE)), ["bare api", "bare"], 1.4),
         Counted("remembered", OURS, "check(), refused from memory", remembered, ["limits"], 0.2),
+        Counted("ahead", OURS, "check(), spent of what was taken ahead", ahead, ["limits"], 0.1),
         Counted("overrides", OURS, f"check() with {MAX_OVERRIDES:,} overrides", replace(check_one, within=full_table),
                 ["check"], 1.1),
         Counted("new", OURS, "check(), a new subject each", check_one, ["check"], 1.1, is_new=True),

@@ -196,9 +196,10 @@ def test_the_head_of_the_decision_lists_the_options_that_the_caller_sends() -> N
     ]
     hits = hits_of(*rules, subject="user:1")
     hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
+    hits += hits_of(Rule.make("d", "3/m", prefetch=True), subject="user:1")
     decide = Decide(hits, "check", event_log_of("quota", 99))
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
-    assert listed == {"counted", "quiet", "shares", "value", "group", "ban", "day"} <= set(decide.arguments())
+    assert listed == {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "day"} <= set(decide.arguments())
 
 
 def test_scripts_touch_declared_keys_only_and_write_no_time_as_a_float() -> None:

@@ -98,6 +98,45 @@ def test_any_value_of_any_option_makes_a_rule_or_raises_rule_error(option: str, 
     assert option in text
 
 
+@pytest.mark.parametrize(
+    ("rates", "prefetch", "lease"),
+    [
+        ("100/m", True, 1.2), ("100/m; 5/s", True, 0.02), ("100/d", True, 10), ("100/m", 3, 3), ("100/m", "2s", 2),
+        ("100/m", False, 0), ("100/m", None, 0), (None, True, 0),
+    ],
+)  # fmt: skip
+def test_a_lease_is_a_fiftieth_of_the_shortest_window_unless_it_is_set(rates: Any, prefetch: Any, lease: float) -> None:
+    assert Rule.make("r", rates, prefetch=prefetch).lease == lease * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefetch": 3.1}, "prefetch=3.1 is longer than a twentieth of the shortest window, 3 seconds. Use True, or"),
+        ({"prefetch": 0.01}, "prefetch=0.01 is less than 0.02 seconds. Use, for example, True, 0.5 (seconds) or '2s'."),
+        ({"prefetch": "soon"}, "prefetch='soon' is not a duration from 0 to"),
+        ({"algorithm": "leaky_bucket"}, "algorithm='leaky_bucket': it spaces the hits of all processes. Leave out"),
+        ({"cost": lambda request: 2}, "a function as cost=: nobody knows how much to take ahead. Leave out prefetch="),
+        ({"distinct": True}, "distinct=: only the store knows the values. Leave out prefetch=."),
+        ({"ban": {"after": "2/m", "for": "1h"}}, "ban=: the store must see each refusal. Leave out prefetch=."),
+        ({"count_refused": True}, "count_refused=: the store must see each refusal. Leave out prefetch=."),
+        ({"settle": lambda request, response: 2}, "settle=: a unit that a process spends is counted later"),
+        ({"count_when": lambda response: True}, "count_when=: a unit that a process spends is counted later"),
+        ({"share": 0.5}, "share=: what requests of one kind have taken ahead would be missing for the others."),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_cannot_be_taken_ahead_is_a_rule_error_that_says_why(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RuleError) as refused:
+        Rule.make("r", "10/m", **{"prefetch": True, **options})
+    assert says in str(refused.value)
+
+
+def test_an_override_with_a_shorter_window_shortens_the_lease() -> None:
+    rule = Rule.make("r", "10/h", prefetch=60)
+    assert [rule.under("x2").lease, rule.under("5/m").lease] == [60_000_000, 1_200_000]
+
+
 def test_methods_are_one_text_or_several_and_case_does_not_matter() -> None:
     rates: Any = ("10/m",)
     several: list[tuple[Any, set[str]]] = [("post", {"POST"}), (iter(["get", "PUT"]), {"GET", "HEAD", "PUT"})]

@@ -1,6 +1,8 @@
 """Redis, memory, rows and the specification do the same: random operations at random times, and they never differ."""
 
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -19,6 +21,8 @@ from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
+from django_quota.engine.events import NO_LOG
+from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import Operation
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.record_hits import RecordHits
@@ -49,6 +53,18 @@ class Plans(Machine):
         self.now = self.latest = START + phase
         self.its_rules = its_rules
         self.taken: list[Receipt] = []
+        self.shares: dict[Place, list[tuple[Ahead, int]]] = {}
+        self.ids = itertools.count(1)
+
+    def ahead(self, place: Place, what: Sequence[int]) -> Ahead:
+        """Return a share that is returned, in which any part is spent, and a wish for another one."""
+        which, spent, wish, divisor = what
+        shares = self.shares.get(place, [])
+        new_id, lease = f"n{next(self.ids)}", (SECOND, 3 * SECOND)[wish % 2]
+        if which >= len(shares):
+            return Ahead("", 0, new_id, wish, divisor, lease)
+        returned, units = shares.pop(which)
+        return Ahead(returned.new_id, spent % (units + 1), new_id, wish, divisor, lease)
 
     @rule(gap=GAPS | st.integers(-2 * SECOND, -1) | st.just(-3_600 * SECOND))
     def time_passes_or_steps_back(self, gap: int) -> None:
@@ -60,16 +76,18 @@ class Plans(Machine):
         stale=st.integers(0, 40),
         with_events=st.booleans(),
         is_estimate=st.booleans(),
+        ahead=st.tuples(st.integers(0, 3), st.integers(0, 9), st.sampled_from([0, 1, 4, 40]), st.integers(1, 3)),
     )
     def a_plan_is_decided(
-        self, mode: QuestionMode, hits: list[Any], stale: int, with_events: bool, is_estimate: bool
+        self, mode: QuestionMode, hits: list[Any], stale: int, with_events: bool, is_estimate: bool, ahead: Any
     ) -> None:
         asks: dict[Place, Ask] = {}  # one rule asks one subject once, in a plan
         for number, subject, cost, value in hits:
             of = self.its_rules[number % len(self.its_rules)]
             units, counted = (min(cost, 1), value) if of.distinct else (cost, "")
             asks[Place(of.name, subject)] = Ask(of, subject, units, counted, is_estimate)
-        question = Question(list(asks.values()), with_events=with_events)
+        shares = {place: self.ahead(place, ahead) for place, ask in asks.items() if ask.rule.lease}
+        question = Question(list(asks.values()), with_events=with_events, ahead=shares)
         guess = self.now - (0 if stale else 3 * DAY)
         before = self.places.dump()
         reply = self.everywhere(question, mode, guess)
@@ -83,7 +101,8 @@ class Plans(Machine):
         refused = {hit.group for hit in its_hits if not all(replied[step].allowed for step in hit.limits)}
         for hit in its_hits:
             changes_nothing = mode == "check" and (reply[1] != ALLOWED or hit.group in refused)
-            for step in hit.limits if changes_nothing else ():
+            has_returned = hit.ahead is not None and bool(hit.ahead.id) and mode != "peek"
+            for step in hit.limits if changes_nothing and not has_returned else ():
                 # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
                 follows = self.now < self.latest and isinstance(step.limit.algorithm, TokenBucket)
                 if not (step.limit.options.count_refused and hit.group in refused) and not follows:
@@ -92,6 +111,10 @@ class Plans(Machine):
             assert after == before
         if mode == "check" and (receipt := question.receipt(reply)).taken:
             self.taken.append(receipt)
+        for place, (taken, units, lease) in (question.granted(reply) if mode == "check" else {}).items():
+            assert 0 < units <= taken.wish
+            assert 0 < lease <= taken.lease
+            self.shares.setdefault(place, []).append((taken, units))
 
     @rule(
         which=st.integers(0, 5),
@@ -510,6 +533,56 @@ class Upkeep(Machine):
 @pytest.mark.parametrize(("machine", "examples"), [(Plans, 250), (Counters, 150), (Leases, 100), (Upkeep, 100)])
 def test_lua_and_specification_never_differ(machine: type[Machine], examples: int, raw: redis.Redis) -> None:
     run_machine(machine, raw, examples, always=True)  # nothing else sees a TTL that is not renewed
+
+
+AHEAD: list[Asked] = [each for each in RULES if each.lease]
+
+
+class TakenAhead(Plans):
+    """Plans of rules under which units are taken ahead, mostly one rule at a time."""
+
+    @initialize(phase=st.integers(0, DAY), its_rules=st.lists(st.sampled_from(AHEAD), min_size=1, max_size=2))
+    def begin(self, phase: int, its_rules: list[Asked]) -> None:
+        super().begin(phase, its_rules)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_neither_do_they_in_what_is_taken_ahead(raw: redis.Redis) -> None:
+    run_machine(TakenAhead, raw, examples=200)
+
+
+ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "reset"], int, int, int, int]] = [
+    (0, "check", 1, 4, 9, 0), (1, "check", 1, 4, 9, 0), (SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 4, 0, 3),
+    (0, "reset", 0, 0, 9, 0), (5 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 2, 4, 9, 0), (0, "refund", 1, 0, 0, 2),
+    (0, "check", 7, 0, 9, 0), (0, "check", 3, 0, 9, 0), (3 * SECOND, "check", 9, 0, 0, 4), (0, "force", 9, 0, 9, 0),
+    (9 * SECOND, "peek", 3, 0, 9, 0), (0, "check", 3, 0, 9, 0), (40 * SECOND, "check", 1, 4, 9, 0),
+    (9 * SECOND, "reset", 0, 0, 9, 0), (0, "check", 1, 0, 0, 1), (4 * SECOND, "check", 1, 1, 9, 0),
+    (20 * SECOND, "check", 1, 1, 0, 1), (MINUTE, "check", 4, 2, 0, 1), (4 * SECOND, "peek", 9, 0, 9, 0),
+    (-SECOND, "check", 9, 0, 9, 0), (60 * MINUTE, "check", 1, 4, 9, 0), (25 * 60 * MINUTE, "check", 1, 4, 0, 4),
+    (3 * 60 * MINUTE, "check", 1, 4, 9, 0), (SECOND, "reset", 0, 0, 9, 0), (SECOND, "check", 1, 0, -1, 2),
+    (57 * SECOND, "check", 1, 4, 9, 0),
+]  # fmt: skip
+"""How much time passes first, the mode, the cost, the wish, which share is returned, and what was spent of it."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("its_rule", AHEAD, ids=[each.name for each in AHEAD])
+def test_neither_do_they_in_what_is_taken_ahead_under_any_rule(places: Places, its_rule: Asked) -> None:
+    now, ids = START, itertools.count(1)
+    shares: list[tuple[Ahead, int, int]] = []
+    for gap, mode, cost, wish, which, spent in ONE_AFTER_ANOTHER:
+        now += gap
+        ask = Ask(its_rule, "user:1", cost)
+        if mode == "reset":
+            of: Any = its_rule
+            hit, *_ = Question([ask]).hits_at(now)
+            places.run(resets.Reset([resets.RuleState.of([of], hit.status_key)], NO_LOG), now)
+            continue
+        returned = shares.pop(which)[0].new_id if which < len(shares) != 0 else ""
+        ahead = Ahead(returned, spent, f"n{next(ids)}", wish, 2, 3 * SECOND)
+        question = Question([ask], ahead={ask.place: ahead})
+        reply = places.decide(question, mode, now)
+        shares += question.granted(reply).values() if mode == "check" else ()
 
 
 def test_neither_do_rows_in_a_file_and_in_postgresql(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.answers import Answer, answered
-from django_quota.engine.asks import Ask
-from django_quota.engine.codec import RETRY_WITH
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.codec import RETRY_WITH, Flag, Reply
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG
-from django_quota.engine.hits import Hit
+from django_quota.engine.hits import Ahead, Hit
 from django_quota.engine.operations import Operation
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.engine.resolving import Scope, event_log_of, resolve
@@ -24,14 +24,24 @@ START = 1_763_700_000 * 1_000_000  # a moment to begin at: 2025-11-21 04:40 UTC
 class Question:
     """Asks without overrides, or the settlement of what they took."""
 
-    def __init__(self, asks: Sequence[Ask], *, with_events: bool = True, settlement: Settlement | None = None) -> None:
+    def __init__(
+        self,
+        asks: Sequence[Ask],
+        *,
+        with_events: bool = True,
+        settlement: Settlement | None = None,
+        ahead: Mapping[Place, Ahead] | None = None,
+    ) -> None:
         self.asks = asks
+        self.ahead = ahead or {}
+        """What is said of units taken ahead, by place."""
         self.scope = Scope("quota", log=event_log_of("quota", 100) if with_events else NO_LOG)
         self.settlement = settlement
 
     def hits_at(self, now: int) -> Sequence[Hit]:
-        hits = resolve(self.asks, OverrideTable(), now).hits(self.scope, now)
-        return hits if self.settlement is None else self.settlement.at(hits, now, self.scope)
+        hits: Sequence[Hit] = resolve(self.asks, OverrideTable(), now).hits(self.scope, now)
+        hits = hits if self.settlement is None else self.settlement.at(hits, now, self.scope)
+        return [hit._replace(ahead=self.ahead.get(hit.place, hit.ahead)) for hit in hits]
 
     @property
     def hits(self) -> Sequence[Hit]:
@@ -54,6 +64,16 @@ class Question:
     def receipt(self, reply: Sequence[Any]) -> Receipt:
         """Return what was taken, by the reply to a check."""
         return self.answer(reply).receipt()
+
+    def granted(self, reply: Sequence[Any]) -> dict[Place, tuple[Ahead, int, int]]:
+        """Return what was taken ahead, by the reply to a check: what was asked, the units, and for how long."""
+        hits = self.hits_at(reply[0])
+        flags = {(hit, flag): value for hit, flag, value in Reply.decode(reply, hits).flags}
+        return {
+            hit.place: (hit.ahead, flags[number, Flag.GRANTED], flags[number, Flag.LEASED])
+            for number, hit in enumerate(hits)
+            if hit.ahead is not None and (number, Flag.GRANTED) in flags
+        }
 
     def settled(self, receipt: Receipt, actual: Sequence[int] = (), *, undone: bool = False) -> Question:
         """Return the question that settles what was taken; without `actual`, nothing was used."""

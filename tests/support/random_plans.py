@@ -36,6 +36,13 @@ _PLAIN = [
     Rule.make("aside-counted", "6/m", block=False, count_refused=True),
     Rule.make("banning", "2/m; 9/h", ban=BAN),
     Rule.make("devices", "3/m", distinct=True, ban=BAN),
+    Rule.make("ahead", "9/m; 30/h", prefetch=True, warn_at=[0.3, 1.0]),
+    Rule.make("ahead-slices", "40/m", precision=7, prefetch=3),
+    Rule.make("ahead-fixed", "9/m", algorithm="fixed_window", prefetch=True, daily=True),
+    Rule.make("ahead-calendar", "9/m; 40/d", algorithm="calendar", tz="Europe/Berlin", prefetch=True),
+    Rule.make("ahead-bucket", "7/m", algorithm="token_bucket", prefetch=3, warn_at=0.5),
+    Rule.make("ahead-burst", "7/m", algorithm="token_bucket", burst=20, prefetch=3),
+    Rule.make("ahead-shadow", "9/m", prefetch=True, shadow=True),
 ]
 WITH_SHARES = [
     Rule.make(rule.name, *rule.rates, algorithm=rule.algorithm, burst=rule.burst, precision=rule.precision, tz=rule.tz,

@@ -20,6 +20,10 @@
 --              block); without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long
 --              the first, the second and so on last; KEYS: these refusals
+--            "ahead" <id> <spent> <new id> <wish> <divisor> <lease>: units may be taken ahead of hits: the caller
+--              returns its share <id>, of which it has spent so much ('': it has none), and wishes to take so many
+--              units (0: none) for the lease in microseconds, at most what is left divided by the divisor; KEYS: for
+--              each limit the shares that are out
 --            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its
 --              counts
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
@@ -30,7 +34,8 @@
 --        retry_after: if refused, until the same hit is admitted (-1: never); if admitted, how long to hold it back
 --        more: until more is left than now (-1: never; for example, nothing is used)
 --        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted
---          (value: the share); 5: if the caller writes events, the number of the ban in its series
+--          (value: the share); 5: if the caller writes events, the number of the ban in its series; 7: units were taken
+--          ahead; 8: for so long (microseconds)
 -- %% plain plans %%
 local plain_reply, plain_days
 if ARGV[2] == 'check' then
@@ -155,6 +160,11 @@ while read < #ARGV do
     elseif option == 'shares' then
       hit.shares = ARGV[read + 1]
       read = read + 2
+    elseif option == 'ahead' then
+      for i, limit in ipairs(hit) do limit.ahead_key = KEYS[keys_read + i] end
+      hit.ahead = read
+      keys_read = keys_read + number_of_limits
+      read = read + 7
     else
       hit.quiet = true
       read = read + 1
@@ -166,6 +176,10 @@ end
 
 for h = 1, #hits do
   if hits[h].refusals then need('subject_status').load(hits[h]) end
+end
+
+for h = 1, #hits do
+  if hits[h].ahead then need('ahead').begin(hits[h]) end
 end
 
 if mode == 'refund' then
@@ -192,6 +206,7 @@ for h = 1, #hits do
     end
   end
   if hit.status then need('flag')(hit, hit.status, hit.stop) end
+  if emits and hit.ahead and hit.spent > 0 and hit.warn > 0 and mode ~= 'peek' then need('near')(hit, hit.spent) end
 end
 
 if mode == 'check' then
@@ -208,13 +223,14 @@ if mode == 'check' then
       for i = 1, #hit do
         local limit = hit[i]
         limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
-        local used = limit.capacity - limit.remaining
+        local used = limit.capacity - limit.remaining - (limit.out or 0)
         local threshold = limit.capacity * warn / 1000
         -- Most hits cross no share, and need no such module, which says whether the limit is near.
         if warn > 0 and used >= threshold and (hit.shares or used - hit.cost < threshold) then is_near = true end
       end
       if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier) end
       if is_near then need('near')(hit, hit.cost) end
+      if hit.ahead then need('ahead').take(hit) end
     end
   end
 end

@@ -15,7 +15,7 @@ local function shares_of(hit, units)
     for _, limit in ipairs(hit) do
       local capacity = limit.capacity
       local threshold = capacity * each
-      local used = capacity - limit.remaining
+      local used = capacity - limit.remaining - (limit.out or 0) -- units that are out are not used yet
       local has_reached = capacity > 0 and used * 1000 >= threshold
       if has_reached and (each == USED_UP or threshold <= (capacity - 1) * 1000) then
         highest = each

@@ -8,13 +8,14 @@
 -- moves back with the clock, as if the step had been refunded.
 
 local function read(limit)
-  limit.backlog, limit.step, limit.written = 0, 0, now
+  limit.backlog, limit.step, limit.written, limit.tat = 0, 0, now, 0
   local value = redis.call('GET', limit.key)
   if not value then return end
   local tat, written = string.match(value, '^(%d+) (%d+)$')
   tat, limit.written = tat + 0, written + 0
   if limit.written > now then limit.step = limit.written - now end
-  if tat - limit.step > now then limit.backlog = tat - limit.step - now end
+  limit.tat = tat - limit.step
+  if limit.tat > now then limit.backlog = limit.tat - now end
 end
 
 local function write(limit, written)

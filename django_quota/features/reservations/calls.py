@@ -285,7 +285,7 @@ FORMAT_VERSION = 1
 _SALT = "django_quota.reservation"
 
 _OPTIONS = (
-    *("algorithm", "burst", "precision", "tz", "count_refused", "share"),
+    *("algorithm", "burst", "precision", "tz", "count_refused", "share", "prefetch"),
     *("block", "shadow", "daily", "on_unavailable", "warn_at"),
 )
 """What settling needs of a rule that is not configured. The others are for requests, and for refusals."""
@@ -293,7 +293,11 @@ _OPTIONS = (
 
 def sign_receipt(receipt: Receipt) -> str:
     """Return the reservation as a signed string."""
-    entries = [(_written(ask.rule), ask.subject, ask.cost, receipt.taken.get(ask.place)) for ask in receipt.asks]
+    entries = []
+    for ask in receipt.asks:
+        taken = receipt.taken.get(ask.place)
+        found = None if taken is None else (taken.moment, taken.limits)
+        entries.append((_written(ask.rule), ask.subject, ask.cost, found))
     said = {"reservation": FORMAT_VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
     return signing.dumps(said, salt=_SALT)
 

@@ -91,6 +91,7 @@ def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = 
             deleted = int(limiter.reporting_store.run(_operation(list(states.values())), frozen_now()))
         finally:
             limiter.refusals.forget([subject])
+            limiter.prefetch.forget([subject])
     return ResetReport(list(states), deleted)
 
 
@@ -159,6 +160,7 @@ def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:
             deleted += yield store_call(_operation(states[first : first + RULES_AT_ONCE]))
     finally:
         get_limiter().refusals.forget([subject])
+        get_limiter().prefetch.forget([subject])
     return deleted
 
 

@@ -118,7 +118,8 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
     for limit in shown:
         tier = f" ({limit.tier})" if limit.tier else ""
         yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}"
-        used = f"{limit.used} of {limit.limit} used, {limit.remaining} left"
+        ahead = f" ({limit.taken_ahead} of them taken ahead)" if limit.taken_ahead else ""
+        used = f"{limit.used} of {limit.limit} used{ahead}, {limit.remaining} left"
         yield f"    {bar(limit.used / limit.limit if limit.limit else 1)} {used}; {_next_hit(limit)}"
         yield f"    from {limit.source}"
     for name in snapshot.counted:

@@ -1,0 +1,343 @@
+"""Units that this process takes ahead: it spends them without asking the store.
+
+A process that asks often for one subject takes a share of its limits together with a hit, for a short lease. Until the
+share is spent or the lease is over, the process decides alone. What it spends counts since it took the share, so no
+window admits more than its limit; see `engine/ahead`. Whatever asks the store for the place returns the share: so a
+refund, a settlement and a refusal see what was really spent.
+
+A lease is measured from before the question was sent, by a clock that goes on while the machine sleeps. What was sent
+and not answered is never spent: the store counts it until its time is over. A forked process begins without shares.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+from django_quota.conf import time_zone
+from django_quota.core import clock
+from django_quota.core.algorithms.fixed_window import FixedWindow
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.flow import Flow
+from django_quota.core.forks import register_fork_aware
+from django_quota.core.overrides import Override, OverrideTable
+from django_quota.core.rules import Rule
+from django_quota.core.takes import Asked
+from django_quota.engine.answers import Answer
+from django_quota.engine.asks import Ask
+from django_quota.engine.codec import Flag
+from django_quota.engine.hits import Ahead, Hit
+from django_quota.engine.receipts import Settlement
+from django_quota.engine.resolving import AskMode, Resolved
+from django_quota.limiting import unasked
+from django_quota.limiting.unasked import UnaskedHits
+
+MAX_DEMANDS = 4_096
+"""For how many rules and subjects a process counts the demand. Above that it forgets those without a share."""
+
+MIN_DEMAND = 8
+"""Units that must be asked for within a lease before a process takes any ahead."""
+
+MARGIN = 100
+"""A lease ends a hundredth of itself sooner here, because clocks do not run at quite the same speed."""
+
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def _clock() -> int:
+    """Return microseconds that never go back, and that pass while the machine sleeps; in tests the time of `freeze`."""
+    frozen = frozen_now()
+    if frozen is not None:
+        return frozen
+    return (time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)) // 1_000
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """Units that this process has taken ahead. All but `left` and `spent` stay."""
+
+    id: str
+    left: int
+    begins: int
+    """Before the question was sent, by `_clock`."""
+    ends: int
+    """Until when it may be spent, by `_clock`."""
+    ahead: int
+    """How far the clock of the store is ahead of `_clock`, in microseconds."""
+    hit: Hit
+    outcomes: Sequence[Outcome]
+    """What the store said of the limits when it granted the share."""
+    override: Override | None
+    """The override under which it was taken."""
+    spent: int = 0
+
+    def outcomes_at(self, cost: int, spent: int, now: int) -> list[Outcome]:
+        """Return the outcomes of a hit that was spent of the share, as far as this process knows."""
+        return [_later(outcome, cost, spent, (now - self.begins) / SECOND) for outcome in self.outcomes]
+
+
+def _later(outcome: Outcome, cost: int, spent: int, seconds: float) -> Outcome:
+    """Return an outcome after units were spent, some seconds later."""
+    is_window = isinstance(getattr(outcome.of, "algorithm", None), FixedWindow)
+    return outcome._replace(
+        cost=cost,
+        remaining=max(0, outcome.remaining - spent),
+        reset_after=max(0.0, outcome.reset_after - seconds) if is_window else outcome.reset_after,
+        next_after=None if outcome.next_after is None else max(0.0, outcome.next_after - seconds),
+    )
+
+
+_Spent = tuple[_Share, int, int, int]
+"""A share, what a hit spent of it, what was spent of it after that, and when, by `_clock`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What this process knows of a rule and a subject."""
+
+    rule: Asked
+    """It keeps the rule alive, so that no other one gets its `id`."""
+    since: int
+    """Since when the demand is counted, by `_clock`."""
+    asked: int = 0
+    """Units that were asked for since then."""
+    share: _Share | None = None
+    is_taking: bool = False
+    """Whether a question that takes a share is on its way; then no other one takes."""
+
+
+class _Question(NamedTuple):
+    """What is asked of the store, with what is returned and wished."""
+
+    hits: Sequence[Hit]
+    taking: Mapping[int, _Entry]
+    """The entries that wish to take a share, by the place of their hit."""
+    began: int
+
+
+class Prefetch:
+    """The shares of this process. Any thread may use it."""
+
+    def __init__(self, unasked: UnaskedHits, number_of_processes: Callable[[], int]) -> None:
+        self._unasked = unasked
+        self._number_of_processes = number_of_processes
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Start empty in a forked process: the shares are the parent's."""
+        self._lock = threading.RLock()  # a signal handler may check a limit while its thread spends
+        self._process = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+        self.table: dict[tuple[int, str], _Entry] = {}
+        """By the `id` of the rule as it was asked, and the subject."""
+
+    # --- spending -----------------------------------------------------------------------------------------------------
+
+    def spend(self, asks: Sequence[Ask], overrides: OverrideTable) -> Answer | None:
+        """Spend what is asked of the shares of this process; None, and nothing is spent, if the store must decide.
+
+        `asks`: at least one.
+        """
+        now, table, found = _clock(), self.table, []
+        for rule, subject, cost, value, is_estimate in asks:
+            entry = table.get((id(rule), subject))
+            if entry is None or (share := entry.share) is None or share.left < cost:
+                return None
+            if not cost or value or is_estimate or not share.begins <= now < share.ends:
+                return None
+            if overrides.by_pk and overrides.find(rule.name, subject, clock.now()) is not share.override:
+                return None
+            found.append((entry, share, cost))
+        parts: list[_Spent] = []
+        with self._lock:
+            for entry, share, cost in found:
+                if entry.share is not share or share.left < cost:  # another thread was faster, or it is asked twice
+                    self._take_back(parts)
+                    return None
+                entry.asked += cost
+                share.left -= cost
+                share.spent += cost
+                parts.append((share, cost, share.spent, now))
+        moment, hits = now + parts[0][0].ahead, []
+        for spent_of, cost, _, _ in parts:
+            hit = spent_of.hit
+            if cost != hit.cost:
+                hit = hit._replace(cost=cost)
+            if hit.day is not None:
+                hit = self._counted_by_day(hit, moment)
+            hits.append(hit)
+        decision = Decision(True, False, False, partial(_outcomes, parts), None, True)
+        resolved = Resolved(asks, asks, moment)
+        return Answer(resolved, decision, hits, None, None, moment, [part[0].id for part in parts])
+
+    @staticmethod
+    def _take_back(parts: Sequence[_Spent]) -> None:
+        """Undo what a request has spent of its first shares: it needs all."""
+        for share, cost, _, _ in parts:
+            share.left += cost
+            share.spent -= cost
+
+    def _counted_by_day(self, hit: Hit, moment: int) -> Hit:
+        """Count a hit for its day, as the store does for what it decides; return it with that day."""
+        if hit.day is None or moment >= hit.day.ends:
+            hit = hit.at(moment, time_zone())
+        if hit.day is not None:
+            place = unasked.TallyPlace(hit.status_key, hit.day.key, hit.field, hit.rule.of_tier)
+            self._unasked.add(place, {"a": 1, "u": hit.cost - 1})
+        return hit
+
+    # --- asking the store ---------------------------------------------------------------------------------------------
+
+    def around_flow(
+        self,
+        resolved: Resolved,
+        hits: Sequence[Hit],
+        mode: AskMode | Settlement,
+        overrides: OverrideTable,
+        ask: Callable[[Sequence[Hit]], Flow[Answer]],
+    ) -> Flow[Answer]:
+        """Ask the store, return the shares of this process with the question, and keep what it grants."""
+        if mode == "peek":
+            return (yield from ask(hits))
+        question = self._begin(resolved, hits, mode)
+        answer = None
+        try:
+            answer = yield from ask(question.hits)
+        finally:
+            self._end(question, answer, overrides)
+        return answer
+
+    def _begin(self, resolved: Resolved, asked_hits: Sequence[Hit], mode: AskMode | Settlement) -> _Question:
+        """Return the question. From now on nobody spends of the shares that it returns."""
+        now, asked = _clock(), {ask.place: ask for ask in resolved.asked}
+        is_single = len(asked) == len(resolved.asked)  # several rules of one name share a hit, and take nothing
+        takes = mode == "check" and is_single and all(hit.ahead is not None for hit in asked_hits)
+        # Only a request whose every rule has a share can do without the store.
+        takes = takes and len(asked_hits) == len(asked) and not any(ask.is_estimate for ask in resolved.asked)
+        hits, taking = list(asked_hits), dict[int, _Entry]()
+        with self._lock:
+            for number, hit in enumerate(hits):
+                if hit.ahead is None or not is_single:
+                    continue
+                entry = self._entry(asked[hit.place], now)
+                share, entry.share = entry.share, None
+                ahead = Ahead() if share is None else Ahead(share.id, share.spent)
+                wish = self._wish(entry, hit, now) if mode == "check" and hit.cost else 0
+                if takes and wish and not entry.is_taking:
+                    entry.is_taking = True
+                    taking[number] = entry
+                    ahead = ahead._replace(
+                        new_id=f"{self._process}{next(self._numbers):x}",
+                        wish=wish,
+                        divisor=2 * max(1, self._number_of_processes()),
+                        lease=hit.compiled.lease,
+                    )
+                hits[number] = hit._replace(ahead=ahead)
+        return _Question(hits, taking, now)
+
+    def _entry(self, ask: Ask, now: int) -> _Entry:
+        key = id(ask.rule), ask.subject
+        entry = self.table.get(key)
+        if entry is None:
+            entry = _Entry(ask.rule, now)
+            if len(self.table) >= MAX_DEMANDS:
+                self._drop_idle(now)
+            if len(self.table) < MAX_DEMANDS:
+                self.table[key] = entry
+        return entry
+
+    def _drop_idle(self, now: int) -> None:
+        """Forget the subjects without a share; for a quarter of the places it is not worth looking again and again."""
+        busy = {
+            key: entry
+            for key, entry in self.table.items()
+            if entry.is_taking or (entry.share is not None and entry.share.begins <= now < entry.share.ends)
+        }
+        self.table = busy if len(busy) < MAX_DEMANDS * 3 // 4 else {}
+
+    def _wish(self, entry: _Entry, hit: Hit, now: int) -> int:
+        """Count a hit; return how many units to take: what a lease needs at the present pace, at most twice as many."""
+        entry.asked += hit.cost
+        lease, asked, elapsed = hit.compiled.lease, entry.asked, max(1, now - entry.since)
+        if elapsed > lease or elapsed < 0:
+            entry.since, entry.asked = now, 0
+        wish = asked * lease // max(elapsed, 1)
+        return min(wish, 2 * asked) if min(wish, asked) >= MIN_DEMAND else 0
+
+    def _end(self, question: _Question, answer: Answer | None, overrides: OverrideTable) -> None:
+        """Keep what the store has granted."""
+        granted: dict[tuple[int, int], int] = {}
+        reply = None if answer is None else answer.reply
+        if reply is not None:
+            granted = {(hit, flag): value for hit, flag, value in reply.flags if flag in (Flag.GRANTED, Flag.LEASED)}
+        with self._lock:
+            for number, entry in question.taking.items():
+                entry.is_taking = False
+                if answer is None or reply is None or (number, Flag.GRANTED) not in granted:
+                    continue
+                hit, lease = answer.hits[number], granted[number, Flag.LEASED]
+                outcomes = [each for each in answer.decision.outcomes if (each.rule, each.subject) == hit.place]
+                override = None
+                if overrides.by_pk and isinstance(entry.rule, Rule):
+                    override = overrides.find(entry.rule.name, hit.subject, answer.resolved.now)
+                entry.share = _Share(
+                    id=hit.ahead.new_id if hit.ahead else "",
+                    left=granted[number, Flag.GRANTED],
+                    begins=question.began,
+                    ends=question.began + lease - lease // MARGIN,
+                    ahead=reply.now - question.began,
+                    hit=hit,
+                    outcomes=outcomes,
+                    override=override,
+                )
+                entry.since, entry.asked = question.began, 0
+
+    # --- what ends shares ---------------------------------------------------------------------------------------------
+
+    def give_back(self, settlement: Settlement) -> Settlement:
+        """Give units back to the shares of which they were spent; return what the store must still settle."""
+        receipt = settlement.receipt
+        taken = dict(receipt.taken)
+        with self._lock:
+            live = {entry.share.id: entry.share for entry in self.table.values() if entry.share is not None}
+            for ask in receipt.asks:
+                place = ask.place
+                hit = taken.get(place)
+                share = live.get(hit.share) if hit is not None and hit.share else None
+                units = ask.cost - settlement.actual[place]
+                if hit is not None and share is not None and 0 <= units <= share.spent:
+                    share.left += units
+                    share.spent -= units
+                    taken[place] = hit._replace(limits={}, share="")  # what the day counted is settled as for others
+        return settlement._replace(receipt=receipt._replace(taken=taken))
+
+    def forget(self, subjects: Collection[str] | None = None) -> None:
+        """End the shares of these subjects: what was spent of them is forgiven. None: forget all there is."""
+        with self._lock:
+            if subjects is None:
+                self.table.clear()
+                return
+            for (_, subject), entry in self.table.items():
+                if subject in subjects and entry.share is not None:
+                    entry.share.left = entry.share.spent = 0
+
+
+def _outcomes(parts: Sequence[_Spent]) -> tuple[Outcome, ...]:
+    return tuple([each for share, *spent in parts for each in share.outcomes_at(*spent)])
+
+
+def takes_ahead(hits: Sequence[Hit]) -> bool:
+    """Say whether units may be taken ahead of any of these hits."""
+    return any(map(_ahead_of, hits))
+
+
+_ahead_of = attrgetter("ahead")

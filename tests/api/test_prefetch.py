@@ -1,0 +1,294 @@
+"""`prefetch`: a busy process takes units ahead. What it spends is counted like any other hit, and never twice."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_quota import Rule, acheck, check, check_all, peek, refund, reserve, reset
+from django_quota.conf import rule_of
+from django_quota.core.flow import run_sync
+from django_quota.engine.asks import Ask
+from django_quota.limiting import prefetch
+from django_quota.limiting.registry import get_limiter
+from django_quota.operating.inspection import load_snapshot
+from django_quota.signals import near_limit
+from django_quota.testing import freeze
+from tests.support.calls import calls_of
+from tests.support.commands import said
+from tests.support.counts import checks_of, checks_of_today, count_what_waits
+from tests.support.memory import know_of_processes
+from tests.support.overridden import override
+from tests.support.steps import SECOND, START
+
+SUBJECT = "ip:203.0.113.9"
+HOT = Rule.make("hot", "1000/m", prefetch=True)
+LEASE = HOT.lease
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The calls of the store."""
+    return calls_of(monkeypatch)
+
+
+def allowed(number: int, rule: Any = HOT, subject: str = SUBJECT) -> int:
+    """Check so many times; return how many were allowed."""
+    return sum(check(rule, subject).allowed for _ in range(number))
+
+
+def left(rule: Any = HOT, subject: str = SUBJECT) -> int:
+    """Return what the rule has left, after this process has returned its share."""
+    check(rule, subject)
+    refund(rule, subject)
+    return peek(rule, subject).remaining or 0
+
+
+ALGORITHMS = ["sliding_window", "fixed_window", "calendar", "token_bucket"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_process_admits_exactly_the_limit_in_few_calls(either_store: Any, asked: list[int], algorithm: Any) -> None:
+    rule = Rule.make("exact", "1000/m", algorithm=algorithm, prefetch=True)
+    with freeze(START):
+        assert allowed(1_100, rule) == 1_000
+    assert len(asked) < 60
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestWhatIsLeft:
+    def test_counts_down_by_each_hit(self) -> None:
+        with freeze(START):
+            decisions = [check(HOT, SUBJECT) for _ in range(400)]
+        assert [each.remaining for each in decisions] == list(range(999, 599, -1))
+        assert {each.approximate for each in decisions} == {False, True}
+
+    def test_is_as_without_prefetch_for_a_subject_that_asks_seldom(self) -> None:
+        for number in range(20):
+            with freeze(START + number * LEASE):
+                decision = check(HOT, SUBJECT)
+        assert not decision.approximate
+        with freeze(START + 20 * LEASE):
+            assert peek(HOT, SUBJECT).remaining == 980
+
+    def test_leaves_out_what_another_process_has_taken(self) -> None:
+        with freeze(START):
+            allowed(8)
+            assert peek(HOT, SUBJECT).remaining == 1_000 - 8 - 16
+
+    def test_is_what_it_was_after_the_last_hit_if_nothing_is_spent_until_the_next(self) -> None:
+        with freeze(START):
+            allowed(8)
+        with freeze(START + 5 * LEASE):
+            assert check(HOT, SUBJECT).remaining == 1_000 - 9
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestAShareEnds:
+    def test_with_its_lease(self, asked: list[int]) -> None:
+        with freeze(START):
+            allowed(20)
+        asked.clear()
+        with freeze(START + LEASE - LEASE // 100 - 1):
+            assert check(HOT, SUBJECT).approximate
+        with freeze(START + LEASE - LEASE // 100):
+            assert not check(HOT, SUBJECT).approximate
+
+    @pytest.mark.parametrize("named", ["api", "*"], ids=["under its rule", "under all rules"])
+    def test_when_its_subject_is_reset(self, named: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "1000/m", "prefetch": True}}}
+        rule = rule_of("api", {})
+        with freeze(START):
+            allowed(50, rule)
+            reset(named, SUBJECT)
+            assert left(rule) == 1_000
+
+    def test_with_a_refund_that_sees_what_was_spent(self) -> None:
+        with freeze(START):
+            allowed(50)
+            assert refund(HOT, SUBJECT, 5).remaining == 955
+
+    @pytest.mark.parametrize("change", ["b 0 0 ", "r 0 0 5/m", "x 0 0 "], ids=["block", "rate", "exempt"])
+    def test_when_an_override_begins(self, change: str) -> None:
+        with freeze(START):
+            allowed(50)
+            override(change, "hot")
+            decision = check(HOT, SUBJECT)
+        assert not decision.approximate
+        assert decision.allowed == (change[0] == "x")
+
+    def test_when_the_override_ends_under_which_it_was_taken(self) -> None:
+        override(f"r 0 {START + SECOND} 5000/m", "hot")
+        with freeze(START):
+            assert allowed(1_500) == 1_500
+        with freeze(START + SECOND):
+            assert not check(HOT, SUBJECT)
+
+    def test_when_all_is_cleared(self) -> None:
+        with freeze(START):
+            allowed(50)
+            get_limiter().prefetch.forget()
+            assert not check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestAPlan:
+    OTHER = Rule.make("other", "100/m", prefetch=True)
+
+    def test_spends_of_all_its_shares_or_asks(self) -> None:
+        with freeze(START):
+            plan = [(HOT, SUBJECT), (self.OTHER, SUBJECT)]
+            assert sum(check_all(plan).allowed for _ in range(300)) == 100
+            assert (peek(HOT, SUBJECT).remaining, peek(self.OTHER, SUBJECT).remaining) == (900, 0)
+
+    def test_asks_each_time_if_one_of_its_rules_takes_nothing_ahead(self, asked: list[int]) -> None:
+        with freeze(START):
+            plan: list[Any] = [(HOT, SUBJECT), ("500/m", SUBJECT)]
+            assert all(check_all(plan) for _ in range(100))
+        assert len(asked) == 100
+
+    def test_without_a_rule_is_allowed(self) -> None:
+        with freeze(START):
+            allowed(50)
+            answer = run_sync(get_limiter().answer_flow([], "check"))
+        assert answer.decision.allowed
+        assert not answer.decision.approximate
+
+    def test_asks_for_a_cost_above_the_share(self) -> None:
+        with freeze(START):
+            allowed(8)
+            decision = check(HOT, SUBJECT, 17)
+            assert (decision.approximate, decision.remaining) == (False, 975)
+
+    def test_asks_for_an_estimate(self) -> None:
+        with freeze(START):
+            allowed(50)
+            with reserve(HOT, SUBJECT, 10) as hold:
+                assert hold.decision.remaining == 940
+                assert hold.settle(3).remaining == 947
+
+    def test_gives_a_spent_hit_back_if_the_request_is_refused_after_all(self) -> None:
+        limiter = get_limiter()
+        with freeze(START):
+            allowed(50)
+            answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 3)], "check"))
+            assert answer.decision.approximate
+            assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 950
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestASpentHit:
+    def test_is_counted_by_day_and_in_the_metrics(self) -> None:
+        with freeze(START):
+            assert allowed(50, subject="user:1") == 50
+            assert count_what_waits()
+            assert checks_of("user:1") == {"hot": (50, 0)}
+            assert checks_of_today() == {"hot": (50, 0, 0)}
+
+    def test_leads_to_one_event_that_the_limit_is_near(self) -> None:
+        told = []
+
+        def note(share: float, **_: Any) -> None:
+            told.append(share)
+
+        near_limit.connect(note)
+        try:
+            with freeze(START):
+                allowed(950)
+        finally:
+            near_limit.disconnect(note)
+        assert told == [0.8]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestConcurrently:
+    RULE = Rule.make("many", "3000/h", prefetch=True)
+
+    def test_threads_admit_exactly_the_limit(self) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: allowed(500, self.RULE), range(8)))
+        assert sum(found) == 3_000
+
+    def test_tasks_admit_exactly_the_limit(self) -> None:
+        async def some() -> int:
+            return sum([(await acheck(self.RULE, SUBJECT)).allowed for _ in range(500)])
+
+        async def all_of_them() -> int:
+            return sum(await asyncio.gather(*(some() for _ in range(8))))
+
+        assert asyncio.run(all_of_them()) == 3_000
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_share_is_at_most_half_of_what_is_left_divided_by_the_processes() -> None:
+    know_of_processes(100)
+    with freeze(START):
+        allowed(8)
+        assert peek(HOT, SUBJECT).remaining == 1_000 - 8 - 4
+
+
+def test_the_status_of_a_subject_says_how_many_units_are_out(either_store: Any, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"hot": {"rate": "1000/m", "prefetch": True}}}
+    with freeze(START):
+        allowed(8, "hot")
+        (limit,) = [each for each in load_snapshot(SUBJECT).limits if each.rule == "hot"]
+        assert (limit.used, limit.taken_ahead) == (8 + 16, 16)
+
+
+def test_quota_status_shows_what_is_taken_ahead(redis_cache: Any, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"hot": {"rate": "1000/m", "prefetch": True}}}
+    with freeze(START):
+        allowed(8, "hot")
+        assert "24 of 1000 used (16 of them taken ahead), 976 left" in said("quota_status", SUBJECT)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_refusal_is_repeated_for_a_lease(asked: list[int]) -> None:
+    with freeze(START):
+        allowed(1_000)
+        asked.clear()
+        assert allowed(100) == 0
+    assert len(asked) == 1
+    with freeze(START + LEASE):
+        assert allowed(100) == 0
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_busy_subject_keeps_its_share_when_many_others_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_DEMANDS", 10)
+    with freeze(START):
+        allowed(8)
+        for number in range(100):
+            check(HOT, f"user:{number}")
+        assert check(HOT, SUBJECT).approximate
+        assert len(get_limiter().prefetch.table) <= 10
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_share_that_was_taken_in_a_frozen_test_is_not_spent_after_it() -> None:
+    with freeze(START):
+        allowed(50)
+    assert not check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_forked_process_begins_without_shares() -> None:
+    with freeze(START):
+        allowed(50)
+        get_limiter().prefetch.after_fork()  # as `os.fork` calls it
+        assert not check(HOT, SUBJECT).approximate
+
+
+def test_what_was_sent_and_not_answered_is_not_spent(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Callable[..., Any] = get_limiter().store.run
+    with freeze(START):
+        allowed(8 + 16)  # the share is spent
+        monkeypatch.setattr(get_limiter().store, "run", lambda *given: (run(*given), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            check(HOT, SUBJECT)
+        monkeypatch.undo()
+        assert not check(HOT, SUBJECT).approximate
+        assert (peek(HOT, SUBJECT).remaining or 0) < 1_000 - 26

@@ -1,0 +1,210 @@
+"""Real processes that take units ahead, killed, stopped, forked or reset, beside a ledger that trusts none of them.
+
+Each process writes down when it asked and when it was allowed. A hit was decided somewhere between these moments, so
+only hits that lie in a window with both are counted in it.
+"""
+
+import os
+import signal
+import struct
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_quota import Rule, check, reset
+from django_quota.testing import server_programs
+from tests.support.processes import ended, forks, in_child, processes, started
+
+SUBJECT = "user:1"
+PROCESSES = 4
+
+pytestmark = [pytest.mark.thorough("processes"), forks]
+
+
+on_each_store = pytest.mark.parametrize(
+    "either_store", [*server_programs()[:1], "postgresql"], indirect=True, ids=["redis", "postgresql"]
+)
+
+
+Hit = tuple[int, int]
+"""When a process asked, and when it was allowed, in nanoseconds of a clock that all processes share."""
+
+
+def ask(rule: Rule, file: Path, until: int, pause: int) -> None:
+    """Ask in turn every `pause` nanoseconds until a moment; write each hit down at once."""
+    out = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    due = time.monotonic_ns()
+    while (asked := time.monotonic_ns()) < until:
+        if asked < due:
+            time.sleep((due - asked) / 1e9)
+            continue
+        due += pause
+        if check(rule, SUBJECT).allowed:
+            os.write(out, struct.pack("<qq", asked, time.monotonic_ns()))
+
+
+def ask_and_fork(rule: Rule, file: Path, until: int, pause: int) -> None:
+    """Ask, and have a child go on in the middle, with a copy of all that this process knows."""
+    middle = (time.monotonic_ns() + until) // 2
+    ask(rule, file, middle, pause)
+    child = started(partial(ask, rule, file.with_suffix(".child"), until, pause))
+    ask(rule, file, until, pause)
+    assert ended([child]) == [0]
+
+
+def hits_in(folder: Path) -> list[Hit]:
+    """Return all hits, by when they were asked for. A process may be killed while it writes."""
+    hits = list[Hit]()
+    for file in folder.iterdir():
+        written = file.read_bytes()
+        hits += struct.iter_unpack("<qq", written[: len(written) // 16 * 16])
+    return sorted(hits)
+
+
+def most_in_a_window(hits: list[Hit], window: int) -> int:
+    """Return the most hits that lie in one window with both of their moments."""
+    asked, allowed = [hit[0] for hit in hits], sorted(hit[1] for hit in hits)
+    long = [hit for hit in hits if hit[1] - hit[0] >= window]  # they may have begun before it, and end after it
+    return max(
+        bisect_left(allowed, first + window) - number + sum(hit[0] < first and hit[1] >= first + window for hit in long)
+        for number, first in enumerate(asked)
+    )
+
+
+@on_each_store
+@pytest.mark.parametrize("times", [1.1, 5.0])
+def test_processes_admit_the_limit_less_the_lease_and_never_more(
+    either_store: None, tmp_path: Path, times: float
+) -> None:
+    limit, window, seconds = 1_000, 2, 8
+    rule = Rule.make("hot", f"{limit}/{window}s", key="user", prefetch=True)
+    until = time.monotonic_ns() + seconds * 10**9
+    pause = int(10**9 * PROCESSES * window / limit / times)
+
+    with processes() as children:
+        children.extend(started(partial(ask, rule, tmp_path / str(each), until, pause)) for each in range(PROCESSES))
+        assert ended(children) == [0] * PROCESSES
+
+    hits = hits_in(tmp_path)
+    assert most_in_a_window(hits, window * 10**9) <= limit
+    at_least = 0.98 * window / (window + rule.lease / 1e6)
+    assert len(hits) >= at_least * limit * seconds / window
+
+
+BOUNDS = {"sliding_window": 1, "fixed_window": 2, "calendar": 2, "token_bucket": 2}
+
+
+@on_each_store
+@pytest.mark.parametrize("algorithm", BOUNDS)
+def test_no_window_is_above_the_bound_though_processes_are_killed_stopped_and_forked(
+    either_store: None, tmp_path: Path, algorithm: Any
+) -> None:
+    limit = 500
+    rule = Rule.make("hot", f"{limit}/s", key="user", algorithm=algorithm, prefetch=0.05)
+    until = time.monotonic_ns() + 5 * 10**9
+    pause = int(10**9 * PROCESSES / limit / 3)
+
+    def start(work: Callable[..., None], name: str) -> int:
+        return started(partial(work, rule, tmp_path / name, until, pause))
+
+    with processes() as children:
+        children.extend(start(ask, f"stays-{each}") for each in range(2))
+        children.append(start(ask_and_fork, "forks"))
+        stopped = start(ask, "stopped")
+        children.append(stopped)
+        killed = 0
+        for span in (0.04, 0.4, 1.2):
+            victim = start(ask, f"killed-{span}")
+            children.append(victim)
+            time.sleep(0.3)
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(span)
+            os.kill(victim, signal.SIGKILL)
+            os.kill(stopped, signal.SIGCONT)
+            killed += 1
+        statuses = ended(children)
+    assert sorted(statuses) == [-signal.SIGKILL] * killed + [0] * (len(statuses) - killed)
+    assert most_in_a_window(hits_in(tmp_path), 10**9) <= BOUNDS[algorithm] * limit
+
+
+@on_each_store
+def test_a_reset_lets_no_later_window_be_above_the_limit(either_store: None, tmp_path: Path) -> None:
+    limit = 500
+    rule = Rule.make("hot", f"{limit}/s", key="user", prefetch=0.05)
+    until = time.monotonic_ns() + 3 * 10**9
+    pause = int(10**9 * PROCESSES / limit / 3)
+    resets = []
+
+    with processes() as children:
+        children.extend(started(partial(ask, rule, tmp_path / str(each), until, pause)) for each in range(PROCESSES))
+        for _ in range(3):
+            time.sleep(0.7)
+            began = time.monotonic_ns()
+            reset(rule, SUBJECT)
+            resets.append((began, time.monotonic_ns()))
+        assert ended(children) == [0] * PROCESSES
+
+    hits, edges = hits_in(tmp_path), [(0, 0), *resets, (until * 2, 0)]
+    for (_, after), (before, _) in pairwise(edges):
+        between = [hit for hit in hits if after <= hit[0] and hit[1] <= before]
+        assert most_in_a_window(between, 10**9) <= limit
+
+
+SLOW = Rule.make("slow", "400/2s", key="user", prefetch=0.1)
+"""A rule of which a process still has units when something happens to it."""
+
+
+def take_a_share() -> int:
+    """Ask until a hit is spent of a share; return how many hits that took."""
+    for number in range(1, 100):
+        if check(SLOW, SUBJECT).approximate:
+            return number
+    raise AssertionError("no share was taken")
+
+
+def allowed(asks: int) -> int:
+    return sum(check(SLOW, SUBJECT).allowed for _ in range(asks))
+
+
+@on_each_store
+def test_a_process_that_was_stopped_for_a_window_spends_nothing_of_what_it_had_taken(either_store: None) -> None:
+    def stop_in_the_middle() -> int:
+        take_a_share()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return allowed(100)
+
+    with processes() as children:
+        children.append(started(stop_in_the_middle, int))
+        os.waitpid(children[0], os.WUNTRACED)
+        time.sleep(2.2)
+        assert allowed(500) == 400
+        os.kill(children[0], signal.SIGCONT)
+        assert ended(children) == [0]
+
+
+@on_each_store
+def test_what_a_killed_process_had_taken_is_missing_and_comes_back(either_store: None) -> None:
+    def kill_itself() -> None:
+        take_a_share()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with processes() as children:
+        children.append(started(kill_itself))
+        assert ended(children) == [-signal.SIGKILL]
+    assert 0 < 400 - allowed(500) - 9 <= 200
+    time.sleep(2.2)
+    assert allowed(500) == 400
+
+
+@on_each_store
+def test_a_forked_process_spends_nothing_of_what_its_parent_has_taken(either_store: None) -> None:
+    taken = take_a_share()
+    assert not in_child(lambda: int(check(SLOW, SUBJECT).approximate))
+    by_child = 2 * in_child(lambda: allowed(500) // 2)
+    assert taken + 1 + by_child + allowed(500) <= 400 + 1  # the half was rounded down
