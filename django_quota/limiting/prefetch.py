@@ -139,6 +139,8 @@ class Prefetch:
         self._numbers = itertools.count(1)
         self.table: dict[tuple[int, str], _Entry] = {}
         """By the `id` of the rule as it was asked, and the subject."""
+        self._dropped = -SECOND
+        """When subjects without a share were forgotten last, by `_clock`."""
 
     # --- spending -----------------------------------------------------------------------------------------------------
 
@@ -220,52 +222,59 @@ class Prefetch:
         """Return the question. From now on nobody spends of the shares that it returns."""
         now, asked = _clock(), {ask.place: ask for ask in resolved.asked}
         is_single = len(asked) == len(resolved.asked)  # several rules of one name share a hit, and take nothing
-        takes = mode == "check" and is_single and all(hit.ahead is not None for hit in asked_hits)
-        # Only a request whose every rule has a share can do without the store.
-        takes = takes and len(asked_hits) == len(asked) and not any(ask.is_estimate for ask in resolved.asked)
         hits, taking = list(asked_hits), dict[int, _Entry]()
+        found: list[tuple[int, _Entry, int]] = []
         with self._lock:
             for number, hit in enumerate(hits):
-                if hit.ahead is None or not is_single:
-                    continue
-                entry = self._entry(asked[hit.place], now)
-                share, entry.share = entry.share, None
-                ahead = Ahead() if share is None else Ahead(share.id, share.spent)
-                wish = self._wish(entry, hit, now) if mode == "check" and hit.cost else 0
-                if takes and wish and not entry.is_taking:
+                if hit.ahead is not None and is_single:
+                    entry = self._entry(asked[hit.place], now)
+                    share, entry.share = entry.share, None
+                    wish = self._wish(entry, hit, now) if mode == "check" else 0
+                    hits[number] = hit._replace(ahead=Ahead() if share is None else Ahead(share.id, share.spent))
+                    found.append((number, entry, wish))
+            # Only a request whose every rule has a share can do without the store.
+            is_whole = len(found) == len(hits) == len(asked) and not any(ask.is_estimate for ask in resolved.asked)
+            if is_whole and all(wish and not entry.is_taking for _, entry, wish in found):
+                for number, entry, wish in found:
+                    hits[number] = self._taking(hits[number], wish)
                     entry.is_taking = True
                     taking[number] = entry
-                    ahead = ahead._replace(
-                        new_id=f"{self._process}{next(self._numbers):x}",
-                        wish=wish,
-                        divisor=2 * max(1, self._number_of_processes()),
-                        lease=hit.compiled.lease,
-                    )
-                hits[number] = hit._replace(ahead=ahead)
         return _Question(hits, taking, now)
+
+    def _taking(self, hit: Hit, wish: int) -> Hit:
+        """Return a hit that wishes to take so many units."""
+        ahead = (hit.ahead or Ahead())._replace(
+            new_id=f"{self._process}{next(self._numbers):x}",
+            wish=wish,
+            divisor=2 * max(1, self._number_of_processes()),
+            lease=hit.compiled.lease,
+        )
+        return hit._replace(ahead=ahead)
 
     def _entry(self, ask: Ask, now: int) -> _Entry:
         key = id(ask.rule), ask.subject
         entry = self.table.get(key)
         if entry is None:
             entry = _Entry(ask.rule, now)
-            if len(self.table) >= MAX_DEMANDS:
+            if len(self.table) >= MAX_DEMANDS and not 0 <= now - self._dropped < SECOND:
                 self._drop_idle(now)
             if len(self.table) < MAX_DEMANDS:
                 self.table[key] = entry
         return entry
 
     def _drop_idle(self, now: int) -> None:
-        """Forget the subjects without a share; for a quarter of the places it is not worth looking again and again."""
-        busy = {
+        """Forget the subjects without a share; at most once a second, since it looks at all."""
+        self._dropped = now
+        self.table = {
             key: entry
             for key, entry in self.table.items()
             if entry.is_taking or (entry.share is not None and entry.share.begins <= now < entry.share.ends)
         }
-        self.table = busy if len(busy) < MAX_DEMANDS * 3 // 4 else {}
 
     def _wish(self, entry: _Entry, hit: Hit, now: int) -> int:
         """Count a hit; return how many units to take: what a lease needs at the present pace, at most twice as many."""
+        if not hit.cost:
+            return 0
         entry.asked += hit.cost
         lease, asked, elapsed = hit.compiled.lease, entry.asked, max(1, now - entry.since)
         if elapsed > lease or elapsed < 0:

@@ -149,6 +149,12 @@ class TestAPlan:
             assert all(check_all(plan) for _ in range(100))
         assert len(asked) == 100
 
+    def test_takes_nothing_ahead_of_a_busy_limit_for_subjects_that_ask_seldom(self) -> None:
+        with freeze(START):
+            for number in range(100):
+                assert check_all([(HOT, "global"), (self.OTHER, f"user:{number}")])
+            assert peek(HOT, "global").remaining == 900
+
     def test_without_a_rule_is_allowed(self) -> None:
         with freeze(START):
             allowed(50)
