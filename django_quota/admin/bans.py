@@ -1,6 +1,6 @@
-"""The admin page of bans: those in force, found by subject and rule, lifting many at once, and what began recently.
+"""The admin page of bans: those in force, by subject and rule; those that began recently; and lifting many at once.
 
-You search by POST, as on the page of a subject, so a plain value never becomes part of a URL.
+The search is a POST, as on the page of a subject, so a plain value never becomes part of a URL.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from django_quota.operating.lookup import MAX_USERS, find_subjects
 from django_quota.subjects.subject import named_subject
 
 PER_PAGE = 50
-"""Bans on a page, and bans that began recently."""
+"""Rows on a page of bans, and in the list of bans that began recently."""
 
 MAX_LIFTED = 1_000
-"""Bans that one action lifts."""
+"""The most bans that one action lifts."""
 
 BANS_NAMED = 20
-"""Bans that the confirmation names."""
+"""The most bans that the confirmation names."""
 
 FATES = {
     "in force": gettext_lazy("in force"),
@@ -67,7 +67,7 @@ class BanPages(ReadOnlyAdmin):
             if request.method == "POST":
                 return self._list(_searched(request))
             context["wanted"] = _filter_of(request.GET)
-        except RuleError as error:  # the typed text may hold a plain value, so it is not shown again
+        except RuleError as error:  # the input may hold a plain value, so it is not shown again
             context["trouble"] = error_in_words(error)
         try:
             context |= _found(request, context["wanted"])
@@ -76,7 +76,7 @@ class BanPages(ReadOnlyAdmin):
         return self.show(request, "ban/list", _("Bans"), **context)
 
     def lift_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask to confirm that these bans end, or end them when it is confirmed."""
+        """Ask for confirmation; once that is given, lift the bans."""
         self.check_view(request)
         if not LiftBan.is_allowed(request.user):
             raise PermissionDenied
@@ -181,7 +181,7 @@ def _query(wanted: BanFilter) -> str:
 
 
 def _chosen(request: HttpRequest, wanted: BanFilter) -> list[tuple[str, str]]:
-    """Return the subjects and rules of the bans to lift: all that fit the filter, or the ones in the form.
+    """Return the subject and rule of each ban to lift: all that match the filter, or the selected ones.
 
     Raises `RuleError`, and `StoreUnavailable`.
     """

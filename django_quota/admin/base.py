@@ -31,15 +31,15 @@ from django_quota.subjects.subject import is_user, parts_of
 
 
 def may_see_users(request: HttpRequest) -> bool:
-    """Return whether the request's user may see users. Show names of users to nobody else."""
+    """Return whether the request's user may see users. Users without this permission see no user names."""
     opts, user = get_user_model()._meta, request.user
     return any(user.has_perm(f"{opts.app_label}.{get_permission_codename(verb, opts)}") for verb in ("view", "change"))
 
 
 def names_among(request: HttpRequest, subjects: Iterable[str | None]) -> dict[str, str]:
-    """Return the names of the users in subjects, and those behind digests of failed logins, by part of a subject.
+    """Return the names of users in these subjects, and those that digests of failed logins stand for.
 
-    It is empty for those who may not see users.
+    The keys are parts of subjects. The dict is empty if the request's user may not see users.
     """
     if not may_see_users(request):
         return {}
@@ -57,7 +57,7 @@ def admin_url(site: str | None, page: str, *args: Any, **query: str) -> str:
 
 
 def log_actions(done: Mapping[str, str], user: Any) -> None:
-    """Write to the log what was done, given by subject."""
+    """Write a log entry for each subject in `done`; the value says what was done to it."""
     about = ContentType.objects.get_for_model(Subject, for_concrete_model=False)
     LogEntry.objects.bulk_create(
         LogEntry(
@@ -73,7 +73,7 @@ def log_actions(done: Mapping[str, str], user: Any) -> None:
 
 
 def labelled(field: str, label: Any) -> Callable[[Any], SafeString]:
-    """Return a column of a list: a field with its label, which only a phone shows, and numbers with separators."""
+    """Return a column of a list: the field with thousand separators, and with its label, which only phones show."""
 
     @admin.display(description=label, ordering=field)
     def column(row: Any) -> SafeString:
@@ -90,7 +90,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
     """An admin with pages of our own."""
 
     def check_view(self, request: HttpRequest) -> None:
-        """Raise `PermissionDenied` for whoever may not view the model."""
+        """Raise `PermissionDenied` if the request's user may not view the model."""
         request.current_app = self.admin_site.name
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -106,13 +106,13 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
         return TemplateResponse(request, f"admin/django_quota/{template}.html", given | context)
 
     def find(self, request: HttpRequest, page: str) -> HttpResponse:
-        """Answer a search: a redirect to the subject's page of this name, whom to choose from, or what is wrong.
+        """Answer a search: redirect to this page of the subject, list several to choose from, or say what is wrong.
 
-        The text comes by POST, so a plain value never becomes part of a URL.
+        The search is a POST, so a plain value never becomes part of a URL.
         """
         try:
             found = find_subjects(request.POST.get("find", ""), with_users=may_see_users(request))
-        except RuleError as error:  # the typed text may hold a plain value, so it is not shown again
+        except RuleError as error:  # the input may hold a plain value, so it is not shown again
             return self.show(
                 request, "subject/find", _("Find a subject"), trouble=error_in_words(error), find_url=self.url(page)
             )
@@ -122,7 +122,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
 
 
 class ReadOnlyAdmin(PageAdmin):
-    """An admin that only shows."""
+    """An admin that shows, and changes nothing."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -138,10 +138,10 @@ class StrictChangeList(ChangeList):
     """A change list that redirects to the whole list for any malformed parameter, as Django does for most."""
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
-        """Return the rows. Raises `IncorrectLookupParameters`."""
+        """Return the rows. Raises `IncorrectLookupParameters` for a malformed parameter."""
         values = [value for name, values in request.GET.lists() if name != SEARCH_VAR for value in values]
         if any("\0" in value for value in values):
-            raise IncorrectLookupParameters("PostgreSQL takes no null character in a text")
+            raise IncorrectLookupParameters("PostgreSQL does not accept a null character in a string")
         try:
             return super().get_queryset(request, exclude_parameters)
         except (ValueError, OverflowError) as error:  # the year 9999 has no next year

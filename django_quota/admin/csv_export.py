@@ -29,7 +29,7 @@ German, French or Spanish settings splits at semicolons. The last four character
 def csv_response(
     request: HttpRequest, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> StreamingHttpResponse:
-    """Return a download that is made while it is sent, under WSGI and ASGI; `name`: the file's, without suffix."""
+    """Return a download that is made while it is sent, under WSGI and ASGI; `name`: of the file, without suffix."""
     lines = csv_lines(header, rows)
     filename = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80].strip("-_") or "usage"
     return StreamingHttpResponse(
@@ -54,7 +54,7 @@ def csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]], batch_size: 
 
 
 def escape_formula(value: Any) -> Any:
-    """Return a value with an apostrophe before every text that a spreadsheet could run as a formula."""
+    """Return a value with an apostrophe before each part that a spreadsheet could run as a formula."""
     if not isinstance(value, str):
         return value
     return _FORMULA.sub("'", value.encode(errors="backslashreplace").decode())

@@ -40,7 +40,7 @@ from django_quota.models import DailyCounter
 from django_quota.operating.lookup import MAX_USERS, find_subjects
 
 MAX_LISTED = 10_000
-"""Rows that page numbers lead to. The list does not count further."""
+"""The most rows that the pages of the list reach. It does not count further."""
 
 MAX_YEARS = 50
 """Years that the date hierarchy offers."""
@@ -73,7 +73,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's class t
 
     @cached_property
     def count(self) -> int:
-        """How many rows the list leads to."""
+        """How many rows the pages reach."""
         rows: Any = self.object_list
         return int(rows.order_by()[:MAX_LISTED].count())
 
@@ -127,11 +127,11 @@ def rows_in_order(
     batch = list(ordered[:batch_size])
     yield from batch
     while len(batch) == batch_size:
-        batch = list(ordered.filter(behind(order, dict(zip(COLUMNS, batch[-1], strict=True))))[:batch_size])
+        batch = list(ordered.filter(comes_after(order, dict(zip(COLUMNS, batch[-1], strict=True))))[:batch_size])
         yield from batch
 
 
-def behind(order: Sequence[str], last: dict[str, Any]) -> Q:
+def comes_after(order: Sequence[str], last: dict[str, Any]) -> Q:
     """Return the condition that a row comes after the row `last`."""
     condition = Q()
     for field in reversed(order):
@@ -239,7 +239,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         return CounterChangeList
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return newest first, or by subject if only the index by subject holds the rows of a kind together."""
+        """Return newest first; for one kind, by subject: only that index keeps the rows of a kind together."""
         is_bounded = request.GET.get("rule") or any(name.startswith("day__") for name in request.GET)
         return BY_SUBJECT if request.GET.get("kind") in SUBJECT_KINDS and not is_bounded else NEWEST
 
@@ -260,8 +260,8 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     ) -> tuple[QuerySet[DailyCounter], bool]:
         """Search by rule, subject or user.
 
-        The text means a rule of the settings or the views; else users and subjects, as in other searches; else a rule
-        that only your code names. The names are looked up first, so the condition stays cheap on a million rows.
+        The term is read as a rule of the settings or the views; else as users and subjects, as in other searches; else
+        as a rule that only your code names. Names are looked up first, so the query stays cheap on a million rows.
         """
         text = search_term.strip()
         if not text:

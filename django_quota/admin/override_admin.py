@@ -39,13 +39,13 @@ from django_quota.subjects.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
 MAX_REASON_SHOWN = 60
-"""Characters of a search, and of a reason in the list."""
+"""The most characters of a search term, and of a reason in the list."""
 
 MAX_BULK_CHANGES = 5_000
-"""Overrides that one action changes."""
+"""The most overrides that one action changes."""
 
 ROWS_NAMED = 20
-"""Overrides that the confirmation of an action names."""
+"""The most overrides that the confirmation of an action names."""
 
 
 class LabelFilter(admin.AllValuesFieldListFilter):
@@ -88,11 +88,9 @@ WARNINGS = {
 
 @admin.register(QuotaOverride)
 class QuotaOverrideAdmin(PageAdmin):
-    """The overrides."""
-
     form = OverrideForm
     list_display = (
-        *("whom", "rule_name", "instead", "state", "short_reason"),
+        *("who", "rule_name", "instead", "state", "short_reason"),
         labelled("label", gettext_lazy("label")),
         labelled("created_by", gettext_lazy("created by")),
     )
@@ -102,12 +100,10 @@ class QuotaOverrideAdmin(PageAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # facets count all rows, once for each of a hundred rules
     ordering = ("subject", "rule")  # the order of the unique index
-    sortable_by = ("whom", "state")
+    sortable_by = ("who", "state")
     actions = tuple(WARNINGS)
 
     class Media:
-        """The style sheets, and the script of the preview."""
-
         css: ClassVar = {"all": ["django_quota/subject.css", "django_quota/lists.css"]}
         js: ClassVar = ["django_quota/override.js"]
 
@@ -117,7 +113,7 @@ class QuotaOverrideAdmin(PageAdmin):
         return StrictChangeList
 
     @admin.display(description=gettext_lazy("subject"), ordering="subject")
-    def whom(self, row: QuotaOverride) -> str:
+    def who(self, row: QuotaOverride) -> str:
         return row.subject_in_words
 
     @admin.display(description=gettext_lazy("rule"))
@@ -173,7 +169,7 @@ class QuotaOverrideAdmin(PageAdmin):
     # --- the form -----------------------------------------------------------------------------------------------------
 
     def get_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
-        """Return the fields; of a saved override also who made it and when."""
+        """Return the fields; of a saved override also who created it and when."""
         return [*OverrideForm.Meta.fields, *self.get_readonly_fields(request, obj)]
 
     def get_readonly_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
@@ -190,7 +186,7 @@ class QuotaOverrideAdmin(PageAdmin):
         return {name: value for name, value in given.items() if name not in ("starts", "expires")}
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add the preview to a row that is opened, or that "Preview" was pressed for."""
+        """Add the preview when a row is opened, and after "Preview" was pressed."""
         row = kwargs.get("obj")
         is_opened = request.method == "GET" and row is not None and self.has_change_permission(request, row)
         if is_opened or "_preview" in request.POST:
@@ -225,7 +221,7 @@ class QuotaOverrideAdmin(PageAdmin):
     # --- saving and deleting ------------------------------------------------------------------------------------------
 
     def save_model(self, request: HttpRequest, obj: QuotaOverride, form: Any, change: bool) -> None:
-        """Save the row, with who made it."""
+        """Save the row, and who created it."""
         if not change:
             obj.created_by = request.user.get_username()
         super().save_model(request, obj, form, change)

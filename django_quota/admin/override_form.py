@@ -28,21 +28,19 @@ if TYPE_CHECKING:
     from django_quota.operating.inspection import OverridePreview
 
 MAX_PREVIEWED = 20
-"""Subjects of a network, of a kind or of everybody for which a preview looks at the effect."""
+"""The most subjects of a network, of a kind or of everybody for which a preview shows the effect."""
 
 MAX_CHANGES = 30
-"""Rows in a preview."""
+"""The most rows in a preview."""
 
 
 class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class takes no type argument
-    """An override. Its subject is whatever people type for one, such as a user's name."""
+    """The form of an override. Its subject may be typed in any form, such as a user's name."""
 
     sees_users: ClassVar[bool] = False
     """Whether the request's user may see users."""
 
     class Meta:
-        """The fields that people fill in."""
-
         model = QuotaOverride
         fields = ("subject", "rule", "mode", "rate", "starts", "expires", "reason", "label")
 
@@ -63,11 +61,11 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         return is_wanted and (not self.problems or "_anyway" in self.data)
 
     def clean_rule(self) -> str:
-        """Return the rule that the text means."""
+        """Return the name of the rule that was typed."""
         return parse_rule_input(self.cleaned_data["rule"])
 
     def clean_subject(self) -> str:
-        """Return the subject that the text means, and show it in the field."""
+        """Return the subject that the input stands for, and show it in the field."""
         text = self.cleaned_data["subject"]
         try:
             subject = parse_override_input(text)

@@ -96,7 +96,7 @@ def _content(request: HttpRequest) -> dict[str, Any]:
 
 
 def _fits(wanted: Mapping[str, str], event: Event) -> bool:
-    """Say whether to show an event: it is of this kind, and its rule and subject have these parts."""
+    """Return whether to show an event: it is of this kind, and its rule and subject contain these strings."""
     is_kind = wanted["kind"] in ("", event.kind)
     return is_kind and wanted["rule"] in (event.rule or "") and wanted["subject"] in (event.subject or "")
 
@@ -128,7 +128,7 @@ def _figures(store: Store) -> dict[str, Any]:
 
 
 def _warnings(redis: Health) -> Iterator[str]:
-    """Yield what about Redis puts the limits at risk."""
+    """Yield a warning for everything about Redis that puts the limits at risk."""
     if redis.silent:
         names = {"silent": len(redis.silent), "all": redis.servers, "names": ", ".join(redis.silent)}
         yield _("%(silent)d of the %(all)d servers of the Cluster do not answer: %(names)s.") % names

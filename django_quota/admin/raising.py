@@ -1,4 +1,4 @@
-"""Raising a subject's limits: which rules can be raised, and why others can't."""
+"""Raising a subject's limits: which rules can be raised, and why others cannot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Raising(NamedTuple):
     """Why it cannot be raised; empty if it can."""
 
     def raised(self, factor: int) -> str:
-        """Return the rates of the raised rule, of each tier; empty if only a request tells them."""
+        """Return the rates of the raised rule, of each tier; empty if they depend on the request."""
         if self.rule is None:
             return ""
         tiers = [f"{tier} {_rates(rule, factor) or _('unlimited')}" for tier, rule in self.rule.tiers.items()]
@@ -47,7 +47,8 @@ def _rates(rule: Rule, factor: int) -> str:
 def raisings(name: str, subject: str) -> list[Raising]:
     """Return the rules of this name (`*`: all known rules) that may limit a subject.
 
-    Where an override holds already, nothing is raised: it would be replaced or hidden. A raise may replace a raise.
+    A rule with an override in force is not raised: that override would be replaced or hidden. Only a raise may replace
+    an earlier raise.
     """
     overrides.refresh()
     keys = known_keys()

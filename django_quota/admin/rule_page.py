@@ -38,7 +38,7 @@ _SHOWN = ("name", "rates", "key", "algorithm", "match", "exclude")
 
 
 def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
-    """Show the rule in `?name=`; with what it decided lately, for those who may see the overview."""
+    """Show the rule in `?name=`. Users who may view the overview also see what it decided recently."""
     page.check_view(request)
     rule, user = request.GET.get("name", ""), request.user
     if rule == ALL_RULES or not is_valid_name(rule) or "\0" in rule:
@@ -51,7 +51,7 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
     of_groups = rows.filter(Q(subject__endswith=":*") | is_network)
     of_subjects = rows.exclude(subject=EVERYBODY).exclude(subject__endswith=":*").exclude(is_network)
     with_activity = user.has_perm("django_quota.view_overview")
-    lately = _lately(rule) if with_activity else {}
+    recent = _recent_decisions(rule) if with_activity else {}
     return page.show(
         request,
         "quotaoverride/rule",
@@ -67,13 +67,13 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
         subjects=of_subjects.values("subject").distinct().count(),
         own=database.filter(subject=EVERYBODY, rule=rule).first(),
         with_activity=with_activity,
-        names=names_among(request, (subject for subject, _at in lately.get("refused", ()))),
-        **lately,
+        names=names_among(request, (subject for subject, _at in recent.get("refused", ()))),
+        **recent,
     )
 
 
-def _lately(name: str) -> dict[str, Any]:
-    """Return what a rule decided today and in the last hour, and whom it refused last, and when."""
+def _recent_decisions(name: str) -> dict[str, Any]:
+    """Return what a rule decided today and in the last hour, who it refused last, and when."""
     try:
         found = activity()
         today = next((each for each in found.rules if each.rule == name), None)

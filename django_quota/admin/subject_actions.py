@@ -71,9 +71,9 @@ class SubjectAction:
 
     label: Promise
     consequence: Promise
-    """What will happen, for the confirmation page; it takes `subject` and `rule`."""
+    """What will happen, for the confirmation page, with the placeholders `subject` and `rule`."""
     destructive = False
-    """Whether it takes something from the subject."""
+    """Whether the subject loses something by it."""
     permissions: tuple[str, ...]
     """The permissions that a user needs, all of them."""
     form: type[forms.Form] = forms.Form

@@ -78,7 +78,9 @@ def local_moment(now: int, seconds: float = 0.0) -> datetime:
     moment = datetime.fromtimestamp(-(-(now + round(seconds * SECOND)) // SECOND), UTC)
     if settings.USE_TZ:
         return timezone.localtime(moment)
-    return timezone.make_naive(moment, timezone.get_default_timezone())  # whatever time zone a request has activated
+    return timezone.make_naive(
+        moment, timezone.get_default_timezone()
+    )  # not the time zone that a request has activated
 
 
 def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
@@ -119,9 +121,9 @@ _DIGEST = re.compile(
 
 
 def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
-    """Say what refuses, and until when: `refused by login until 02:25:12 UTC (ban 1)`. `seconds`: None for ever.
+    """Say what refuses, and until when: `refused by login until 02:25:12 UTC (ban 1)`.
 
-    0 seconds: the store takes no changes, so nobody knows until when.
+    `seconds`: None for good; 0 if the end is not known, because the store accepts no changes.
     """
     words = {"rule": rule, "until": ""}
     if seconds:
@@ -176,12 +178,10 @@ def value_in_words(value: object) -> str:
 
 
 def algorithm_in_words(name: str) -> str | Promise:
-    """Return the name of an algorithm."""
     return ALGORITHM_NAMES.get(name, name)
 
 
 def kind_in_words(kind: str) -> str | Promise:
-    """Return the kind of an event."""
     return KIND_NAMES[kind]
 
 

@@ -15,7 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_quota.admin.csv_export import ROWS_PER_CHUNK
-from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, behind
+from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, comes_after
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
 from tests.support.databases import default_database, sqlite_database
@@ -145,7 +145,7 @@ def test_a_download_starts_at_once(client: Client, query: str) -> None:
 @pytest.mark.parametrize("order", [NEWEST, BY_SUBJECT])
 def test_a_late_batch_reads_no_more_than_the_first(million: None, order: tuple[str, ...]) -> None:
     last = {"subject": "user:300", "day": date(2024, 12, 24), "rule": "rule-2"}
-    rows = DailyCounter.objects.order_by(*order).filter(behind(order, last))
+    rows = DailyCounter.objects.order_by(*order).filter(comes_after(order, last))
     with working() as work:
         page = list(rows.values_list(*COLUMNS)[:ROWS_PER_CHUNK])
     assert len(page) == ROWS_PER_CHUNK
