@@ -60,9 +60,9 @@ class QuotaCommand(BaseCommand):
         super().__init__(stdout or _writable(sys.stdout), stderr or _writable(sys.stderr), **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Raises `CommandError`, whose text may repeat names: it is printable."""
+        """Run the command. Raises `CommandError`; control characters in its message are escaped."""
         try:
-            _check_texts(options)
+            _check_encoding(options)
             return super().execute(*args, **options)
         except CommandError as error:
             raise CommandError(_printable_lines(str(error)), returncode=error.returncode) from error
@@ -152,7 +152,7 @@ class QuotaCommand(BaseCommand):
 
 
 def _writable(stream: Any) -> Any:
-    """Return a stream of the process that takes any text, even if the process was started with it closed.
+    """Return a stream of the process that accepts any string, even if the process was started with it closed.
 
     An encoding such as Latin-1 lacks characters that clients may send, and those of our bars.
     """
@@ -172,7 +172,7 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    return "".join({"█": "#", "░": "-"}.get(sign) or ascii(sign)[1:-1] for sign in lacking), error.end
+    return "".join({"█": "#", "░": "-"}.get(char) or ascii(char)[1:-1] for char in lacking), error.end
 
 
 codecs.register_error(_PLAINER, _plainer)
@@ -200,24 +200,24 @@ def explain(error: Exception) -> str:
         return words
     if "denied" in words:  # "permission denied for table", "SELECT command denied to user"
         return f"{words.rstrip('.')}. Grant the user of the database SELECT, INSERT, UPDATE and DELETE on it."
-    return f"{words}: `manage.py migrate` makes the tables."
+    return f"{words}: `manage.py migrate` creates the tables."
 
 
 def printable(text: str) -> str:
     """Return a string with control characters escaped: clients may choose the names that commands print."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def _check_texts(options: Mapping[str, Any]) -> None:
-    """Raise `CommandError` for an argument whose bytes are not UTF-8: no name, file or rule can be meant by it."""
+def _check_encoding(options: Mapping[str, Any]) -> None:
+    """Raise `CommandError` for an argument whose bytes are not UTF-8: it can name no file, rule or subject."""
     for given in options.values():
-        for text in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise CommandError(f"The argument '{text}' has bytes that are not UTF-8. Write it in UTF-8.")
+        for value in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+                raise CommandError(f"The argument '{value}' has bytes that are not UTF-8. Write it in UTF-8.")
 
 
 def second_of(moment: int) -> str:
@@ -253,13 +253,13 @@ def stopping() -> Iterator[threading.Event]:
         yield stop
         return
 
-    told = False
+    is_stopping = False
 
     def handle(_: int, __: FrameType | None) -> None:
-        nonlocal told
-        if told:
+        nonlocal is_stopping
+        if is_stopping:
             raise KeyboardInterrupt
-        told = True
+        is_stopping = True
         # This thread may be waiting for the event and hold its lock: another one sets it.
         threading.Thread(target=stop.set, daemon=True).start()
 
@@ -272,16 +272,16 @@ def stopping() -> Iterator[threading.Event]:
 
 
 Advance = Callable[[int], object]
-"""Moves a progress bar on by a number."""
+"""Moves a progress bar forward by a number."""
 
 
 @contextmanager
 def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iterator[Advance]:
-    """Draw a progress bar for as long as the block lasts, if a text stream or `self.stderr` is a terminal.
+    """Draw a progress bar for as long as the block lasts, if the stream is a terminal.
 
-    `total`: None if it is not known.
+    `stream`: a text stream, or the `stderr` of a command. `total`: None if it is not known.
     """
-    # Django's wrapper would add a line end to each drawing, and color it.
+    # Django's wrapper would add a line end to each drawing, and colour it.
     out = cast("TextIO", getattr(stream, "_out", stream))
     done, drawn = 0, 0.0
 

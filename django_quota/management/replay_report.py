@@ -120,7 +120,7 @@ def _proxy_note(demands: Collection[Demand]) -> Iterator[str]:
     proxy = min(filter(is_trusted_proxy, addresses), default=None)
     if proxy:
         yield (
-            f"{proxy} counts as a client, but it is one of TRUSTED_PROXIES. Let the log have X-Forwarded-For, or take "
+            f"{proxy} counts as a client, but it is one of TRUSTED_PROXIES. Add X-Forwarded-For to the log, or use "
             "the log of the proxy."
         )
 
@@ -149,7 +149,7 @@ def lines_of(report: ReplayReport) -> Iterator[str]:
         if name not in unused:
             yield from ("", *_rule_lines(name, figures))
     if unused:
-        yield from ("", *_wrapped(f"No request met {_some(unused)}."))
+        yield from ("", *_wrapped(f"No request matched {_some(unused)}."))
     if report["left_out"]:
         yield from ("", "Left out, because a log does not show what these rules need:")
         by_reason: dict[str, list[str]] = {}

@@ -27,14 +27,16 @@ from django_quota.subjects.subject import named_subject
 
 
 def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:
-    """Return the rule of the view that a text names; else what was given.
+    """Return the rule of the view that a string names; else what was given.
 
     Raises `RuleError` for a name that no rule has, and for a subject that is an address without `ip:`. Code may count
-    such a subject, but no request has it, so a test of a view would wait for a refusal in vain.
+    such a subject, but no request has it, so a test would never see its view refuse.
     """
     if isinstance(subject, str) and is_address(subject):
         raise RuleError(f"No request has the subject {subject!r}. Use {named_subject(f'ip:{subject}')!r}.")
-    if not isinstance(rule, str) or rule in current().rules or rule.strip()[:1].isdigit():  # so does each rate begin
+    if (
+        not isinstance(rule, str) or rule in current().rules or rule.strip()[:1].isdigit()
+    ):  # each rate begins with a digit
         return rule
     known = known_rules()
     found = known.get(rule)
@@ -51,7 +53,7 @@ class QuotaKit:
     the test moves it. So a limit of 10 a minute refuses the eleventh request of a test, however slow it is.
 
     A rule is the name of a rule in the settings or of a view (`shop.views.search`), a rate with its options, or a
-    `Rule`; a subject is a text, a user or a request, as for `check`. The methods raise `RuleError` if one is wrong.
+    `Rule`; a subject is a string, a user or a request, as for `check`. The methods raise `RuleError` if one is wrong.
     """
 
     def __init__(self, clock: MovableClock | None = None) -> None:

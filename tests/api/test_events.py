@@ -307,7 +307,7 @@ def test_a_group_whose_redis_lost_its_memory_says_so_and_reads_all_there_is(
     tell(raw, "ip:1")
     monkeypatch.setattr(EventGroup, "take", take_after_the_loss)
     events, said = read()
-    assert "lost its memory" in said
+    assert "lost its data" in said
     assert [event["subject"] for event in events] == ["ip:1"]
 
 

@@ -71,8 +71,8 @@ def test_an_encoding_that_lacks_characters_shows_others(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        ('relation "django_quota_dailycounter" does not exist', "`manage.py migrate` makes the tables"),
-        ("no such table: django_quota_dailycounter", "`manage.py migrate` makes the tables"),
+        ('relation "django_quota_dailycounter" does not exist', "`manage.py migrate` creates the tables"),
+        ("no such table: django_quota_dailycounter", "`manage.py migrate` creates the tables"),
         ("permission denied for table django_quota_dailycounter", "Grant the user of the database SELECT"),
         ("(1142, \"SELECT command denied to user 'a' for table 'django_quota_dailycounter'\")", "Grant the user"),
         ("server closed the connection", ""),

@@ -153,7 +153,7 @@ class TestAllRules:
     ("words", "why"),
     [
         pytest.param(("search/",), "Begin it with a slash", id="a path without a slash"),
-        pytest.param(("/search/", "--user", "nobody"), "of no user", id="an unknown user"),
+        pytest.param(("/search/", "--user", "nobody"), "of a user", id="an unknown user"),
         pytest.param(("/search/", "--host", "evil.example"), "evil.example", id="a host that is not allowed"),
         pytest.param(("--user", "ann"), "needs a PATH", id="a user without a path"),
     ],

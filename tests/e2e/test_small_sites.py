@@ -85,7 +85,7 @@ SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"
 
 @pytest.mark.parametrize(
     ("databases", "words"),
-    [(SQLITE, "`manage.py migrate` makes the tables"), ({}, "settings.DATABASES is improperly configured")],
+    [(SQLITE, "`manage.py migrate` creates the tables"), ({}, "settings.DATABASES is improperly configured")],
     ids=["never migrated", "no database"],
 )
 def test_commands_name_the_missing_tables_and_limits_still_work(

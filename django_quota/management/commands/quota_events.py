@@ -1,9 +1,9 @@
 """`manage.py quota_events`: print the event log, or follow it.
 
-With --group it reads as a member of a consumer group of Redis, for a program behind a pipe. Readers of a group share
-its events. An event is acknowledged when its line is written, so each event is printed **at least once**: if the
-command is killed after it writes and before it acknowledges, a reader of the group prints the line again after a
-minute.
+With --group it reads as a member of a consumer group of Redis, so that another program can process its output. Readers
+of a group share its events. An event is acknowledged when its line is written, so each event is printed **at least
+once**: if the command is killed after it writes and before it acknowledges, a reader of the group prints the line again
+after a minute.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Command(QuotaCommand):
         parser.add_argument(
             "--group",
             metavar="NAME",
-            help="with --follow and Redis: go on after the last event printed for this group; a new group begins now",
+            help="with --follow, on Redis: continue after this group's last printed event; a new group starts now",
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -87,7 +87,7 @@ class Command(QuotaCommand):
         def step() -> bool:
             nonlocal after
             if not after:
-                after = log.last_id()  # first: what is written meanwhile comes again, and is left out then
+                after = log.last_id()  # first: what is written meanwhile is read twice, and is left out the second time
                 events = log.last(last, wanted)
                 shown.update(event.id for event in events)
             else:
@@ -111,7 +111,9 @@ class Command(QuotaCommand):
             try:
                 taken = group.take()
             except LookupError as error:
-                self.note(f"{error} Redis has lost its memory; the group starts again with all events that it has now.")
+                self.note(
+                    f"{error} Redis has lost its data; the group starts again with all events that Redis has now."
+                )
                 return group.begin(BEGINNING)
             for gone in taken.trimmed:
                 self.note(f"Event {gone} is missing: the stream was trimmed before it was printed.")

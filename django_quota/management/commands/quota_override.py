@@ -60,7 +60,7 @@ class Command(QuotaCommand):
             if name in ("list", "clear"):
                 verb.add_argument("--label", metavar="NAME", help="only with this label")
             else:
-                verb.add_argument("--reason", default="", metavar="TEXT", help="why, for people who look later")
+                verb.add_argument("--reason", default="", metavar="TEXT", help="why, for those who read it later")
                 verb.add_argument("--force", action="store_true", help="also save what can have no effect")
                 end = verb.add_mutually_exclusive_group()
                 end.add_argument("--for", dest="span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
@@ -89,8 +89,8 @@ class Command(QuotaCommand):
             getattr(self, f"_{options['verb']}")(options)
         except ValidationError as error:
             problems = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-            texts = (f"{field}: {' '.join(map(str, each))}" for field, each in problems.items())
-            raise CommandError(" ".join(texts)) from error
+            parts = (f"{field}: {' '.join(map(str, each))}" for field, each in problems.items())
+            raise CommandError(" ".join(parts)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
         rows = _chosen(options)
@@ -147,7 +147,7 @@ class Command(QuotaCommand):
         if options["force"]:
             self.note(*(f"Note: {problem}" for problem in problems))
         elif problems:
-            raise CommandError(f"{' '.join(problems)} It would have no effect: to save it all the same, add --force.")
+            raise CommandError(f"{' '.join(problems)} It would have no effect. Add --force to save it anyway.")
 
     def _print(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str = "", prefix: str = "") -> None:
         shown = MAX_CLEARED if options["verb"] == "clear" else len(rows)
@@ -184,7 +184,7 @@ def _lines_of(name: str) -> list[str]:
 def _values(options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that the options of `set` and `import` give."""
     what, modes = options["what"], ("exempt", "blocked", "shadow")
-    if what not in modes and not any(sign.isdigit() for sign in what):
+    if what not in modes and not any(char.isdigit() for char in what):
         near = did_you_mean(what, modes)
         raise CommandError(f"{what!r} is neither a rate, such as 100/m, nor 'exempt', 'blocked' or 'shadow'.{near}")
     mode, rate = (what, "") if what in modes else ("rate", what)

@@ -37,10 +37,10 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 """The methods of a class-based view, each of which may have a `@quota`."""
 
 SAMPLE = 1_000
-"""Lines that tell the format."""
+"""Lines that are read to recognise the format."""
 
 MAX_LINE = 100_000
-"""Bytes of a line; a longer line is read as several. No server takes a request that would make a longer line."""
+"""Bytes of a line; a longer line is read as several. No server accepts a request that would make a longer line."""
 
 STEP = 1_000
 """Lines after which progress shows."""
@@ -53,7 +53,7 @@ class Command(QuotaCommand):
     requires_system_checks = ()  # they check settings that a replay does not use
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("logs", nargs="+", metavar="LOG", help="access logs, also packed by gzip; - for stdin")
+        parser.add_argument("logs", nargs="+", metavar="LOG", help="access logs, also compressed by gzip; - for stdin")
         parser.add_argument("--rules", metavar="FILE", help="a TOML file of rules as RULES has them (the settings)")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
         parser.add_argument("--rate", metavar="RATE", help="instead of rules: this rate, for example 10/m")
@@ -110,7 +110,7 @@ class Command(QuotaCommand):
 
 
 def _lines(names: Sequence[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yield the lines of logs one after the other, unpacked. Raises `CommandError`."""
+    """Yield the lines of logs one after the other, decompressed. Raises `CommandError`."""
     for name in names:
         with ExitStack() as stack:
             try:
@@ -165,7 +165,7 @@ def rules_on_views() -> list[Rule]:
 
 
 def _elsewhere(of_views: Sequence[Rule]) -> dict[str, str]:
-    """Return the rules and slots that the middleware does not decide_traffic, and why they are left out."""
+    """Return the rules and slots that the middleware does not decide, and why they are left out."""
     here = {*(rule.name for rule in of_views), *map(str, current().rules)}
     found = {name: "your view, your code or a failed login decides it" for name in known_rules() if name not in here}
     return dict.fromkeys(known_slots(), "a slot limits how many run at once") | found

@@ -1,6 +1,6 @@
 """`manage.py quota_rules`: which rules apply to a request, in which order, and what they have left.
 
-The command takes nothing. It covers configured rules and `@quota`, but no throttles and slots.
+The command counts nothing. It covers configured rules and `@quota`, but not throttles or slots.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from django_quota.subjects.addresses import is_address
 
 
 class Command(QuotaCommand):
-    help = "Show which rules apply to a request, in which order, and what they have left. Nothing is taken."
+    help = "Show which rules apply to a request, in which order, and what they have left. Nothing is counted."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("path", nargs="?", metavar="PATH", help="for example /search/?q=1; without it, all rules")
@@ -87,7 +87,7 @@ def _request(options: dict[str, Any]) -> HttpRequest:
     if not path.startswith("/"):
         raise CommandError(f"{path!r} is not a path. Begin it with a slash: /search/")
     if not is_address(address):
-        raise CommandError(f"--ip {address!r} is no IP address. Use, for example, 203.0.113.9.")
+        raise CommandError(f"--ip {address!r} is not an IP address. Use, for example, 203.0.113.9.")
     host = {} if options["host"] is None else {"HTTP_HOST": options["host"]}
     request = RequestFactory(SERVER_NAME=_host(), REMOTE_ADDR=address).generic(method, path, **host)
     try:
@@ -113,7 +113,11 @@ def _user(name: str) -> Any:
     users = find_users(name)
     if len(users) != 1:
         keys = ", ".join(str(user.pk) for user in users)
-        what = f"is one of several users. Use a key: {keys}." if users else "is the name, e-mail or key of no user."
+        what = (
+            f"is one of several users. Use a key: {keys}."
+            if users
+            else "is not the name, e-mail address or key of a user."
+        )
         raise CommandError(f"--user {name!r} {what}")
     return users[0]
 
@@ -137,7 +141,7 @@ def _applied(request: HttpRequest) -> Iterator[dict[str, Any]]:
             row["subject"] = asked[0].subject
             decision = get_limiter().decide(asked, "peek")
             if decision.degraded:
-                raise StoreUnavailable("it did not say what is left of the limits")
+                raise StoreUnavailable("it did not report what the limits have left")
             row["limits"] = list(map(_limit, decision.outcomes))
         yield row
 

@@ -14,22 +14,18 @@ DEFAULT_ADDRESS = "127.0.0.1:9105"
 
 
 class Command(QuotaCommand):
-    """Prints the metrics, or serves them."""
-
     help = "Print the metrics of all processes, or serve them to Prometheus."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--serve",
             nargs="?",
             const=DEFAULT_ADDRESS,
             metavar="ADDRESS:PORT",
-            help=f"serve them until you stop it (default: {DEFAULT_ADDRESS}); nobody is asked for a token there",
+            help=f"serve them until you stop it (default: {DEFAULT_ADDRESS}); without a token",
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Print or serve them. Raises `CommandError`."""
         shared_store()
         if options["serve"] is not None:
             self._serve(options["serve"])
