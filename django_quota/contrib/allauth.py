@@ -1,4 +1,4 @@
-"""For django-allauth: its pages answer a refused login with 429, and whoever sets a new password by mail is unlocked.
+"""For django-allauth: its pages answer a refused login with 429, and a new password set by mail unlocks its user.
 
 The limits are those of `LoginQuotaBackend`, which must be in AUTHENTICATION_BACKENDS.
 """

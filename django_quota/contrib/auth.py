@@ -222,7 +222,7 @@ def _is_ours(path: object) -> bool:
 
 
 def _check_backends(paths: Sequence[str]) -> Iterator[CheckMessage]:
-    """Find backends that check passwords without a limit, a list without a backend that checks them, and more."""
+    """Find what lets passwords be checked without a limit, what lets nobody log in, and what counts twice."""
     ours = next(filter(_is_ours, paths))
     others, axes = [path for path in paths if not _is_ours(path)], [path for path in paths if path.startswith("axes.")]
     before = next((path for path in others if path not in axes and paths.index(path) < paths.index(ours)), None)
@@ -260,8 +260,8 @@ def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
     by_name, by_both = counts.get(_USERNAME), counts.get((_USERNAME, "ip"), 0)
     if by_name is not None and by_name <= max(by_both, LOW):
         yield CheckWarning(
-            f'QUOTA["LOGIN"] limits a user name to {by_name} failed logins from all addresses together: whoever knows '
-            "the name can lock its owner out.",
+            f'QUOTA["LOGIN"] limits a user name to {by_name} failed logins from all addresses together: anybody who '
+            "knows the name can lock its owner out.",
             hint="Use ['username', 'ip'] for the low limit, and a higher one for 'username', for example '100/h'.",
             id="django_quota.W019",
         )

@@ -58,7 +58,8 @@ QUOTA_PACE = 10
 """Tasks that wait for a used-up quota run at this multiple of its rate: a calendar quota is free all at once."""
 
 OUTAGE_WAIT = (10, 20)
-"""While the store does not answer and the rule says "deny", a task asks again after so many seconds, at random."""
+"""While the store does not answer and the rule says "deny", a task asks again after a random time between
+these two, in seconds."""
 
 DEFAULT_VISIBILITY_TIMEOUT = 1800
 """Seconds for which brokers leave a message with a worker, unless the settings say otherwise: RabbitMQ and SQS half an
@@ -220,7 +221,7 @@ class QuotaTask(Task):
         return self._limits[1]
 
     def _asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-        """Return whom a run of the task counts for, and its cost."""
+        """Return who a run of the task counts for, and its cost."""
         return asked_by(self, type(self).key, type(self).cost, args, kwargs)
 
     def _wait_for_turn(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -53,9 +53,9 @@ class QuotaSocket:
     called in keys, logs and headers; several `QuotaSocket` with one name share their limits.
 
     `lease`: the time after which the sockets of a worker that was killed no longer count. `close`: whether a refused
-    message closes the socket; if False, the message is dropped. `notice`: makes the text or bytes that the client gets
-    for a refused message; None sends nothing. `on_unavailable`: what happens while the store does not answer; None for
-    the setting.
+    message closes the socket; if False, the message is dropped. `notice`: returns the string or bytes that the client
+    gets for a refused message; None sends nothing. `on_unavailable`: what happens while the store does not answer; None
+    for the setting.
 
     A refused handshake is answered as the decorators answer a request if the server has the extension
     `websocket.http.response`, and with 403 if not. Raises `RuleError` at once if an argument is wrong.

@@ -76,7 +76,7 @@ def limits(
             given["key"] = auth if given["key"] == "auth" else given["key"]
             made = Rule.make(name or _name_of(function), *rates, **given)
         operation = _operation_of(function)
-        if operation is None:  # Ninja makes it of this function later
+        if operation is None:  # Ninja makes it from this function later
             contribute_operation_callback(function, partial(_limit, rule=made))
         else:
             _limit(operation, made)

@@ -56,7 +56,7 @@ class TaskQuota:
         return await _later(task, await acheck(*self._asks(task, args, kwargs))).aenqueue(*args, **kwargs)
 
     def _asks(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Rule, Any, int | None]:
-        """Return the bucket, whom the task counts for, and its cost."""
+        """Return the bucket, who the task counts for, and its cost."""
         if not task.get_backend().supports_defer:
             raise ConfigurationError(
                 f"The backend {task.backend!r} of task {task.name!r} cannot defer tasks (supports_defer is False).",
@@ -66,7 +66,7 @@ class TaskQuota:
 
 
 def asked_by(task: Any, key: Any, cost: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """Return whom a run of a task counts for, and its cost; `key` and `cost` may be functions."""
+    """Return who a run of a task counts for, and its cost; `key` and `cost` may be functions."""
     return (
         key(task, args, kwargs) if callable(key) else key,
         cost(task, args, kwargs) if callable(cost) else cost,

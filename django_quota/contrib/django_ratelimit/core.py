@@ -113,7 +113,7 @@ def get_usage(
     if own:
         return _usage(own[-1:], is_limited=not own[-1].allowed)
     decision = peek(rule, subject)
-    if decision.degraded:  # a look limits nobody while the store does not answer
+    if decision.degraded:  # without increment, nobody is limited while the store does not answer
         return Usage(count=0, limit=rule.limits[0].rate.count, should_limit=False, time_left=-1)
     return _usage(decision.outcomes, is_limited=not decision.allowed)
 
@@ -128,7 +128,7 @@ def count(request: Any, limits: Sequence[GroupLimit]) -> Decision | None:
     pairs = [pair for limit in limits if (pair := _pair(request, limit)) is not None]
     if not pairs:
         return None
-    if django_request(request) is None:  # a stand-in with META and method, which django-ratelimit takes as well
+    if django_request(request) is None:  # a stand-in with META and method, which django-ratelimit accepts too
         return check_all(pairs)
     decision = decide(request, pairs)
     attach_decision(request, decision)
@@ -221,7 +221,7 @@ def _subject(request: Any, limit: GroupLimit) -> str:
     check_key(key)
     if callable(key) or (":" not in key and "." in key):
         value = (key if callable(key) else import_string(key))(limit.group, request)
-        return f"ratelimit:{digest(str(value))}"  # nobody knows what a function returns: it may be a secret
+        return f"ratelimit:{digest(str(value))}"  # what a function returns may be a secret
     bare: Any = django_request(request) or request
     user = getattr(bare, "user", None)
     if key in ("user", "user_or_ip") and getattr(user, "is_authenticated", False):

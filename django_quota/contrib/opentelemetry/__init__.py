@@ -54,7 +54,7 @@ class DecisionRecorder:
 
 
 def _add_event(decision: Decision) -> None:
-    """Note a refusal on the current span, if that is recorded."""
+    """Add an event to the current span for a refusal, if the span is recorded."""
     span = get_current_span()
     if span.is_recording():
         wait = decision.retry_after

@@ -24,7 +24,7 @@ registry.register(QuotaCollector())
 @login_not_required
 @never_cache
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return the metrics of django_quota to whoever has the token, or the permission to view the overview.
+    """Return the metrics of django_quota to a client with the token, or to a user who may view the overview.
 
     The token is the setting `METRICS_TOKEN`; Prometheus sends it as `Authorization: Bearer <token>`. Raises
     `PermissionDenied` for anybody else.

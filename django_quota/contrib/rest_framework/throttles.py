@@ -30,7 +30,7 @@ ThrottleRule = Rule | tuple[Rule, str]
 class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     """A throttle refuses: 429, or 503 if the store did not answer and the rule says `on_unavailable="deny"`.
 
-    The exception handler of the project gets it like each `Throttled`. `decision` has the limit.
+    The exception handler of the project gets it like any `Throttled`. `decision` has the limit.
     """
 
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
@@ -63,7 +63,7 @@ class _QuotaMixin:
     _decision: Decision | None = None
 
     def _is_allowed(self, entries: Sequence[ThrottleRule], request: Any, view: Any) -> bool:
-        own = {entry.name for entry in entries if isinstance(entry, Rule)}  # which may have another cost
+        own = {entry.name for entry in entries if isinstance(entry, Rule)}  # they may have another cost
         inner = getattr(request, "_request", request)
         waiting = [rule for rule in adapters.take_waiting_rules(inner) if rule.name not in own]
         if inner is not request:
@@ -90,7 +90,7 @@ class _QuotaMixin:
 
 @adapters.register_late_views
 def asks_a_throttle(view: Any) -> bool:
-    """Say whether a view surely asks one of these throttles, so that it decides the rules that need the user."""
+    """Say whether a view certainly asks one of these throttles, so that it decides the rules that need the user."""
     return carries_a_throttle(view) and own_method(view) is None
 
 
@@ -216,7 +216,7 @@ def _handle(method: Callable[..., Any], error: Any) -> Any:
 def _settle(request: Any, written: Decision, response: HttpResponseBase) -> None:
     """Settle what the request took by rules that look at the response.
 
-    `written`: the decision that is in its headers. If there is another one now, they are written anew.
+    `written`: the decision that is in its headers. If there is another one now, they are written again.
     """
     adapters.settle(request, response)
     if request.quota is not written:
@@ -277,7 +277,7 @@ def rules_of_handler(handler: Any) -> Any:
 
 
 def as_rules(given: str | Rule | Sequence[str | Rule]) -> Sequence[str | Rule]:
-    """Return `quota_rules` as a list; people may write one rule alone."""
+    """Return `quota_rules` as a sequence; a single rule may be written without a list."""
     return (given,) if isinstance(given, (str, Rule)) else given
 
 

@@ -30,7 +30,7 @@ from django_quota.exceptions import RateError, RuleError
 from django_quota.types import Endpoint, Rate
 
 MAX_COST = 10**12
-"""Units that one request takes at most."""
+"""The most units that one request takes."""
 
 
 def _given(view: Endpoint, name: str, default: Any = None) -> Any:
@@ -163,7 +163,7 @@ def _check_rates(view: Endpoint) -> Iterator[CheckMessage]:
 
 
 def _check_proxies(view: Endpoint) -> Iterator[CheckMessage]:
-    """Find throttles that find the address as the framework does, which by default believes the client."""
+    """Find throttles that take the address as the framework does, which by default believes the client."""
     if api_settings.NUM_PROXIES is None and any(
         issubclass(each, SimpleRateThrottle) and each.get_ident is throttling.BaseThrottle.get_ident
         for each in _throttles_of(view)

@@ -1,4 +1,4 @@
-"""The caller's own limits, for callers whom the framework authenticates, such as those with a token.
+"""The caller's own limits, for callers that the framework authenticates, such as those with a token.
 
 `path("limits/", QuotaLimitsView.as_view())` answers as `django_quota.urls` does. This is a module of its own, since the
 framework imports the throttles while it defines its views.
