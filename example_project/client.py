@@ -40,7 +40,7 @@ class Reply:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The JSON object of the body; empty if it is none."""
+        """The JSON object of the body; empty if the body is not one."""
         try:
             found = json.loads(self.body)
         except ValueError:

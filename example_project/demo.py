@@ -132,7 +132,7 @@ def _conclude(terminal: Terminal, differing: list[str], output: str, seconds: fl
 
 
 def _store() -> str:
-    """Return what to add to `make`, so that it takes the same store."""
+    """Return what to add to `make`, so that it uses the same store."""
     store = os.environ.get("EXAMPLE_STORE", "redis")
     return "" if store == "redis" else f" STORE={store}"
 

@@ -168,7 +168,7 @@ def _store() -> Iterator[tuple[str, str]]:
     given = os.environ.get("REDIS_URL")
     store = os.environ.get("EXAMPLE_STORE") or "redis"
     if store not in ("redis", "database"):
-        raise RunnerError(f"STORE={store} is no store of the example site. Use STORE=redis or STORE=database.")
+        raise RunnerError(f"STORE={store} is not a store of the example site. Use STORE=redis or STORE=database.")
     if store == "database":
         yield "", "a database of its own, without Redis"
         return

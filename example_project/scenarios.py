@@ -67,7 +67,7 @@ class Scenario:
     tells_limits: bool = True
     """Whether every reply has RateLimit headers, not only a refusal."""
     tells: bool = False
-    """Whether the front page shows the text of the replies."""
+    """Whether the front page shows the body of the replies."""
     rules: tuple[str, ...] = ()
     """The configured rules that limit the view."""
     problem: str = "quota-exceeded"
@@ -108,7 +108,7 @@ class Scenario:
 
     @property
     def button(self) -> str:
-        """The text of the button on the front page."""
+        """The label of the button on the front page."""
         return f"Send {self.sends} {'at once' if self.at_once else 'requests'}"
 
 

@@ -31,7 +31,7 @@ class Step:
     declines: int = 0
     """How many requests the view itself must decline."""
     says: str = ""
-    """What the refusals say; by default the text of the last one."""
+    """What the refusals say; by default the body of the last one."""
     differences: list[str] = field(default_factory=list)
     """What differs from the promises."""
 
@@ -70,7 +70,7 @@ class Step:
         return [reply for reply in self.replies if reply.status == HTTPStatus.TOO_MANY_REQUESTS]
 
     def _last_words(self) -> str:
-        """Return the text of the last refusal, or of the last reply in which the view declined."""
+        """Return what the last refusal says, or the last reply in which the view declined."""
         if self.refusals:
             last = self.refusals[-1]
             return (

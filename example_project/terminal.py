@@ -13,7 +13,7 @@ from typing import Any
 from example_project.runner import ProgressCallback
 
 Part = str | tuple[str, str]
-"""A piece of a line: a text, or a text with its style, such as `("10", "green")`."""
+"""A piece of a line: a string, or a string with its style, such as `("10", "green")`."""
 
 
 class Terminal:
@@ -38,7 +38,7 @@ class Terminal:
         self._console.print(Text.assemble(*parts), soft_wrap=True)
 
     def paragraph(self, text: str, style: str = "", *, indent: int = 0, hanging: int = 0) -> None:
-        """Print a text in lines that fit. Values stay whole. `hanging`: how much deeper the later lines begin."""
+        """Print a string in lines that fit. Values stay whole. `hanging`: the further indent of later lines."""
         margins = " " * indent, " " * (indent + hanging)
         for line in textwrap.wrap(
             text,

@@ -1,6 +1,6 @@
 """The requests of today: real requests by some users, some within their limits and some beyond.
 
-They name their addresses in X-Forwarded-For, as a proxy on this machine would, so that they use nobody else's limits.
+They send addresses in X-Forwarded-For, as a proxy on this machine would, so that they use up nobody else's limits.
 """
 
 from __future__ import annotations
