@@ -1,4 +1,4 @@
-"""Tasks that are cancelled where a test wants it: at an await, from there on, or while the store is asked."""
+"""Tasks that are cancelled where a test wants it: at one await, at that and all later ones, or during a store call."""
 
 import asyncio
 from collections.abc import Callable, Generator, Iterator
@@ -11,7 +11,7 @@ from tests.support.stores import current_store
 
 
 class Steps:
-    """Awaits a coroutine, and cancels the running task at one of its awaits; `on_and_on`: at all that follow, too."""
+    """Awaits a coroutine, and cancels the running task at one of its awaits; `on_and_on`: at all later ones, too."""
 
     def __init__(self, work: Any, at: int, *, on_and_on: bool = False) -> None:
         self._work = work
@@ -44,7 +44,7 @@ class Steps:
 
 
 Where = Literal["queued", "sent", "answered"]
-"""Where a call of the store is: it waits for a connection, is on its way, or its answer is on its way back."""
+"""Where a call of the store is stopped: before it has a connection, on its way, or as its answer comes back."""
 
 
 class Barrier:
@@ -95,7 +95,7 @@ def barrier(is_stopped: Callable[[Any], bool], where: Where) -> Iterator[Barrier
 
 
 async def cancelled(task: asyncio.Task[Any], times: int) -> None:
-    """Cancel a task so many times, and let it go on after each."""
+    """Cancel a task this often, and let it run on after each time."""
     for _ in range(times):
         task.cancel()
         for _ in range(3):
@@ -103,7 +103,7 @@ async def cancelled(task: asyncio.Task[Any], times: int) -> None:
 
 
 async def ended(task: asyncio.Task[Any]) -> bool:
-    """Wait until a task has ended; say whether it was cancelled, and by no other error."""
+    """Wait until a task has ended; return whether it was cancelled, and did not end by another error."""
     with suppress(asyncio.CancelledError):
         await asyncio.wait([task])
     return task.cancelled()

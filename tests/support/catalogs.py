@@ -1,4 +1,4 @@
-"""The catalogs of translations: find the messages of the package, carry them into the .po files, compile them.
+"""The catalogs of translations: find the messages of the package, write them into the .po files, compile those.
 
 `make messages` does so. A new language: add `locale/<locale>/LC_MESSAGES/django.po` with a `Plural-Forms` header.
 """
@@ -26,16 +26,16 @@ LOCALES = tuple(path.parts[-3] for path in CATALOGS)  # the names of the folders
 LANGUAGES = tuple(map(to_language, LOCALES))  # django's codes, such as `zh-hans`
 
 FUNCTIONS = {"gettext": 1, "gettext_noop": 1, "ngettext": 2, "pgettext": 2, "npgettext": 3}
-"""How many texts each takes."""
+"""How many strings each takes."""
 _STRING = r"""[ub]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _CALL = re.compile(rf"\b(_|n?p?gettext)\(\s*({_STRING}(?:\s*,\s*{_STRING})*)")
 
 LEFT_OUT_BY_DJANGO = {"Click here to select the objects across all pages", "Go", "Run the selected action"}
-"""What its admin translates up to 6.0 only: from 6.1 on nobody would, so that these are ours under every version."""
+"""What Django's admin translates up to 6.0, but not from 6.1 on: we translate these under every version."""
 
 
 class Message(NamedTuple):
-    """One text that people see, as the code has it."""
+    """One string that users see, as it is written in the code."""
 
     text: str
     plural: str = ""
@@ -65,7 +65,7 @@ def messages() -> dict[Message, list[str]]:
 
 
 def _of_django() -> set[str]:
-    """Return what Django's admin translates itself into all of our languages, and so needs none of ours there."""
+    """Return what Django's admin translates into all of our languages, so that our catalogs need not."""
     root = Path(admin.__file__).parent
     catalogs = [polib.mofile(str(root / f"locale/{locale}/LC_MESSAGES/django.mo")) for locale in LOCALES]
     every = set.intersection(*({entry.msgid for entry in catalog if not entry.msgctxt} for catalog in catalogs))
@@ -88,7 +88,7 @@ def _in_code(source: str, name: str) -> Iterator[Message]:
             try:
                 texts = [ast.literal_eval(each) for each in node.args[: FUNCTIONS[function]]]
             except ValueError:
-                words = "a message must be a plain text, to be found and translated."
+                words = "a message must be a plain string, to be found and translated."
                 raise ValueError(f"{name}:{node.lineno}: {words}") from None
             if any(texts):
                 yield Message.of(function, texts)
@@ -100,7 +100,7 @@ def _in_template(source: str, name: str) -> Iterator[Message]:
 
 
 def update(path: Path) -> list[str]:
-    """Carry the messages into a catalog and compile it; return those that are not translated yet."""
+    """Write the messages into a catalog and compile it; return those that are not translated yet."""
     old, catalog = polib.pofile(str(path)), polib.POFile(wrapwidth=120)
     known = {Message(entry.msgid, entry.msgid_plural or "", entry.msgctxt): entry for entry in old}
     plurals = old.metadata["Plural-Forms"]

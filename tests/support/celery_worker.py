@@ -92,7 +92,7 @@ class Worker:
         for ran in range(most):
             if not self.step():
                 return ran
-        raise AssertionError("messages go round and round")
+        raise AssertionError("the messages never end")
 
     def die(self) -> None:
         """End as a killed worker does: what it has not acknowledged is delivered again."""

@@ -17,7 +17,7 @@ from tests.support.ports import answers_ping, free_ports
 SLOTS = 16_384
 NODE_TIMEOUT = 500
 """Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
-NEVER = 600_000  # where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone
+NEVER = 600_000  # where nothing fails over: a server that a busy machine stops for a while must not count as gone
 
 
 def slot_of(key: str) -> int:
@@ -25,7 +25,7 @@ def slot_of(key: str) -> int:
 
 
 class Server(Process):
-    """A server that has no slots and knows no other; `given`: more of its options, such as `appendonly="yes"`."""
+    """A server that has no slots and knows no other server; `given`: more options, such as `appendonly="yes"`."""
 
     def __init__(self, program: Path, folder: Path, port: int, **given: Any) -> None:
         folder.mkdir(exist_ok=True)

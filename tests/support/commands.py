@@ -38,7 +38,7 @@ def json_of(command: str, **options: Any) -> list[Any]:
 
 
 def said(*words: str) -> Any:
-    """Run a command and return what it says, then its notes; from JSON where it was asked for."""
+    """Run a command; return its output and then its notes, or with `--json` the value that it prints."""
     out, notes = StringIO(), StringIO()
     call_command(*words, stdout=out, stderr=notes)
     return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
@@ -75,7 +75,7 @@ class Manage:
 
 @contextmanager
 def managing(folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> Iterator[Manage]:
-    """Yield what starts commands. At the end those that still run are killed; pytest shows what all said."""
+    """Yield a `Manage`. At the end, commands that still run are killed; pytest shows what all of them printed."""
     manage = Manage(folder, caches, databases)
     try:
         yield manage

@@ -14,7 +14,7 @@ from django_quota.operating.inspection import RuleChange, load_snapshot, preview
 
 
 def count_what_waits() -> bool:
-    """Do a round of the thread in the background; say whether all of its work succeeded."""
+    """Run one round of the background thread; return whether all of its work succeeded."""
     return flusher.flush()
 
 

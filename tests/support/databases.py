@@ -17,7 +17,7 @@ from django.db.utils import ConnectionHandler
 
 from tests.support.commands import wait_until
 
-UNPRIVILEGED = "nobody"  # who runs PostgreSQL where the tests run as root, whom it refuses
+UNPRIVILEGED = "nobody"  # who runs PostgreSQL if the tests run as root, which it refuses
 WHO: dict[str, Any] = {"user": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
 
 SOCKET = ".s.PGSQL.5432"
@@ -63,7 +63,7 @@ def running_replica(programs: Path, primary: dict[str, Any]) -> Iterator[dict[st
 
 
 class Address:
-    """A folder with the socket of a server, which may be another one later: what a failover does to an address."""
+    """A folder with the socket of a server. It can be switched to another server, as a failover does to an address."""
 
     def __init__(self, folder: str, server: dict[str, Any]) -> None:
         self._socket = Path(folder) / SOCKET

@@ -1,4 +1,4 @@
-"""Counts checks of a day in Redis, as the decision script does, and meets the roll-up at its steps, or lets it die."""
+"""Counts checks of a day in Redis, as the decision script does, and acts at a step of a roll-up, or kills it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def raise_died() -> None:
 
 @contextmanager
 def dying(step: int, die: Callable[[], object] = raise_died) -> Iterator[None]:
-    """Let a roll-up die at a step: before or after a statement of the database, or a trip to Redis."""
+    """Kill a roll-up at a step: before or after a statement of the database, or a trip to Redis."""
     left = step
 
     def passes() -> None:

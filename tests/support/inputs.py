@@ -1,7 +1,8 @@
 """How many generated inputs a property is tried on, and whether they are new ones in each run.
 
 `make test` tries a share of them, `make test-all` all, `make fuzz` many times as many. Where `CI` is set each run tries
-the same inputs, so nothing is refused for what another change did. Everywhere else they are new in each run.
+the same inputs, so a change does not fail by an input that it has nothing to do with. Everywhere else they are new in
+each run.
 
 A failing input is made smaller by `make test-all` and `make fuzz` (`pytest --all`), which may take minutes. `make test`
 shows it as it was found. Hypothesis remembers it in `.hypothesis`, so the next run begins with it.
@@ -21,7 +22,7 @@ _share = 1.0
 
 
 def prepare(*, everything: bool) -> None:
-    """Have Hypothesis go by this; `everything`: try all inputs, not a share."""
+    """Configure Hypothesis so; `everything`: try all inputs, not a share."""
     global _share  # noqa: PLW0603 - the decorators of the tests read it
     _share = 1.0 if everything or TIMES > 1 else SHARE
     same = bool(os.environ.get("CI")) and "FUZZ" not in os.environ

@@ -57,7 +57,7 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @contextmanager
 def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> Iterator[None]:
-    """Have no call of the store answered in the block; `done`: each one is done, and its reply is lost."""
+    """Let no call of the store be answered in the block; `done`: each takes effect, but its reply is lost."""
 
     def lose(_: Any) -> None:
         raise error or StoreUnavailable("it is gone")
@@ -72,7 +72,7 @@ def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> I
 
 
 def mostly_late(call: Callable[..., Any], error: Exception, *, done: bool = False) -> Callable[..., Any]:
-    """Return a call of which three of four answers are late; `done`: it is done each time."""
+    """Return a call of which three of four answers are late; `done`: it takes effect each time."""
     asked = itertools.count(1)
 
     def late(*given: Any, **options: Any) -> Any:
@@ -86,9 +86,9 @@ def mostly_late(call: Callable[..., Any], error: Exception, *, done: bool = Fals
 
 
 class Mute:
-    """A server that takes connections and never answers; counts them.
+    """A server that accepts connections and never answers; `met` says how many there were.
 
-    The system takes them, as long as some are not met yet: so all that there were are counted whenever it is asked.
+    The system queues connections until `met` accepts them, so it counts all of them whenever it is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -126,7 +126,7 @@ def clock() -> Clock:
 
 
 FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
-"""What docs/reliability.md promises: after three failures in a row nobody asks for a second; an answer ends an outage
+"""What docs/reliability.md promises: after three failures in a row no call asks for a second; an answer ends an outage
 when the last failure was a second ago."""
 
 
@@ -138,7 +138,7 @@ def new_breaker(clock: Callable[[], float] = time.monotonic, of: Breaker | None 
 
 
 def fail(breaker: Breaker, times: int = FAILURES) -> None:
-    """Let so many calls in a row fail: as many as open the breaker, or fewer."""
+    """Let this many calls in a row fail: by default as many as open the breaker."""
     for _ in range(times):
         breaker.failed()
 

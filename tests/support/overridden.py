@@ -13,7 +13,7 @@ _numbers = count(1_000_000)
 def override(value: str, rule: str = "10/m", subject: str = "ip:203.0.113.9") -> None:
     """Set the override of a subject and a rule: `"<mode> <begins> <ends> <rates>"`, times in microseconds, 0 for none.
 
-    The modes are the keys of `MODES`. An empty text clears it.
+    The modes are the keys of `MODES`. An empty string clears it.
     """
     for known in overrides.table.of_subject(subject):
         if (known.subject, known.rule) == (subject, rule):

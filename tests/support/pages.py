@@ -19,7 +19,7 @@ def read(page: str | Path) -> str:
 
 
 def blocks(page: str | Path) -> list[tuple[str, str]]:
-    """Return the code blocks of a page that have no mark: the language and the text of each."""
+    """Return the code blocks of a page that have no mark: the language and the content of each."""
     return [(language, text) for mark, language, text in BLOCK.findall(read(page)) if not mark]
 
 

@@ -1,4 +1,4 @@
-"""Redis, the memory store, the database store and the specification: the same is done in all, and they never differ."""
+"""Redis, the memory store, the database store and the specification: each operation runs in all; none may differ."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +118,7 @@ class Places:
         return specify(operation, self.states, now)
 
     def each(self, act: Callable[[Run], Any], now: int) -> Any:
-        """Do the same in each place, and return the reply. All keep the same, for as long, what no reply shows too."""
+        """Do the same in each place, and return the reply. All must store the same, for the same time."""
         self.age(now)
         replies = [_plain(act(run)) for run in (self.in_redis, self.in_memory, self.in_database, self.specified)]
         assert all(reply == replies[0] for reply in replies[1:]), replies
@@ -176,7 +176,7 @@ class Places:
         self.in_database(Drop([key]), START)
 
     def dump(self) -> dict[str, bytes | None]:
-        """Return all that lies in Redis, as it lies there."""
+        """Return the value of each key in Redis, as DUMP returns it."""
         return self.of_each_key("DUMP")
 
     def of_each_key(self, command: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Places:
         return dict(zip(map(text, found[::2]), found[1::2], strict=True))
 
     def lying(self) -> dict[str, Any]:
-        """Return all that lies in Redis, in texts, without the log of events and bans, which only Redis has."""
+        """Return all that is stored in Redis, as strings, without the log of events and bans, which only Redis has."""
         return {key: each.value for key, each in self._found().items()}
 
     def _found(self) -> dict[str, Lying]:
@@ -205,7 +205,7 @@ class Places:
 
 
 def _plain(reply: Any) -> Any:
-    """Return a reply in texts and numbers, with the fields of hashes in order."""
+    """Return a reply as strings and numbers, with the fields of hashes in order."""
     if type(reply) is not list:
         return reply
     return [

@@ -43,14 +43,14 @@ def ended(children: list[int]) -> list[int]:
 
 
 def heard(pipe: int, most: int = 1) -> bytes:
-    """Read what a process tells by a pipe; fail where none tells anything, as when all have ended."""
-    assert select.select([pipe], [], [], PATIENCE)[0], "no process has told anything"
+    """Read what a process writes to a pipe; fail if none writes anything, as when all have ended."""
+    assert select.select([pipe], [], [], PATIENCE)[0], "no process has written anything"
     return os.read(pipe, most)
 
 
 @contextmanager
 def processes() -> Iterator[list[int]]:
-    """Collect the ids of processes; whatever happens, none of them is left over."""
+    """Collect the ids of processes; none of them outlives the test."""
     children: list[int] = []
     try:
         yield children

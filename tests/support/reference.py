@@ -123,7 +123,7 @@ def public_methods(found: type) -> dict[str, Any]:
 
 
 def attributes(found: type) -> dict[str, tuple[str, str]]:
-    """Return the public attributes that a class documents: the type and the text of each."""
+    """Return the public attributes that a class documents: the type and the docstring of each."""
     tree: Any = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
     starts = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     given = {each.arg: ast.unparse(each.annotation) for start in starts for each in start.args.args if each.annotation}
@@ -199,8 +199,8 @@ def _keys(_: str) -> str:
     kinds = [("<subject>", *each) for each in keys.KEY_KINDS.items()]
     kinds += [("!", *each) for each in keys.SYSTEM_KINDS.items()]
     named = re.compile(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)")
-    told = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
-    return _table("key", "what it holds", told)
+    rows = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
+    return _table("key", "what it holds", rows)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def commands() -> dict[str, str]:
 
 
 def _options_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the options of a command, without those of every Django command: the words before it, it, its meaning."""
+    """Yield the options of a command without those of every Django command: its verb, the option, its meaning."""
     djangos = {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -245,7 +245,7 @@ def _option(action: argparse.Action) -> str:
 
 
 def _command(name: str) -> str:
-    """Return the options of a command; what several actions take alike is one item."""
+    """Return the options of a command; one that several actions share is one item."""
     actions: dict[tuple[str, str], list[str]] = {}
     for verb, option, text in _options_of(import_module(commands()[name]).Command().create_parser("manage.py", name)):
         if option not in SHARED or not text.startswith(SHARED[option]):

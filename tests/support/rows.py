@@ -1,8 +1,8 @@
-"""Tests that are tried with many words, one row each."""
+"""Tests that run once for each of several strings."""
 
 import pytest
 
 
 def has_words(**words: str) -> pytest.MarkDecorator:
-    """Try a test with each of these words; their names are those of the rows."""
+    """Run a test with each of these strings as `words`; each keyword is the id of its row."""
     return pytest.mark.parametrize("words", [pytest.param(text, id=name) for name, text in words.items()])

@@ -1,4 +1,4 @@
-"""A primary and a sentinel that watches it, and the alias of a site behind them."""
+"""A primary, a sentinel that watches it, and the alias of a site that uses them."""
 
 import copy
 import itertools
@@ -23,7 +23,7 @@ from tests.support.ports import answers_ping, free_port
 
 @contextmanager
 def running_sentinel(program: Path, folder: Path, primary: int, *options: str) -> Iterator[int]:
-    """Run a sentinel that watches a primary as "quotas"; yields its port. `options` are of what it watches."""
+    """Run a sentinel that watches a primary as "quotas"; yields its port. `options` are for what it watches."""
     port, config = free_port(), folder / "sentinel.conf"
     lines = [f"port {port}", f"dir {folder}", f"sentinel monitor quotas 127.0.0.1 {primary} 1", *options]
     config.write_text("\n".join(lines) + "\n")
@@ -67,7 +67,7 @@ def times_called(listener: socket.socket) -> int:
 
 
 def reasons_both_ways(caches: dict[str, Any], secret: str = "") -> list[str]:
-    """Return why a new sync and a new async client find no Redis; the secret is in no traceback."""
+    """Return why a new sync and a new async client find no Redis; the secret must be in no traceback."""
     ConnectionFactory._pools.clear()  # by LOCATION, which is the same each time
     reasons = []
     for ask in BOTH_WAYS:

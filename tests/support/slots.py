@@ -35,7 +35,7 @@ def waiting(name: str, subject: str = "global") -> int:
 
 @pytest.fixture
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who waits asks the store a second time, unless woken or its time is up."""
+    """Let no waiter ask the store a second time, unless it is woken or its time is up."""
     for name in ("SHORTEST_PAUSE", "LONGEST_PAUSE"):
         monkeypatch.setattr(f"django_quota.features.slots.queues.{name}", 600.0)
 
@@ -87,7 +87,7 @@ def is_renewal(operation: Any) -> bool:
 
 
 def is_count(operation: Any) -> bool:
-    """Say whether a renewal takes the slot again, or for the first time, whatever is free."""
+    """Say whether a renewal takes the slot again, or for the first time, even if none is free."""
     return is_renewal(operation) and bool(operation.arguments()[-1])
 
 
@@ -114,7 +114,7 @@ def counting_held_up() -> Iterator[tuple[threading.Event, threading.Event]]:
 
 @contextmanager
 def goes_away_after_an_answer() -> Iterator[None]:
-    """Have the store answer one call, and no other."""
+    """Let the store answer one call, and no other."""
     with calls(after=lambda _: outage.enter_context(no_answer())), ExitStack() as outage:
         yield
 

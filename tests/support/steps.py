@@ -53,7 +53,7 @@ def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> l
 
 
 def answers(reply: Sequence[Any]) -> list[Answer]:
-    """Return a reply's part for each limit; there must be no notes behind them."""
+    """Return a reply's part for each limit; there must be no notes after them."""
     assert len(reply) % PER_LIMIT == 2
     return [Answer(bool(reply[i]), *reply[i + 1 : i + PER_LIMIT]) for i in range(2, len(reply), PER_LIMIT)]
 

@@ -70,7 +70,7 @@ def current_store() -> Any:
 def spy(
     patched: pytest.MonkeyPatch, before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool
 ) -> None:
-    """Have something done before and after each call of the store, sync or async; it gets the operation."""
+    """Call these functions before and after each call of the store, sync or async; they get the operation."""
     store = current_store()
     run, arun = store.run, store.arun
 

@@ -19,8 +19,8 @@ the limit of the others."""
 class TimedOutError(BaseException):
     """A test took too long.
 
-    It is not an `Exception`, and not the failure of pytest: else Hypothesis would try the same input again, and again
-    it would not end.
+    It is neither an `Exception` nor pytest's failure: on those, Hypothesis would try the same input again, and hang
+    again.
     """
 
 

@@ -1,4 +1,4 @@
-"""Threads and tasks that check one limit until they are told to stop."""
+"""Threads and tasks that check one limit until they are stopped."""
 
 from __future__ import annotations
 

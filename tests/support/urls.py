@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def by_hand(request: HttpRequest) -> HttpResponse:
-    """Raise QuotaExceeded by hand, in a view that no decorator stands on."""
+    """Raise QuotaExceeded by hand, in a view without a decorator."""
     check("2/m", request, name="by-hand").raise_if_refused()
     return HttpResponse("ok")
 
