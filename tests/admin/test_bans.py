@@ -476,7 +476,7 @@ class TestEvents:
         "words",
         [
             "EVENTS is 0, so there is no list of bans.",
-            "EVENTS is 0, so no events tell when bans began.",
+            "EVENTS is 0, so no events say when bans began.",
         ],
         ids=["a list", "a history"],
     )

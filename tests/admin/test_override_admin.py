@@ -451,7 +451,7 @@ class TestPreviewOfGroups:
         return preview(superuser(), subject="ip:198.51.100.0/24", rule="login", rate="9/h")
 
     @has_words(
-        how_many_were_refused="2 subjects of these were refused today",
+        how_many_were_refused="2 of these subjects were refused today",
         how_many_would_be="the next hits of 0 of them are refused",
     )
     def test_it_counts(self, words: str) -> None:
@@ -473,7 +473,7 @@ class TestPreviewOfGroups:
     def test_of_many_subjects_some_are_previewed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.admin.override_form.MAX_PREVIEWED", 2)
 
-        assert "2 subjects of these were refused today" in preview(superuser(), subject="*", **self.BLOCK)
+        assert "2 of these subjects were refused today" in preview(superuser(), subject="*", **self.BLOCK)
 
 
 class TestActions:

@@ -124,7 +124,7 @@ class TestOnRedis:
         assert [len(kinds()), len(kinds(kind="near")), len(kinds(kind="typo"))] == [4, 2, 4]
         assert (kinds(rule="sear", subject="user:"), kinds(subject="203")) == (["near"], ["refused", "refused"])
         page = shown(client, rule="nobody")
-        assert "No event fits." in page
+        assert "No event matches." in page
         assert f'data-content-url="{CONTENT}?rule=nobody"' in page
 
     def test_the_content_view_has_that_part_of_the_page_the_newest_events_first(
