@@ -172,6 +172,7 @@ class Entry(NamedTuple):
     rule: RuleOrRate | CounterEntry
     """A rule, as for `check`, or a counter."""
     subject: AnySubject
+    """A subject, as for `check`."""
     cost: int | None = None
     """Units, 1 to 10^12; None takes the rule's own cost (1)."""
     tier: str | None = None
