@@ -22,8 +22,6 @@ PAGES = {
 
 @dataclass(frozen=True)
 class OpenedPage:
-    """The result of opening a page."""
-
     name: str
     status: int
     milliseconds: float

@@ -20,8 +20,6 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a request."""
-
     status: int
     headers: Message
     body: str
@@ -77,7 +75,6 @@ class Visitor:
         self._connection.close()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None) -> Reply:
-        """Send a GET request."""
         return self.send("GET", url, headers=headers)
 
     def post(self, url: str, fields: Mapping[str, str] | None = None) -> Reply:

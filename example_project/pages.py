@@ -45,7 +45,6 @@ def _coloured(source: str) -> SafeString:
 
 
 def icon(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 — a view takes a request
-    """Redirect to the icon."""
     return redirect(static("example/icon.svg"))
 
 
@@ -66,7 +65,6 @@ def sign_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def sign_out(request: HttpRequest) -> HttpResponse:
-    """Sign out."""
     logout(request)
     return redirect("front")
 

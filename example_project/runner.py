@@ -59,8 +59,6 @@ class RunnerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Site:
-    """The running site."""
-
     port: int
     store: str
     """Where the site counts, in words."""

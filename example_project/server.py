@@ -21,7 +21,6 @@ class QuietHandler(WSGIRequestHandler):
 
 
 def serve_asgi(listener: socket.socket) -> None:
-    """Serve until stopped."""
     config = uvicorn.Config(
         "example_project.asgi:application",
         log_level="warning",
@@ -34,7 +33,6 @@ def serve_asgi(listener: socket.socket) -> None:
 
 
 def serve_wsgi(listener: socket.socket) -> None:
-    """Serve until stopped."""
     from example_project.wsgi import application  # noqa: PLC0415 — importing it sets Django up
 
     host, port = listener.getsockname()
@@ -49,7 +47,6 @@ def serve_wsgi(listener: socket.socket) -> None:
 
 
 def main(descriptor: int, interface: str) -> None:
-    """Serve until stopped."""
     with suppress(KeyboardInterrupt), socket.socket(fileno=descriptor) as listener:
         {"asgi": serve_asgi, "wsgi": serve_wsgi}[interface](listener)
 

@@ -93,8 +93,6 @@ class KnownRuleFilter(admin.SimpleListFilter):
 
 
 class KindFilter(admin.SimpleListFilter):
-    """Filters by kind of subject."""
-
     title = _("kind of subject")
     parameter_name = "kind"
 
@@ -144,8 +142,6 @@ def comes_after(order: Sequence[str], last: dict[str, Any]) -> Q:
 
 
 class CounterChangeList(StrictChangeList):
-    """The list of daily counters."""
-
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         """Return the order: any for the rows of one day, else one that an index serves."""
         if request.GET.get("day__day"):
@@ -301,7 +297,6 @@ class DailyCounterAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("subject"), ordering="subject")
     def subject_link(self, row: DailyCounter) -> SafeString:
-        """Return a link to the subject's usage."""
         words = getattr(row, "words", row.subject)
         return format_html('<a href="{}">{}</a>', self.url("usage", subject=row.subject), words)
 

@@ -238,12 +238,10 @@ class QuotaOverrideAdmin(PageAdmin):
 
     @admin.action(permissions=["change"], description=gettext_lazy("Exempt the selected subjects"))
     def exempt_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Turn the rows into exemptions."""
         return self._change_selected(request, queryset, "exempt_selected", mode=QuotaOverride.Mode.EXEMPT, rate="")
 
     @admin.action(permissions=["change"], description=gettext_lazy("Block the selected subjects"))
     def block_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Turn the rows into blocks."""
         return self._change_selected(request, queryset, "block_selected", mode=QuotaOverride.Mode.BLOCKED, rate="")
 
     @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))

@@ -86,7 +86,6 @@ class SubjectAction:
 
     @classmethod
     def is_allowed(cls, user: Any) -> bool:
-        """Return whether a user may do it."""
         return all(user.has_perm(f"django_quota.{permission}") for permission in cls.permissions)
 
     def form_for(self, data: Any = None) -> forms.Form:
@@ -135,7 +134,6 @@ class LiftBan(SubjectAction):
 
 
 def lifted_in_words(lifted: int) -> str:
-    """Return how many bans were lifted."""
     return ngettext("%d ban was lifted.", "%d bans were lifted.", lifted) % lifted
 
 

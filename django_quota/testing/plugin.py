@@ -23,7 +23,6 @@ STORES = ("memory", "settings")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare `quota_store`."""
     parser.addini("quota_store", "where tests count: 'memory', from zero on, or 'settings'", default="memory")
 
 
@@ -39,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say whether tests are isolated."""
     if config.getini("quota_store") == "memory":
         return "django_quota: each test counts in memory, from zero on"
     return "django_quota: tests are not isolated, they count where the settings say (quota_store = settings)"

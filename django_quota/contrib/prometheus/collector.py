@@ -23,7 +23,6 @@ class QuotaCollector(Collector):
     """
 
     def collect(self) -> Iterator[Metric]:
-        """Read and yield all metrics."""
         try:
             totals = running_totals()
         except QuotaError as error:

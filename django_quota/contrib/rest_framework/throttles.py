@@ -238,7 +238,6 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Return whether a request is allowed."""
         return self._is_allowed(self._entries(request, view), request, view)
 
     def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
@@ -303,7 +302,6 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Return whether a request is allowed."""
         entries = self.entries(request, view)
         if not entries and not hasattr(request, "_request"):
             return True  # only a request of the framework can have rules that wait
@@ -320,7 +318,6 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
 
     @property
     def rule(self) -> Rule:
-        """The rule of the rate."""
         name = f"rest_framework.{self.scope}" if self.scope else adapters.dotted_path(type(self))
         return _rule_of(name, self.num_requests, self.duration)
 
@@ -376,7 +373,6 @@ class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
         return super().entries(request, view)
 
     def use_scope(self, scope: str) -> None:
-        """Take the rate of a scope."""
         self.scope = scope
         self.rate = self.get_rate()
         self.num_requests, self.duration = self.parse_rate(self.rate)
