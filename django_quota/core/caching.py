@@ -1,4 +1,4 @@
-"""Caches of results: of calls, also with arguments that cannot be hashed, and of attributes."""
+"""Caches for the results of functions and for attributes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class lazy_attribute(Generic[R]):  # noqa: N801 — a decorator, as `property`
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> R:
-        """Return the value, and keep it: Python looks there first from now on. The class itself has no value."""
+        """Compute the value and store it in `__dict__`, where Python finds it first from then on."""
         if instance is None:
             raise AttributeError(f"{owner.__name__}.{self._name} is an attribute of instances.")
         found = instance.__dict__[self._name] = self._compute(instance)

@@ -20,10 +20,10 @@ SECOND = 1_000_000
 DAY = 86_400 * SECOND
 
 MAX_GUESSES = 5
-"""How often a caller tries to guess the store's day; each reply tells the store's time."""
+"""How many times a caller guesses the store's day before it gives up; each reply contains the store's time."""
 
 elapsed: Callable[[], float] = partial(time.monotonic)
-"""Return seconds that never go back, for waits. In tests, freezegun stops `time.monotonic`, but not this."""
+"""Returns seconds that never go back, to measure waits. In tests, freezegun stops `time.monotonic`, but not this."""
 
 _frozen: ContextVar[int | None] = ContextVar("django_quota_frozen_time", default=None)
 _clock_for_all: Callable[[], int | None] | None = None
@@ -49,9 +49,9 @@ def now() -> int:
 
 
 def use_clock(clock: Callable[[], int | None] | None) -> Callable[[], int | None] | None:
-    """Give all threads and tasks of this process this clock; return the one they had. `freeze` takes precedence.
+    """Set the clock of all threads and tasks of this process; return the previous one. `freeze` takes precedence.
 
-    None, or a clock that returns None: the store's clock decides.
+    `clock`: returns microseconds since 1970. If it is None, or returns None, the store's clock decides.
     """
     global _clock_for_all
     before, _clock_for_all = _clock_for_all, clock
@@ -61,7 +61,7 @@ def use_clock(clock: Callable[[], int | None] | None) -> Callable[[], int | None
 def moved_now() -> int | None:
     """Return the time that freezegun or time-machine has set, in microseconds; None if neither has.
 
-    freezegun puts a function of its own in the place of Python's. time-machine changes Python's own.
+    freezegun replaces Python's function by its own, which is not a built-in. time-machine changes the built-in itself.
     """
     time_machine = sys.modules.get("time_machine")
     is_travelling = time_machine is not None and time_machine.escape_hatch.is_travelling()
@@ -69,7 +69,7 @@ def moved_now() -> int | None:
 
 
 class MovableClock:
-    """The clock of a test: it stands still, or is the store's, until freezegun or time-machine move it.
+    """The clock of a test: it stands still, or follows the store's, until freezegun or time-machine move it.
 
     While one of them sets the time, this clock follows. If the test sets this clock meanwhile, the clock goes on from
     there. After that, it has its earlier time again.
@@ -113,7 +113,7 @@ def freeze(now: int | datetime) -> Iterator[None]:
 
 
 def time_alone() -> Context:
-    """Return a context that has the time that `freeze` has set, and keeps nothing else of the present one alive."""
+    """Return a context with the time that `freeze` has set, and with no other variable of the current context."""
     context = Context()
     context.run(_frozen.set, _frozen.get())
     return context

@@ -107,7 +107,7 @@ class Decision:
     degraded: bool = False
     """Whether the decision was made without the store; see `on_unavailable`."""
     _given: Outcomes | Callable[[], Outcomes] = ()
-    """The outcomes, or what reads them from a reply: most callers never look, and reading takes as long as deciding."""
+    """The outcomes, or a function that reads them from a reply: as slow as deciding, and most callers never look."""
     _bound: Outcome | tuple[str, str] | None = None
     """The outcome that binds, or the rule and the subject if none does; None: the strictest of the outcomes binds."""
     approximate: bool = False
@@ -122,9 +122,9 @@ class Decision:
         _bound: Outcome | tuple[str, str] | None = None,
         approximate: bool = False,
     ) -> None:
-        said = self.__dict__  # what a frozen dataclass does by itself takes twice as long, for each hit
-        said["allowed"], said["enforced"], said["degraded"] = allowed, enforced, degraded
-        said["_given"], said["_bound"], said["approximate"] = _given, _bound, approximate
+        values = self.__dict__  # the generated __init__ of a frozen dataclass takes twice as long, for each hit
+        values["allowed"], values["enforced"], values["degraded"] = allowed, enforced, degraded
+        values["_given"], values["_bound"], values["approximate"] = _given, _bound, approximate
 
     @classmethod
     def of(cls, outcomes: Outcomes, *, degraded: bool = False) -> Decision:
@@ -157,7 +157,7 @@ class Decision:
 
     @lazy_attribute
     def binding(self) -> Outcome | None:
-        """Return the outcome of the binding limit."""
+        """Return the outcome of the binding limit; None if no limit binds."""
         if self._bound is None:
             return _strictest(self.outcomes) if self.outcomes else None
         return self._bound if isinstance(self._bound, Outcome) else None
@@ -174,7 +174,7 @@ class Decision:
 
     @property
     def cost(self) -> int:
-        """Units that the hit takes of the binding limit."""
+        """Units that the hit takes of the binding limit; 1 if no limit binds."""
         return self.binding.cost if self.binding else 1
 
     @property
@@ -183,7 +183,7 @@ class Decision:
 
     @property
     def _read(self) -> tuple[Any, ...]:
-        """All that it says, in the order of its fields."""
+        """All values, in the order of the fields; reads the outcomes."""
         return self.allowed, self.enforced, self.degraded, self.outcomes, self._bound, self.approximate
 
     def __eq__(self, other: object) -> bool:
@@ -259,7 +259,7 @@ class Decision:
         return self
 
     def combined_with(self, other: Decision) -> Decision:
-        """Combine two decisions on one request: the result allows the hit if both do."""
+        """Combine two decisions on one request: the result allows the hit if both do, and has the outcomes of both."""
         outcomes = self.outcomes + other.outcomes
         if self.enforced != other.enforced:
             top = self if self.enforced else other
@@ -307,7 +307,7 @@ class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
 
 
 def updated(decision: Decision, later: Decision) -> Decision:
-    """Return a decision with what its limits have left after a later decision."""
+    """Return a decision whose allowed outcomes have what is left after a later decision on the same limits."""
     now = {(outcome.of, outcome.subject): outcome for outcome in later.outcomes}
     outcomes = tuple([_updated(outcome, now.get((outcome.of, outcome.subject))) for outcome in decision.outcomes])
     return Decision.of(outcomes, degraded=decision.degraded) if outcomes else decision
@@ -373,7 +373,7 @@ DEGRADED_RETRY_AFTER = 1.0
 
 
 NOTHING_LIMITS = Decision.without_limit()
-"""The decision on a request that no rule concerns."""
+"""The decision on a request to which no rule applies."""
 
 
 def _strictest(outcomes: Outcomes) -> Outcome:

@@ -25,7 +25,7 @@ class Translatable(str):
     values: dict[str, object]
 
     def __new__(cls, template: str, **values: object) -> Translatable:
-        """Make the string in English."""
+        """Fill `values` into the template, in English."""
         self = super().__new__(cls, template % values if values else template)
         self.template = template
         self.values = values
@@ -43,7 +43,7 @@ class Translatable(str):
 class QuotaError(Exception):
     """The base class of all errors of django_quota.
 
-    `args` are what an error is made of, so that it can be pickled.
+    `args` are the arguments of the constructor, so that an error can be pickled.
     """
 
 
@@ -106,7 +106,7 @@ class RateError(RuleError):
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
     """The store could not decide: no connection, no answer in time, or an error reply.
 
-    `reason`: a short text without secrets, on one line, which says what is wrong.
+    `reason`: what is wrong, in a short string of one line without secrets.
     """
 
     def __init__(self, reason: str) -> None:
@@ -134,11 +134,11 @@ class StoreCommandDenied(StorePermissionDenied):
 
 
 class StoreDataError(StoreUnavailable):
-    """The store works, but a key holds data that is not ours. Other subjects are still decided."""
+    """The store works, but a key holds data that django_quota did not write. Other subjects are still decided."""
 
 
 class StoreConnectionLost(StoreUnavailable):
-    """A connection was lost while a call was under way. The call may have been done, so it is not made again.
+    """A connection was lost during a call. The store may have executed the call, so it is not repeated.
 
     The next call uses another connection. So one such loss is not an outage.
     """
@@ -152,14 +152,14 @@ class StoreFull(StoreUnavailable):
 
 
 class StoreBusy(StoreUnavailable):
-    """This process has more calls under way than it may have. The store may be fine, so this is not an outage.
+    """This process already makes as many calls at once as it may. The store may be fine, so this is not an outage.
 
     Nothing was sent. Rules with `on_unavailable="allow"` are decided in the memory of this process.
     """
 
 
 class CounterError(QuotaError):
-    """A counter would leave 64 bits, or its key holds another type. Nothing was changed.
+    """A counter would overflow 64 bits, or its key holds another type. Nothing was changed.
 
     `counter` and `subject` say which counter, `problem` what is wrong.
     """
@@ -214,24 +214,24 @@ _ARGUMENTS = re.compile(r"(with args beginning with).*", re.DOTALL)
 
 
 _CLIENT = re.compile(r"<redis\..*", re.DOTALL)
-"""redis-py shows a client with all its options. A password may hold any character, so drop all of the text."""
+"""redis-py shows a client with all its options. A password may contain any character, so drop all that follows."""
 
 
-_SIGNS = ("@", "=", "with args", "<redis.")
+_MARKS = ("@", "=", "with args", "<redis.")
 """A string without any of these has no secrets."""
 
 
 def without_secrets(text: str) -> str:
     """Return a string, such as a URL or an error of a server, without passwords and on one line."""
-    if text.isprintable() and not any(sign in text for sign in _SIGNS):
+    if text.isprintable() and not any(mark in text for mark in _MARKS):
         return text  # the usual case, and a hot path while the store is down
     text = _CLIENT.sub("<redis...", text)
     text = _ARGUMENTS.sub(r"\1 ...", _OPTIONS.sub(r"\1=***", _CREDENTIALS.sub(r"\1***@", text)))
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like this one: by its spelling, or by its last dotted part; else ""."""
+    """Return the known word that is most similar, or whose last dotted part is this word; "" if there is none."""
     words = {each.lower(): each for each in sorted(known)}  # so that "rules" is close to "RULES"
     word = word.lower()
     # The headers call the rule "shop.views.search" "search".

@@ -31,7 +31,7 @@ class IOCall:
         self.args: tuple[Any, ...] = args
 
     def run_sync(self) -> Any:
-        """Make the call, and block until it is done."""
+        """Make the call; blocks until it is done."""
         return self.sync(*self.args)
 
     def run_async(self) -> Awaitable[Any]:
@@ -45,8 +45,8 @@ def sleep(seconds: float) -> IOCall:
 
 
 def run_sync(flow: Flow[T], perform: Callable[[Any], Any] = IOCall.run_sync) -> T:
-    """Run a flow in sync code and return its result. `perform` does what the flow yields."""
-    results: list[Any] = []  # empty while the flow runs: error reports show locals, and a result may be a form
+    """Run a flow in sync code and return its result. `perform` makes the calls that the flow yields."""
+    results: list[Any] = []  # empty while the flow runs: error reports show locals, and a result may be secret
     try:
         call = next(flow)
         while True:
@@ -97,7 +97,7 @@ async def run_to_the_end(flow: Flow[T]) -> T:
     if cancelled is None:
         return work.result()
     if not work.cancelled():
-        work.exception()  # asyncio logs an error that nobody has looked at
+        work.exception()  # read it: asyncio logs errors that are never read
     raise cancelled
 
 

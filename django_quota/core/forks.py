@@ -1,6 +1,7 @@
 """Objects that must reset themselves in a forked process.
 
-A lock that another thread held at the fork would never be released in the child, and a connection would be shared.
+A lock that another thread held at the fork would never be released in the child, and both processes would use the same
+connections.
 """
 
 from __future__ import annotations

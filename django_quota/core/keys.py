@@ -33,7 +33,7 @@ KEY_KINDS = {
     "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
     "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
     "l": "leases: l:<name>; a sorted set",
-    "lately": "how long a slot was held lately: lately:<name>; a string",
+    "lately": "how long a slot was held recently: lately:<name>; a string",
     "once": "a value was seen: once:<name>; a string",
     "sent": "the last message of a process that was counted: sent:<rule>:<date>:<tier>:<process>; a string",
 }
@@ -46,7 +46,7 @@ SYSTEM_KINDS = {
     "metrics": "checks of all subjects, by rule: metrics:<date>, metrics:<minute since 1970>; a hash",
     "totals": "checks of all subjects by rule, in running totals; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
-    "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
+    "slots": "slots that were asked for recently: <subject> <name> <limit>, by when they are forgotten; a sorted set",
     "sent": "the last message of a process that was counted: sent:<process>; a string",
     "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
 }
@@ -61,8 +61,8 @@ class Key(NamedTuple):
 
 
 def escape(part: str) -> str:
-    """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
-    if len(part) > MAX_PART:  # a client may send a string that takes long to encode
+    """Return a part, percent-encoded except for letters, digits and `:/@+=,.-_`; a digest if it is long."""
+    if len(part) > MAX_PART:  # a client may send a very long string, which is slow to encode
         return digested(part)
     return part if _is_safe(part) else _escape(part)
 
@@ -113,7 +113,7 @@ def subject_part(key: str) -> str:
 
 
 def state_part(limit: Limit | StockLimit) -> str:
-    """Return the part of a key that names the state of a limit, behind the subject."""
+    """Return the part of a key that names the state of a limit, after the subject."""
     if isinstance(limit, StockLimit):
         return f"c:{field(limit.rule)}"
     return f"r:{field(limit.rule)}:{limit.state_id}"
@@ -166,5 +166,5 @@ def pattern(prefix: str) -> str:
 
 
 def glob(text: str) -> str:
-    """Return the SCAN pattern of exactly this text."""
+    """Return the SCAN pattern that matches exactly this string."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)

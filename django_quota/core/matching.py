@@ -19,7 +19,7 @@ _EXAMPLE = "Use '/' (all paths), '/api/', 'api:search' (a view), 'api:*' (a name
 _VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
 _NAMESPACE = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*:\*")
 _NOT_IN_PATHS = re.compile(r"[?#<>\[\]]|%[0-9A-Fa-f]{2}")
-"""What a path never has: a query, a converter of Django's routes or an escape."""
+"""What a path never contains: a query, a converter of Django's routes or a percent escape."""
 
 _HOST = re.compile(r"(\*\.)?[^\s/:*.]+(\.[^\s/:*.]+)*|\[[0-9a-f:.]+\]", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Pattern:
-    """One text of `match` or `exclude`."""
+    """One string of `match` or `exclude`."""
 
     kind: Kind
     text: str
@@ -89,8 +89,8 @@ class Match:
 
         A string is a path (`/api/`, `/files/*.zip`, `re:^/v[12]/`), the name of a view (`api:search`), a namespace with
         all below it (`api:*`) or a host (`host:*.example.com`). A list matches if one entry does. A dict
-        (`{"path": ..., "host": ...}`) matches if all of its kinds do. The time of a glob grows with the path, and
-        no faster. A regular expression is your risk: one that backtracks may take minutes for a path.
+        (`{"path": ..., "host": ...}`) matches if all of its kinds do. The time that a glob takes grows
+        in proportion to the path. A regular expression is your risk: one that backtracks may take minutes for a path.
         """
         if isinstance(value, Match):
             return value
@@ -109,7 +109,6 @@ class Match:
 
     @property
     def patterns(self) -> Iterator[Pattern]:
-        """All patterns."""
         for place in self.places:
             for alternatives in place.patterns:
                 yield from alternatives
@@ -209,7 +208,7 @@ def _searcher(expression: str) -> Callable[[str], object]:
 
 
 def _expression_key(expression: str) -> str | None:
-    """Return the index key of a regular expression: the whole parts of the path that it begins with, if it says so.
+    """Return the index key of a regular expression: the whole parts with which all matching paths begin; None without.
 
     An expression with alternatives has none: the others may begin with anything.
     """
@@ -218,7 +217,7 @@ def _expression_key(expression: str) -> str | None:
 
 
 _BEGINS = re.compile(r"\^((?:/[\w~-]+)*)/(?![?*{])")
-"""What an expression says literally from the beginning of the path, up to a slash that is not optional."""
+"""The literal beginning of an expression that is anchored by `^`, up to a slash that is not optional."""
 
 
 def _glob_key(glob: str) -> str | None:
@@ -241,7 +240,7 @@ def shape_of(path_key: str) -> Shape:
 
 
 def path_keys(path: str, shapes: Collection[Shape]) -> Iterator[str]:
-    """Return the index keys of these shapes that what matches a path may have."""
+    """Return the index keys, of these shapes, that a pattern which matches the path may have."""
     depth = max([length for length, _ in shapes], default=0)
     parts = path.split("/", depth + 1)[1 : depth + 1]  # a client chooses how many there are
     for length, stars in shapes:
@@ -301,10 +300,10 @@ def _ends_in_one_part(before: str, last: str) -> Callable[[str], bool]:
 
 
 def _taker(group: str) -> Callable[[str], int]:
-    """Return a function that says how many characters a group takes of a text that it begins; -1 if it does not fit.
+    """Return a function that says how many characters at the start of a string a group matches; -1 if it does not.
 
-    Each star ends as soon as the characters after it fit. A regular expression would look at each character of a long
-    path for 60 ns.
+    Each star ends as soon as the characters after it fit. A regular expression would take 60 ns for each
+    character of a long path.
     """
     first, *others = group.split("*")
 

@@ -1,4 +1,4 @@
-"""Overrides in memory: which one holds for a subject under a rule.
+"""Overrides in memory, and the choice of the one that applies to a subject under a rule.
 
 The most specific override in force wins: one of the subject itself, then of the smallest network that the subject's
 address is in, of its kind (`user:*`), and of everybody (`*`). At each of these steps, an override of the rule takes
@@ -83,7 +83,7 @@ class OverrideTable:
         self._by_subject: dict[str, tuple[Override, ...]] = {}
         """The overrides of exact subjects, of kinds and of everybody."""
         self._by_network: dict[_Size, dict[int, tuple[Override, ...]]] = {}
-        """The overrides of networks, by the first bits of their addresses."""
+        """The overrides of networks, by size, then by the bits that their addresses share."""
         self._sizes: list[_Size] = []
         """The sizes of these networks, the smallest network first."""
         for override in overrides:
@@ -93,9 +93,9 @@ class OverrideTable:
         return len(self.by_pk)
 
     def find(self, rule: str, subject: str, now: int) -> Override | None:
-        """Return the override that holds for a subject under a rule at a moment (microseconds); None without one.
+        """Return the override that applies to a subject under a rule at a moment (microseconds); None without one.
 
-        Blocks may follow each other: the returned one ends when none of them holds any longer.
+        Blocks may follow each other without a gap: the returned one ends when the last of them does.
         """
         steps = self._steps(subject)
         if not steps:
@@ -112,11 +112,11 @@ class OverrideTable:
         return found._replace(ends=0)
 
     def matching(self, rule: str, subject: str) -> list[Override]:
-        """Return the overrides that concern a subject under a rule, the most specific first, in force or not."""
+        """Return the overrides for a subject under a rule, the most specific first, in force or not."""
         return _of_rule(self._steps(subject), rule)
 
     def of_subject(self, subject: str) -> list[Override]:
-        """Return the overrides that concern a subject under any rule, the most specific subjects first."""
+        """Return the overrides for a subject under any rule, the most specific subjects first."""
         return [override for step in self._steps(subject) for override in step]
 
     def _steps(self, subject: str) -> list[tuple[Override, ...]]:

@@ -1,7 +1,7 @@
 """Rates as people write them: `10/m`, `5/30s`, `1000 per day`, `10/s; 500/h`.
 
-The parser is strict: it reads the whole text or raises, so `10/month` never becomes ten a minute. Each algorithm checks
-the units itself.
+The parser is strict: it reads the whole string or raises, so `10/month` never becomes ten a minute. Each algorithm
+checks which units it can count in.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNITS_IN_WORDS: dict[str, Translatable] = {
     "month": Translatable("months"),
     "year": Translatable("years"),
 }
-"""Several of each unit, for errors."""
+"""The plural of each unit, for errors."""
 
 CALENDAR_ONLY = frozenset({"month", "year"})
 
@@ -124,7 +124,7 @@ def _parse(text: str) -> Rate:
         found.append(match)
         position = match.end()
     _, count, _, window, _ = found
-    # The length first: int() of a very long text is slow, and raises an error of its own.
+    # The length first: int() of a very long string is slow, and raises an error of its own.
     if len(count[0].lstrip("0")) > len(str(MAX_COUNT)) or int(count[0]) > MAX_COUNT:
         raise RateError(text, count.start(), Translatable("the count is above %(most)d", most=MAX_COUNT), _HINT)
     unit = _SPELLINGS.get(window[2])
@@ -154,9 +154,9 @@ def parse_rate(value: object) -> Rate:
 
 
 def parse_rates(*values: object) -> tuple[Rate, ...]:
-    """Read several rates: several arguments, or one text with semicolons (`"10/s; 500/h"`).
+    """Read several rates: several arguments, or one string with semicolons (`"10/s; 500/h"`).
 
-    None means unlimited and adds no rate. Raises `RateError`; its position counts from the start of the whole text.
+    None means unlimited and adds no rate. Raises `RateError`; its position counts from the start of the whole string.
     """
     rates: list[Rate] = []
     for value in values:
@@ -177,12 +177,12 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
 
 
 class RateChange(NamedTuple):
-    """How an override changes the rates of a rule, whichever they are."""
+    """How an override changes the rates of a rule, whatever they are."""
 
     factor: int = 1
     """Multiplies each rate."""
     units: int = 0
-    """Comes on top of the rate with the longest period."""
+    """Added to the count of the rate with the longest period."""
 
     def __str__(self) -> str:
         return f"x{self.factor}" * (self.factor != 1) + f"+{self.units}" * (self.units != 0)
@@ -252,4 +252,4 @@ def validate_cost(cost: object, rule: str) -> int:
         raise RuleError(
             f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}. Use, for example, 1."
         )
-    return int(cost)  # str() of an enum member may be its name, which Lua cannot read
+    return int(cost)  # a plain int: str() of an enum member may be its name, which Lua cannot read

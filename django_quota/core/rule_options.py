@@ -1,4 +1,4 @@
-"""The options of a rule: what the declaration of each says, and the values that people write in several ways."""
+"""How `Rule` declares its options, and the readers of options that people may write in several ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Network = IPv4Network | IPv6Network
 OnUnavailable = Literal["allow", "deny", "local"]
 
 STAFF = "staff"
-"""The text in `exempt` that exempts users with `is_staff`."""
+"""The string in `exempt` that exempts users with `is_staff`."""
 
 HTTP_METHODS = frozenset(
     "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
@@ -43,7 +43,7 @@ _EXEMPT_EXAMPLE = "Use, for example, '10.0.0.0/8' (a network), 'staff' or a func
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What the declaration of an option says beside its type and its default. The default is not checked."""
+    """What is declared about an option besides its type and its default."""
 
     fits: Callable[[Any], object] = lambda _: True
     """Says whether a value is right."""
@@ -64,13 +64,13 @@ class Option:
     """
 
     def check(self, name: str, value: Any) -> None:
-        """Raise `RuleError` if a value is wrong."""
+        """Raise `RuleError` if a value is wrong. `name`: of the option."""
         if not self.fits(value):
             raise RuleError(f"{name}={value!r} {self.problem}", self.hint)
 
 
 def declare(default: Any, *, fits: Callable[[Any], object] = lambda _: True, **declared: Any) -> Any:
-    """Return the field of a rule for an option; `declared` are the fields of `Option`. The default is always right."""
+    """Return the field of a rule for an option; `declared`: fields of `Option`. A default of None always fits."""
     fits_or_default = (lambda value: value is None or fits(value)) if default is None else fits
     return field(default=default, metadata={OPTION: Option(fits=fits_or_default, **declared)})
 
@@ -101,7 +101,7 @@ class Shares(NamedTuple):
 
 
 def names_tiers(value: object) -> TypeGuard[Mapping[str, object]]:
-    """Say whether a value is a dict by tier."""
+    """Return whether a value is a dict by tier with at least one tier."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(tier, str) and tier for tier in value)
 
 
@@ -112,7 +112,7 @@ def read_share(value: object) -> float | Shares:
     if not isinstance(value, Mapping):
         return _read_one_share(value, "share")
     if not names_tiers(value):
-        raise RuleError(f"share={dict(value)!r} does not name tiers.", _SHARE_EXAMPLE)
+        raise RuleError(f"share={dict(value)!r} is not a dict by tier.", _SHARE_EXAMPLE)
     return Shares(tuple((tier, _read_one_share(share, f"share[{tier!r}]")) for tier, share in value.items()))
 
 
@@ -126,7 +126,7 @@ class BanOption(NamedTuple):
     """When a rule bans a subject, and for how long.
 
     `after` refusals in its window ban the subject for the first of `durations` (microseconds). The next ban takes the
-    next duration, unless the last ban is forgotten by then. A ban is forgotten when the longest duration has passed
+    next duration, unless the last ban is forgotten by then. A ban is forgotten when the last of `durations` has passed
     since its end.
     """
 
@@ -157,7 +157,7 @@ class BanOption(NamedTuple):
 
     @property
     def encoded(self) -> tuple[str, ...]:
-        """The ban as arguments of `lua/decide.lua`."""
+        """The ban as arguments of `engine/lua/decide.lua`."""
         capacity, a, b, _, _ = self.window
         return str(capacity), str(a), str(b), ",".join(map(str, self.durations))
 
@@ -185,12 +185,12 @@ class Exemption:
         if not entries:
             raise RuleError(f"exempt={value!r} is empty.", _EXEMPT_EXAMPLE)
         functions = tuple(entry for entry in entries if callable(entry))
-        texts = [entry for entry in entries if not callable(entry)]
+        others = [entry for entry in entries if not callable(entry)]
         try:
-            networks = tuple(read_network(text) for text in texts if text != STAFF)
+            networks = tuple(read_network(entry) for entry in others if entry != STAFF)
         except ValueError as error:
             raise RuleError(f"exempt={value!r}: {error}.", _EXEMPT_EXAMPLE) from None
-        return cls(networks, STAFF in texts, functions)
+        return cls(networks, STAFF in others, functions)
 
 
 def read_network(value: object) -> Network:
@@ -245,7 +245,7 @@ def read_costs(given: object) -> tuple[tuple[str, int], ...]:
 
 
 def are_shares(values: Sequence[object]) -> bool:
-    """Say whether values are shares of a limit, at least one."""
+    """Return whether values are shares of a limit, from 0.001 to 1; False if there are none."""
     return bool(values) and all(
         isinstance(value, (int, float)) and not isinstance(value, bool) and MIN_SHARE <= value <= 1 for value in values
     )

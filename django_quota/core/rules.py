@@ -51,7 +51,7 @@ DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 """The tiers of a rule that has no `tier` function."""
 
 MAX_ARGUMENT = 80
-"""Characters: a rule's name shows only the type of a longer argument."""
+"""How many characters of an argument a rule's name shows; of a longer argument it shows only the type."""
 
 WINDOW_OVER_LEASE = 50
 """How many times longer the shortest window is than the lease of `prefetch=True`."""
@@ -140,7 +140,7 @@ class Tiers:
 
 
 def default_tier_of(subject: str) -> str:
-    """Return the default tier of a subject, where there is no request: only users are authenticated."""
+    """Return the default tier of a subject where there is no request: `"authenticated"` for a user."""
     return AUTHENTICATED if subject.startswith("user:") else ANONYMOUS
 
 
@@ -149,7 +149,7 @@ def check_default_tiers(names: Collection[str], what: str, hint: str) -> None:
     for name in names:
         if name not in DEFAULT_TIERS:
             hint = f"Add tier=, a function of the request that returns the tier.{did_you_mean(name, DEFAULT_TIERS)}"
-            raise RuleError(f"No tier= says who is in tier {name!r}.", hint)
+            raise RuleError(f"There is no tier= to say who is in tier {name!r}.", hint)
     for name in DEFAULT_TIERS:
         if name not in names:
             raise RuleError(f"There is no {what} for the tier {name!r}.", hint)
@@ -180,7 +180,7 @@ class Rule:
     cost: int | Callable[[Any], Any] = declare(
         1,
         fits=lambda cost: cost != 0,
-        problem="takes nothing.",
+        problem="is below 1.",
         hint="Use 1, or a function of the request that returns 0 for free ones.",
         called_with=("request",),
     )
@@ -280,12 +280,12 @@ class Rule:
     def __post_init__(self) -> None:
         _read_options(self)
         _check_options(self)
-        # A wrong rate fails here.
+        # A rate that does not fit the algorithm fails here, not when the limits are first needed.
         _ = self.limits, self.tiers
 
     @cached_property
     def dynamic(self) -> bool:
-        """Whether its limits depend on the request; then `with_rates` or `tiers` has the real rule."""
+        """Whether its limits depend on the request; then `with_rates` or `tiers` returns the rule that has them."""
         return any(not isinstance(rate, Rate) for rate in self.rates) or isinstance(self.share, Shares)
 
     @cached_property
@@ -350,7 +350,7 @@ class Rule:
 
     @cached_property
     def lowest_warn_share(self) -> str:
-        """The lowest of `warn_shares`, encoded for `lua/decide.lua`; "0" if there is none."""
+        """The lowest of `warn_shares`, encoded for `engine/lua/decide.lua`; "0" if there is none."""
         return str(self.warn_shares[0]) if self.warn_shares else "0"
 
     @property
@@ -360,7 +360,7 @@ class Rule:
 
     @cached_property
     def encoded(self) -> tuple[str, ...]:
-        """The options of the rule, encoded for `lua/decide.lua`. A shadow emits nothing, and bans nobody."""
+        """The options, encoded for `engine/lua/decide.lua`. A shadow rule emits no events and begins no bans."""
         if self.is_quiet:
             return ("quiet",)
         shares = ("shares", ",".join(map(str, self.warn_shares))) if len(self.warn_shares) > 1 else ()
@@ -370,7 +370,7 @@ class Rule:
     def make(cls, name: str, *rates: object, **options: object) -> Rule:
         """Make a rule from rates as people write them, and options by name.
 
-        Raises `RuleError`; for an unknown option it names the nearest one.
+        Raises `RuleError`; for an unknown option it suggests the most similar one.
         """
         check_option_names(options)
         return cls(name, cast("Any", rates), **cast("dict[str, Any]", options))
@@ -414,7 +414,7 @@ class Rule:
         return self.but(rates=parsed, tier=tier, prefetch=prefetch)
 
     def under(self, rates: str) -> Rule:
-        """Return the rule with what an override sets: other rates, or a change of its own.
+        """Return the rule with what an override sets: other rates, or a change of the rule's own.
 
         `"+500"` adds units to the longest window, and `"x2"` multiplies each rate. A rule without limits stays as it
         is, and so does one with rates by tier: the rule of the tier is changed. Raises `RuleError` if the rates do not
@@ -450,7 +450,10 @@ class Rule:
         return replace(self, name=name)
 
     def is_compatible_with(self, other: Rule) -> bool:
-        """Say whether rules of one name differ only in rates, key and algorithm; limits with one state are equal."""
+        """Return whether two rules may have the same name.
+
+        They may differ in rates, key and algorithm. Limits that share a state must be equal.
+        """
         shared = [(own, limit) for own in self.limits for limit in other.limits if own.state_id == limit.state_id]
         is_same = all(
             getattr(self, name) == getattr(other, name) for name, declared in OPTIONS.items() if declared.is_shared
@@ -458,7 +461,7 @@ class Rule:
         return is_same and all(own == limit for own, limit in shared)
 
 
-_ALL_KINDS = "the refusals of one kind of requests would hit all kinds"
+_ALL_KINDS = "the refusals of one kind of request would count against all kinds"
 _KEPT = "a value that was counted cannot be given back"
 _UNKNOWN = "a unit that a process spends is counted later, and cannot be given back where it was counted"
 _REFUSED = "the store must see each refusal"
@@ -478,7 +481,7 @@ OPTIONS: Mapping[str, Option] = {each.name: each.metadata[OPTION] for each in fi
 """The options of a rule by name, as `Rule` declares them."""
 
 AFTER_RESPONSE = frozenset(name for name, declared in OPTIONS.items() if "response" in declared.called_with)
-"""The options that are functions of the response, once the view has answered."""
+"""The options that are functions of the response: they are called after the view has answered."""
 
 
 OF_REQUESTS = frozenset(name for name, declared in OPTIONS.items() if declared.only_in == "requests")
@@ -503,7 +506,7 @@ _OTHER_WORDS: dict[str, str] = {
 
 
 def check_option_names(options: Mapping[str, object], known: Collection[str] = _IN_CODE, *others: str) -> None:
-    """Raise `RuleError` for an unknown option, or for one that has no place here. `others`: more names to suggest."""
+    """Raise `RuleError` for an option that is unknown or not allowed here. `others`: more names to suggest."""
     for option, value in options.items():
         if option not in known:
             only = "is only for configured rules" if option in OPTIONS else "is not an option of a rule"
@@ -525,7 +528,7 @@ def name_conflict(rule: Rule, other: Rule) -> RuleError:
 
 
 def is_valid_name(value: object) -> bool:
-    """Say whether a value can name a rule or a slot: a string of at least one character that UTF-8 can encode.
+    """Return whether a value can name a rule or a slot: a string of at least one character that UTF-8 can encode.
 
     JSON may contain lone surrogates, which no page, database or terminal can show.
     """
@@ -569,7 +572,7 @@ def _format_argument(value: object) -> str:
 
 
 def is_lambda(function: Any) -> bool:
-    """Say whether a function, or the function of a `partial`, is a lambda."""
+    """Return whether a function, or the function of a `partial`, is a lambda."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
@@ -707,7 +710,7 @@ def _check_arguments(option: str, function: Callable[..., Any]) -> None:
 
 
 def _check_tiers(rule: Rule) -> None:
-    """Raise `RuleError` unless either the rates or the shares are by tier, and it is known who is in each."""
+    """Raise `RuleError` if both rates and shares are by tier, or if nothing says who is in a tier."""
     tiers = next((rate for rate in rule.rates if isinstance(rate, Tiers)), None)
     if isinstance(rule.share, Shares):
         if not all(isinstance(rate, Rate) for rate in rule.rates):
@@ -740,7 +743,7 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
 
 
 def option_in_words(value: object) -> str:
-    """Return the value of a rule's option in words."""
+    """Return the value of a rule's option for people: lists with commas, functions by their dotted paths."""
     if isinstance(value, Exemption):
         value = (*value.networks, *(["staff"] if value.staff else []), *value.functions)
     if isinstance(value, (tuple, frozenset)) and not hasattr(value, "_fields"):

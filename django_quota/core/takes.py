@@ -1,7 +1,7 @@
 """A take: units of a counter that a request takes together with its limits, all or nothing.
 
-Counters are data, not limits: a take has no overrides, no events and no counts of days, and without the store it is
-refused.
+Counters are data, not limits: a take has no overrides, no events and no daily counts. It is refused if the store does
+not answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_quota.core.rules import Rule
 
 @dataclass(frozen=True)
 class Take:
-    """What a decision asks of a counter. A request asks it of a `Rule`, which has the same attributes."""
+    """What a decision takes of a counter. It has the attributes of a `Rule`, so that both can be in one decision."""
 
     name: str
     """The name of the counter."""
@@ -24,7 +24,7 @@ class Take:
     ttl: int = 0
     """How long the counter lives after its last change, in microseconds."""
     cost: ClassVar[int] = 1
-    """What it takes unless the entry says."""
+    """The units that it takes unless the entry gives a cost."""
     shadow: ClassVar[bool] = False
     block: ClassVar[bool] = True
     daily: ClassVar[bool] = False
@@ -51,11 +51,11 @@ class Take:
 
 
 Asked = Rule | Take
-"""What a request asks for: to be let in by a rule, or units of a counter."""
+"""What a request asks for: room under a rule, or units of a counter."""
 
 
 class CounterEntry:
-    """What may be in an entry in place of a rule: the base of `Counter`, which is in a higher layer."""
+    """The base of `Counter`, which may replace the rule in an entry. `Counter` itself is in a higher layer."""
 
     __slots__ = ()
 

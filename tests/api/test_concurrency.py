@@ -340,7 +340,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "block": ({"block": 1}, "block=1 is not True or False"),
     "renew": ({"renew": 1}, "renew=1 of slot"),
     "on_unavailable": ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
-    "a share of no tier": ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
+    "a share of no tier": ({"share": {"batch": 0.5}}, "There is no tier= to say who is in tier 'batch'"),
     "a share for all": ({"share": 0.5}, r"share=0.5 is not a dict of shares by tier. For all requests, give a lower"),
     "a tier without shares": ({"tier": len}, "tier=.* needs share=, the shares of the tiers"),
     "a tier that is a string": ({"share": {"a": 1.0}, "tier": "a"}, "tier='a' is not a function of the request"),

@@ -64,7 +64,7 @@ def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: Quota
     [
         (("9/m",), {"share": 0}, r"share=0 is not a share of the limit, from 0.001 to 1\. Use, for example, 0.5"),
         (("9/m",), {"share": {"batch": 2}, "tier": kind_of}, r"share\['batch'\]=2 is not a share"),
-        (("9/m",), {"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'"),
+        (("9/m",), {"share": {"batch": 0.5}}, "There is no tier= to say who is in tier 'batch'"),
         (("9/m",), {"tier": kind_of}, r"tier= needs rates by tier, or share= by tier"),
         (({"anonymous": "1/m", "authenticated": "2/m"},), {"share": KINDS, "tier": kind_of}, "the same for all tiers"),
         (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= cannot be combined with ban="),

@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "exclude": ({"exclude": "/export?"}, "exclude='/export?'", ""),
     "a wait": ({"wait": "soon"}, "wait='soon'", ""),
     "on_unavailable": ({"on_unavailable": "open"}, "on_unavailable='open'", ""),
-    "a share of no tier": ({"share": {"batch": 0.5}}, "No tier= says who is in tier 'batch'", ""),
+    "a share of no tier": ({"share": {"batch": 0.5}}, "There is no tier= to say who is in tier 'batch'", ""),
 }
 
 

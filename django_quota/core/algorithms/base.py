@@ -1,8 +1,8 @@
 """What every algorithm has: parameters, and pure functions over one state.
 
-An algorithm is written twice: in `lua/<name>.lua` for Redis, and in Python, as the executable specification that all
-other stores run. Both take the same integers and return the same verdict, and a test compares them. No function changes
-a state: it returns the next one.
+An algorithm is written twice: in `engine/lua/<name>.lua` for Redis, and in Python, as the executable specification
+that all other stores run. Both take the same integers and return the same verdict, and a test compares them. No
+function changes a state: it returns the next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django_quota.core.rates import CALENDAR_ONLY, UNITS_IN_WORDS, Rate
 State = TypeVar("State")
 
 NEVER = -1
-"""A wait without an end: the cost is above what the limit can ever admit."""
+"""A wait without an end: no wait makes room, as when the cost is above the whole limit."""
 
 MAX_USED = 10**15
 """The highest count, even past a limit: doubles lose integers far above it."""
@@ -40,7 +40,7 @@ class Parameters(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What one limit answers; times are spans in microseconds.
+    """What one limit answers; its times are spans in microseconds.
 
     `remaining`: below zero if more is used than the limit. `retry_after`: if refused, how long until the same hit is
     admitted (`NEVER`: no time helps); if admitted, how long to hold the hit back (the leaky bucket; else 0). `reset`:
@@ -109,12 +109,12 @@ class Algorithm(ABC, Generic[State]):
         return Parameters(rate.count, rate.period)
 
     def encode(self, p: Parameters) -> tuple[str, ...]:
-        """Return a limit with these parameters as arguments of `lua/decide.lua`."""
+        """Return a limit with these parameters as arguments of `engine/lua/decide.lua`."""
         return self.name, str(p.capacity), str(p.a), str(p.b)
 
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
-        """Return what a hit of this cost would get; `remaining` and `reset` are from before the hit."""
+        """Return the verdict that a hit of this cost would get; `remaining` and `reset` are from before the hit."""
 
     @abstractmethod
     def consume(
@@ -130,7 +130,7 @@ class Algorithm(ABC, Generic[State]):
     def give_back(
         self, state: State | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> State | None:
-        """Give some units of a hit back where they were counted, if they still are; None if nothing is left to keep.
+        """Give some units of a hit back where they were counted, if they still count; None if nothing is left to keep.
 
         `cost`: what the hit took. `moment`: when it was decided (microseconds).
         """
@@ -166,7 +166,7 @@ class Limit:
 
     @property
     def algorithm_name(self) -> str:
-        """The name of its algorithm."""
+        """The value of `algorithm=`, or the name of an algorithm that an option chooses."""
         return self.algorithm.name
 
     @property
@@ -183,7 +183,7 @@ class Limit:
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
     def __hash__(self) -> int:
-        # Cheap, since the headers of each response look limits up: two strings and a number tell all limits apart.
+        # Cheap, since the headers of each response look limits up. These three are enough to distinguish limits.
         return hash((self.rule, self.state_id, self.rate.count))
 
     def __repr__(self) -> str:

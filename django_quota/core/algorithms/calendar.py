@@ -1,4 +1,4 @@
-"""The calendar window: one counter for each period of the calendar, in a named time zone. See `lua/calendar.lua`.
+"""The calendar window: one counter for each period of the calendar in a time zone. See `engine/lua/calendar.lua`.
 
 A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
 part of an hour or a day (`10/15m`, `100/6h`). The store knows no time zones, so the caller sends the edges of the
@@ -48,7 +48,7 @@ class Calendar(FixedWindow):
             raise RateError(
                 str(rate),
                 str(rate).index("/") + 1,
-                Translatable("its window has no place in the calendar"),
+                Translatable("its window does not fit the calendar"),
                 Translatable(
                     "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and "
                     "years come one at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'."
@@ -57,7 +57,7 @@ class Calendar(FixedWindow):
         _zone(options.tz)
 
     def state_id(self, rate: Rate, options: Options) -> str:
-        """Tell periods of different length or zone apart."""
+        """Return a name that contains the length of the period and the time zone."""
         return f"{self.code}.{rate.multiple}{rate.unit}.{options.tz or 'UTC'}"
 
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
@@ -78,7 +78,7 @@ class Calendar(FixedWindow):
 
 
 def is_outside(p: Parameters, now: int) -> bool:
-    """Say whether `now` is in neither of the periods whose edges were sent."""
+    """Return whether `now` is in neither of the periods whose edges were sent."""
     return not p.a <= now < p.c
 
 
@@ -91,7 +91,7 @@ def _zone(name: str | None) -> ZoneInfo:
 
 
 def is_zone(name: str) -> bool:
-    """Say whether a time zone of this name is known here."""
+    """Return whether this Python knows a time zone of this name."""
     try:
         _zone(name)
     except RuleError:
@@ -161,7 +161,7 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int
     while edge(index + 1) <= now:
         index += 1
     begin, end, after = edge(index), edge(index + 1), index + 2
-    while edge(after) <= end:  # the clock skips the whole period, such as a day when a country changes sides
+    while edge(after) <= end:  # the clock skips the whole period: a country moved across the date line
         after += 1
     return begin, end, edge(after)
 
@@ -170,10 +170,10 @@ def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
     """Return the number of the period on the wall clock, and a function that says where a period begins."""
     days = (local.date() - _EPOCH).days
     if unit == "hour":
-        a_day = 24 // multiple
+        per_day = 24 // multiple
         return (
-            days * a_day + local.hour // multiple,
-            lambda n: _midnight(n // a_day) + timedelta(hours=n % a_day * multiple),
+            days * per_day + local.hour // multiple,
+            lambda n: _midnight(n // per_day) + timedelta(hours=n % per_day * multiple),
         )
     if unit == "day":
         return days, _midnight

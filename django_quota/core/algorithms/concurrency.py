@@ -1,6 +1,6 @@
-"""How many may hold a slot at once, as Decisions show it; the operations of slots decide.
+"""How many may hold a slot at once, as Decisions show it. `features/slots/operations.py` decides.
 
-This is not an `Algorithm`: a slot is free again when its holder gives it back, not when a window ends.
+This is not an `Algorithm`: a slot is free again when its holder releases it, not when a window ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Concurrency:
     rule: str
     """The name of the slot."""
     capacity: int
-    """How many may hold the slot."""
+    """The largest number of holders."""
     algorithm_name: ClassVar[str] = "concurrency"
     unit: ClassVar[str] = "concurrent-requests"
     window: ClassVar[None] = None

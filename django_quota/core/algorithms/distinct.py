@@ -1,4 +1,4 @@
-"""Different values: at most a number of them in any window. See `lua/distinct.lua`.
+"""Different values: at most a number of them in any window. See `engine/lua/distinct.lua`.
 
 Three devices for an account, five accounts for an address: what counts are the values of hits, not the hits. A known
 value is free, and each use keeps it known for another window. So no window sees more values than the limit. A rule
@@ -14,7 +14,7 @@ from django_quota.core.errors import RateError, Translatable
 from django_quota.core.rates import Rate
 
 MAX_VALUES = 10_000
-"""The largest count: each value is an entry of some sixty bytes."""
+"""The largest count: each value is an entry of about 60 bytes."""
 
 Values = Mapping[str, int]
 """The digests that are known, each with the moment it is forgotten (microseconds)."""
@@ -45,7 +45,7 @@ class Distinct(Algorithm[Values]):
         is_known = cost == 0 or p.value in live
         more = _until_more(live, p, now)
         allowed = p.capacity > 0 and (is_known or len(live) < p.capacity)
-        # A new value that has no room waits for the same moment.
+        # A new value for which there is no room waits for the same moment as `more`.
         return Verdict(allowed, p.capacity - len(live), 0 if allowed else more, reset, more)
 
     def consume(
@@ -54,7 +54,7 @@ class Distinct(Algorithm[Values]):
         """Remember the value for a window from now."""
         live = _live(state, now)
         # After a clock steps back, a value is not forgotten sooner. A known value stays known for a microsecond more,
-        # so that `give_back` can tell whether a hit has added the value.
+        # so that `give_back` can see whether a hit has added the value.
         is_known = p.value in live
         after = {**live, p.value: max(now + p.a, live[p.value]) + 1 if is_known else now + p.a}
         remaining = p.capacity - len(after)
@@ -68,7 +68,7 @@ class Distinct(Algorithm[Values]):
     def give_back(
         self, state: Values | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> Values | None:
-        """Forget the value, if the hit has added it and nobody has used it since."""
+        """Forget the value, if this hit added it and no later hit has used it."""
         is_its_own = (state or {}).get(p.value) == moment + p.a
         return self.refund(state, p, units, now) if is_its_own else state
 

@@ -1,7 +1,7 @@
-"""The fixed window: one counter, opened by the first hit and closed a window later. See `lua/fixed_window.lua`.
+"""The fixed window: one counter, from the first hit until one window later. See `engine/lua/fixed_window.lua`.
 
-It is cheap and coarse: it admits at most twice the limit in any window. One value holds the count and the end, so that
-there is no INCR without its EXPIRE. The calendar shares everything except the end.
+It is cheap and coarse: it admits at most twice the limit in any window. One value holds the count and the end, so
+neither is ever written without the other. The calendar window differs only in the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FixedWindow(Algorithm[WindowCount]):
     ) -> tuple[WindowCount, Verdict]:
         """Count the cost; open a window if none is open."""
         count, end = _open(state, now)
-        # A full window refuses everything: there is no need to count refusals further.
+        # A full window refuses everything, so refusals above the limit need no count.
         full = MAX_USED if over else max(p.capacity, count)
         after = WindowCount(min(count + cost, full), end if count else self.end(p, now))
         remaining = p.capacity - after.used
@@ -54,14 +54,14 @@ class FixedWindow(Algorithm[WindowCount]):
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=reset)
 
     def refund(self, state: WindowCount | None, p: Parameters, cost: int, now: int) -> WindowCount | None:
-        """Take the cost off the open window's count."""
+        """Subtract the cost from the count of the open window."""
         count, end = _open(state, now)
         return WindowCount(count - cost, end) if count > cost else None
 
     def give_back(
         self, state: WindowCount | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> WindowCount | None:
-        """Take the units off the count, if the hit was counted in this window."""
+        """Subtract the units from the count, if the hit was counted in this window."""
         is_same = state is not None and self.begin(p, state.end) <= moment and now < state.end
         return self.refund(state, p, units, now) if is_same else state
 

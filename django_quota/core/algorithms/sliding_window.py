@@ -1,11 +1,11 @@
-"""The sliding window: never more than the limit in any window, in bounded memory. See `lua/sliding_window.lua`.
+"""The sliding window: never more than the limit in any window, in bounded memory. See `engine/lua/sliding_window.lua`.
 
 A log of all hits is exact, but grows with the limit. This window keeps at most `precision + 1` entries, each with its
 expiry and a running total. What is used is the difference of two totals, never a scan:
 
 * limit <= precision: an entry is one hit, exact to the microsecond.
 * limit > precision: an entry is a slice of `window / precision`. It expires with the *last* hit that could fall into
-  it. So a hit counts too long by at most a slice, never too short, and the limit always holds.
+  it. So a hit counts for at most one slice too long, never too short, and the limit always holds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SlidingWindow(Algorithm[tuple[WindowEntry, ...]]):
         used = _used(live)
         missing = used + cost - p.capacity
         allowed = p.ever_admits(cost) and missing <= 0
-        wait = 0 if allowed else _until_back(live, missing, now) if p.ever_admits(cost) else NEVER
+        wait = 0 if allowed else _until_free(live, missing, now) if p.ever_admits(cost) else NEVER
         reset = live[-1].expiry - now if live else 0
         return Verdict(allowed, p.capacity - used, wait, reset, _until_more(live, p, now))
 
@@ -94,21 +94,21 @@ class SlidingWindow(Algorithm[tuple[WindowEntry, ...]]):
     def refund(
         self, state: tuple[WindowEntry, ...] | None, p: Parameters, cost: int, now: int
     ) -> tuple[WindowEntry, ...] | None:
-        """Take from the oldest entries: what stays expires no earlier than the hits that still count."""
+        """Subtract from the oldest entries: those that stay expire no earlier than the hits that still count."""
         return _without_oldest(_live(state, now), cost) or None
 
     def give_back(
         self, state: tuple[WindowEntry, ...] | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> tuple[WindowEntry, ...] | None:
-        """Take the units out of the slice that holds the moment, and never more than it holds."""
+        """Subtract the units from the slice that counted the hit, and never more than it holds."""
         live = _live(state, now)
         at = bisect_left(live, moment + p.a, key=lambda entry: entry.expiry)
         if at == len(live) or live[at].expiry > self.ends(p, moment):
             return state
         less = min(units, live[at].cost)
-        behind = [entry._replace(total=entry.total - less) for entry in live[at:]]
-        behind[0] = behind[0]._replace(cost=behind[0].cost - less)
-        return (*live[:at], *(entry for entry in behind if entry.cost)) or None
+        lowered = [entry._replace(total=entry.total - less) for entry in live[at:]]
+        lowered[0] = lowered[0]._replace(cost=lowered[0].cost - less)
+        return (*live[:at], *(entry for entry in lowered if entry.cost)) or None
 
     @staticmethod
     def ends(p: Parameters, moment: int) -> int:
@@ -127,7 +127,7 @@ def _live(state: tuple[WindowEntry, ...] | None, now: int) -> tuple[WindowEntry,
 
 
 def _without_oldest(entries: tuple[WindowEntry, ...], units: int) -> tuple[WindowEntry, ...]:
-    """Take units out of the oldest entries."""
+    """Return the entries without the `units` that expire first."""
     while entries and units >= entries[0].cost:
         units -= entries[0].cost
         entries = entries[1:]
@@ -136,7 +136,7 @@ def _without_oldest(entries: tuple[WindowEntry, ...], units: int) -> tuple[Windo
     return entries
 
 
-def _until_back(live: tuple[WindowEntry, ...], needed: int, now: int) -> int:
+def _until_free(live: tuple[WindowEntry, ...], needed: int, now: int) -> int:
     """Return how long until `needed` units are free again."""
     base = live[0].total - live[0].cost
     return live[bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)].expiry - now
@@ -144,7 +144,7 @@ def _until_back(live: tuple[WindowEntry, ...], needed: int, now: int) -> int:
 
 def _until_more(live: tuple[WindowEntry, ...], p: Parameters, now: int) -> int:
     """Return how long until more is left; `NEVER` if waiting does not help."""
-    return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
+    return _until_free(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
 
 
 def _wrapped(total: int) -> int:

@@ -1,7 +1,7 @@
-"""What a counter holds, as a limit: there is no window, and waiting restores nothing. See `lua/stock.lua`.
+"""What a counter holds, as a limit: there is no window, and waiting restores nothing. See `engine/lua/stock.lua`.
 
-An entry of `check_all` chooses this algorithm, not `algorithm=`. The counter keeps its plain total, so that its own
-methods and a decision work on the same number.
+A counter in an entry of `check_all` uses this algorithm; `algorithm=` does not. The state is the plain total of the
+counter, so that its own methods and a decision work on the same number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stock(Algorithm[Total]):
     bound = "what the counter holds"
 
     def peek(self, state: Total | None, p: Parameters, cost: int, now: int) -> Verdict:
-        """Admit if the counter holds the cost; no wait helps."""
+        """Admit if the counter holds the cost; otherwise no wait helps."""
         held = max(-MAX_USED, min(MAX_USED, state.units if state else 0))
         return Verdict(held >= cost, held, 0 if held >= cost else NEVER, 0, NEVER)
 
@@ -42,7 +42,7 @@ class Stock(Algorithm[Total]):
         return after, self.peek(after, p, 0, now)._replace(allowed=True, retry_after=0)
 
     def refund(self, state: Total | None, p: Parameters, cost: int, now: int) -> Total:
-        """Add the cost, unless the total would leave 64 bits."""
+        """Add the cost, unless the total would overflow 64 bits."""
         before = state or Total(0, now)
         units = before.units + cost
         return Total(units, now + p.a) if MIN_INT64 <= units <= MAX_INT64 else before

@@ -7,7 +7,7 @@ form.
 
 A clock that steps back would look like a backlog as long as the step, and lock the subject out. So a bucket notes when
 it was written. If that is later than now, the bucket moves back with the clock, as if the step had been refunded. A
-refused hit then writes the bucket too, so that time passes from then on.
+refused hit then writes the bucket too, so that time counts from then on.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ class LeakyBucket(TokenBucket):
         return backlog
 
     def refund(self, state: Bucket | None, p: Parameters, cost: int, now: int) -> Bucket | None:
-        """Give nothing back: later hits know when they leave."""
+        """Give nothing back: later hits have their delays already."""
         return state
 
     def give_back(
         self, state: Bucket | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> Bucket | None:
-        """Give back the last place in the queue, as far as it has not drained."""
+        """Give back the units of the last hit in the queue, as far as they have not drained; none of an earlier hit."""
         is_last = state is not None and state.written == moment
         return super().give_back(state, p, units, cost, moment, now) if is_last else state

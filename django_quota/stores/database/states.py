@@ -37,7 +37,7 @@ class RowStates(Draft):
         return self.changed[key] if key in self.changed else self._rows[key]
 
     def read(self, key: str, state: Any) -> Any:
-        """Return the value of a state. Raises `StoreDataError` if its row holds data that is not ours."""
+        """Return the value of a state. Raises `StoreDataError` if its row holds data of another program."""
         if not isinstance(state, StateRow):
             return state[0]
         if key in self._values:
