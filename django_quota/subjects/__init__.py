@@ -1,1 +1,1 @@
-"""What a request says: who it comes from, which rules apply to it, and what it costs."""
+"""Who is limited: from the key of a rule and a request to a subject."""

@@ -30,18 +30,18 @@ FULL: Prefixes = (32, 128)
 """The bits of whole addresses."""
 
 MAX_LENGTH = 64
-"""Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
+"""The longest address with its zone, in characters. A longer string is not an address, and must not fill the caches."""
 
 
 def client_address(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     """Return the address of the client; an IPv6 address as its network (/64 by default).
 
-    `prefixes`: how many bits identify a client, if not those in the settings.
+    `prefixes`: how many bits identify a client; None takes those in the settings.
 
     This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
     X-Forwarded-For that is not a trusted proxy, or the address in `CLIENT_IP_HEADER`. With `TRUSTED_PROXY_COUNT`, it is
-    the address in that place from the right. The client may have written the addresses further left, so they are
-    ignored. If a proxy names no address, that is logged, and the peer counts. Raises `ConfigurationError` if there is
+    the address at that place from the right. The client may have written the addresses further left, so they are
+    ignored. If a proxy sends no address, this is logged, and the peer counts. Raises `ConfigurationError` if there is
     no address.
     """
     settings, meta = current(), request.META
@@ -94,23 +94,23 @@ def _proxies_of(settings: QuotaSettings) -> Callable[[str], bool]:
 # --- what is logged ---------------------------------------------------------------------------------------------------
 
 _logged: set[str] = set()
-"""What this process has logged. Each kind of problem is logged once."""
+"""The problems that this process has logged: each kind once."""
 
 
 def _is_logged(what: str) -> bool:
-    """Return whether something was logged before, and note that it is now."""
+    """Return whether a problem was logged before, and note it as logged."""
     before = len(_logged)
     _logged.add(what)
     return len(_logged) == before
 
 
 def _log_unreadable(value: str, peer: str, settings: QuotaSettings) -> None:
-    """Log once that a proxy wrote something else than an address."""
+    """Log once that a proxy sent something other than an address."""
     name = _header_of(settings)
     if _is_logged(f"unreadable {name}"):
         return
     logger.error(
-        "%s from %s holds %.100r, which is not an IP address. Such a request counts for the address of the proxy, so "
+        "%s from %s is %.100r, which is not an IP address. Such a request counts for the address of the proxy, so "
         "all clients whose address cannot be read share a limit. Let the proxy write one address, such as 203.0.113.9, "
         "203.0.113.9:4711 or [2001:db8::7]:4711.",
         name,
@@ -120,13 +120,13 @@ def _log_unreadable(value: str, peer: str, settings: QuotaSettings) -> None:
 
 
 def _log_missing(peer: str, settings: QuotaSettings) -> None:
-    """Log once that a proxy sent no address. It does so rightly only for requests of its own, such as health checks."""
+    """Log once that a proxy sent no address. Only its own requests, such as health checks, may have none."""
     name = _header_of(settings)
     if _is_logged(f"missing {name}"):
         return
     logger.warning(
-        "A request from %s has no %s, so it counts for the address of the proxy. This is right if the proxy asked by "
-        "itself, as for a health check. If not, all its clients share a limit: let it send %s.",
+        "A request from %s has no %s, so it counts for the address of the proxy. This is right if the request is the "
+        "proxy's own, such as a health check. If not, all its clients share a limit: let it send %s.",
         peer or "the unix socket",
         name,
         name,
@@ -134,12 +134,12 @@ def _log_missing(peer: str, settings: QuotaSettings) -> None:
 
 
 def _header_of(settings: QuotaSettings) -> str:
-    """Return the name of the header that names the client."""
+    """Return the name of the header with the client's address, as HTTP writes it."""
     return settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
 
 
 def _warn_of_proxy(peer: str) -> None:
-    """Log once that all clients of a proxy count as one. A client without a proxy may send the header, too."""
+    """Log once that all clients of a proxy count as one. Only for a private peer: any client can send the header."""
     if not _is_private(peer) or _is_logged("unknown proxy"):
         return
     logger.warning(
@@ -184,7 +184,7 @@ def _is_private(peer: str) -> bool:
 
 def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
     return ConfigurationError(
-        f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one.",
+        f"The client's IP is unknown: REMOTE_ADDR is {peer!r}, and no trusted proxy sent an address.",
         "Let the server put the peer's address into REMOTE_ADDR. Behind a proxy that connects by a unix socket, set "
         f'QUOTA["TRUSTED_PROXIES"] = ["unix"], and let the proxy set {_header_of(settings)}.',
     )
@@ -207,11 +207,11 @@ def _from_header(peer: str, value: str, settings: QuotaSettings) -> str:
 
 
 _ENDS_WITH_PORT = "HTTP_CLOUDFRONT_VIEWER_ADDRESS"
-"""A header that ends with a port, after an IPv6 address without brackets too: 2001:db8::7:4711."""
+"""A header that always ends with a port, even after an IPv6 address without brackets: 2001:db8::7:4711."""
 
 
 def _walk(peer: str, forwarded: str, settings: QuotaSettings) -> str:
-    """Walk X-Forwarded-For from the right, past the trusted proxies, or past as many as `TRUSTED_PROXY_COUNT` says."""
+    """Return the client's address in X-Forwarded-For, as `client_address` describes; the peer if there is none."""
     count = settings.trusted_proxy_count
     if not forwarded.strip():
         if count:
@@ -247,8 +247,7 @@ def canonical(text: str, prefixes: Prefixes) -> str | None:
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 
 _is_canonical_ipv4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}").fullmatch
-"""Says whether a string is an IPv4 address as `ipaddress` writes it: most addresses are, and a new client costs less.
-"""
+"""Says whether a string is an IPv4 address as `ipaddress` writes it. Most are, and then reading one costs less."""
 
 
 @lru_cache(maxsize=4096)
@@ -265,7 +264,7 @@ def _read_canonical(text: str, prefixes: Prefixes) -> str | None:
 
 
 def _read(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in a string. If all of it is an address, it has no port: `2001:db8::7:4711`."""
+    """Return the address in a string; None if it is not one. In `2001:db8::7:4711`, the end is not a port."""
     if text.startswith("["):
         text, _, port = text[1:].partition("]")
         if port and not _PORT.fullmatch(port):
@@ -296,7 +295,7 @@ def _full(text: str) -> IPv4Address | IPv6Address | None:
 def canonical_part(part: str, prefixes: Prefixes) -> str:
     """Return `ip:` and an address with the address in canonical form. Raises `RuleError` if the address is wrong."""
     if len(part) > MAX_LENGTH:
-        raise _no_address(part)
+        raise _not_an_address(part)
     value = part[3:]
     text, slash, prefix = value.partition("/")
     address = canonical(text, prefixes)
@@ -319,14 +318,14 @@ def canonical_part(part: str, prefixes: Prefixes) -> str:
             )
         )
     if address is None:
-        raise _no_address(part)
+        raise _not_an_address(part)
     return f"ip:{address}"
 
 
 def canonical_network(text: str, prefixes: Prefixes) -> str:
-    """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for any other text.
+    """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for any other string.
 
-    A network smaller than `prefixes` cannot be told from others, and is an error.
+    A network smaller than `prefixes` is an error: its addresses count as one client with those around it.
     """
     try:
         network = network_of(text, strict=False)
@@ -349,8 +348,8 @@ def canonical_network(text: str, prefixes: Prefixes) -> str:
 def address_of(subject: str) -> str | None:
     """Return the address of a subject as `ip_subject` writes it; None if the subject is anything else.
 
-    Such an address has only digits, letters, dots, colons and the slash of a network. A text that begins with an
-    address, a network of several clients and an address with a zone give None.
+    Such an address has only digits, letters, dots, colons and the slash of a network. A string that only
+    begins with an address, a network of several clients and an address with a zone give None.
     """
     kind, _, text = subject.partition(":")
     if kind != "ip" or len(text) > MAX_LENGTH:
@@ -359,16 +358,16 @@ def address_of(subject: str) -> str | None:
 
 
 def is_network(text: str) -> bool:
-    """Return whether a text looks like a network: an address, a slash and more."""
+    """Return whether a string looks like a network: an address and a slash. What follows the slash is not checked."""
     address, slash, _ = text.partition("/")
     return bool(slash) and canonical(address, FULL) is not None
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
+    """Return whether a string is an IP address or looks like a network, without the `ip:` of a subject."""
     return is_network(text) or canonical(text, FULL) is not None
 
 
-def _no_address(part: str) -> RuleError:
+def _not_an_address(part: str) -> RuleError:
     problem = Translatable("%(text)s is not an IP address.", text=reprlib.repr(part))
     return RuleError(problem, Translatable("Use, for example, 'ip:203.0.113.9'."))

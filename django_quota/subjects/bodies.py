@@ -14,20 +14,20 @@ from django_quota.core.errors import ConfigurationError
 
 
 class BodyNotes:
-    """What is known of the body of a request."""
+    """What this package knows about the body of a request."""
 
     parse: Callable[[], Any] | None = None
     """Returns the fields of the body, if a framework parses it."""
     found: dict[str, Any] | None = None
-    """The object in the body, once that has been read as JSON; an empty dict if there is none."""
+    """The object in the JSON body, or the parsed fields; None until they are read, an empty dict if there are none."""
 
 
 NOTES = "_django_quota_body"
-"""The attribute of a request with its notes."""
+"""The attribute of a request that holds its `BodyNotes`."""
 
 
 def body_notes(request: HttpRequest) -> BodyNotes:
-    """Return what is known of the body of a request."""
+    """Return the notes on the body of a request; made at the first call."""
     found: BodyNotes | None = getattr(request, NOTES, None)
     if found is None:
         found = BodyNotes()
@@ -36,7 +36,7 @@ def body_notes(request: HttpRequest) -> BodyNotes:
 
 
 def has_unread_body(request: HttpRequest, kind: str) -> bool:
-    """Return whether a key of this kind (`"post"` or `"json"`) has to read the body: a long body takes long."""
+    """Return whether a key of this kind (`"post"` or `"json"`) still has to read the body, which may take long."""
     notes = body_notes(request)
     if kind == "post" and notes.parse is None:
         return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
@@ -46,7 +46,7 @@ def has_unread_body(request: HttpRequest, kind: str) -> bool:
 
 
 def is_readable(request: HttpRequest) -> bool:
-    """Return whether the body can still be read, or is in memory: nobody can read a stream again."""
+    """Return whether the body is in memory or can still be read: a stream can be read once only."""
     return not getattr(request, "_read_started", False) or hasattr(request, "_body")
 
 
@@ -55,18 +55,18 @@ _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 def form_of(request: HttpRequest) -> QueryDict:
-    """Return the fields of a form, parsed by Django."""
+    """Return the fields of a form. Blocks while Django parses the body."""
     return request.POST
 
 
 MAX_JSON = 2_621_440
-"""Bytes: the longest body that is parsed as JSON, if `DATA_UPLOAD_MAX_MEMORY_SIZE` sets no other limit."""
+"""The longest body that is parsed as JSON, in bytes, if `DATA_UPLOAD_MAX_MEMORY_SIZE` is None."""
 
 
 def json_object_of(request: HttpRequest) -> dict[str, Any]:
     """Return the object in the JSON body of a request, or what the framework has parsed.
 
-    A view may parse the body whatever its Content-Type says, so this tries it, too. If the Content-Type says JSON,
+    A view may parse the body whatever its Content-Type says, so this parses any body. If the Content-Type says JSON,
     raises `BadRequest` for a body that is not, `RequestDataTooBig` for a long one, and `ConfigurationError` if other
     code has read it as a stream.
     """
@@ -90,7 +90,7 @@ def json_object_of(request: HttpRequest) -> dict[str, Any]:
     except RawPostDataException as error:
         if says_json:
             raise ConfigurationError(
-                "A key of the kind 'json:' cannot read the body: other code has read it as a stream before.",
+                "A key of the kind 'json:' cannot read the body: other code has already read it as a stream.",
                 "Let that code use request.body, or run after the limit.",
             ) from error
     notes.found = found if isinstance(found, dict) else {}
@@ -98,7 +98,7 @@ def json_object_of(request: HttpRequest) -> dict[str, Any]:
 
 
 def _body_of(request: HttpRequest) -> bytes:
-    """Return the body of a request. Raises `RequestDataTooBig`, before it is read if its length is known."""
+    """Return the body of a request. Raises `RequestDataTooBig`; if the length is known, before the body is read."""
     allowed: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     most = MAX_JSON if allowed is None else allowed
     if not _may_have_body(request):
@@ -109,7 +109,7 @@ def _body_of(request: HttpRequest) -> bytes:
 
 
 def _may_have_body(request: HttpRequest) -> bool:
-    """Return whether a request may have a body. With ASGI, a body of unknown length has no Content-Length."""
+    """Return whether a request may have a body. Under ASGI, a body of unknown length has no Content-Length."""
     meta = request.META
     if meta.get("CONTENT_LENGTH") not in (None, "", "0") or hasattr(request, "_body"):
         return True

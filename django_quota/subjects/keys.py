@@ -1,6 +1,6 @@
-"""Keys: how a request tells who is limited. A key is compiled into resolvers when its rule is first used.
+"""Keys: which subject a request has under a rule. A key is compiled into resolvers when its rule is first used.
 
-A resolver that has to wait returns a flow.
+A resolver that may have to wait returns a flow.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def subject_flow(key: object, request: HttpRequest, *, exact: bool = False) -> F
     """Return the subject of a request for the key of a rule.
 
     A part that the request does not have falls back to its IP. So a client gains nothing by leaving out a header.
-    `exact`: whether form fields count exactly as sent; see `_from_field`. Raises `ConfigurationError` if there is no
-    address either, and `RuleError` if the key is wrong.
+    `exact`: whether the values of fields count exactly as sent; otherwise see `normalized`. Raises
+    `ConfigurationError` if there is no address either, and `RuleError` if the key is wrong.
     """
     parts = []
     for resolver in compile_key(key, exact=exact):
@@ -69,7 +69,7 @@ def compile_key(key: object, *, exact: bool = False) -> tuple[Resolver, ...]:
     if callable(key):
         if is_lambda(key):
             raise SubjectKeyError(
-                f"key={dotted_path(key)} is a lambda, which has no name. Its subjects would change whenever its "
+                f"key={dotted_path(key)} is a lambda, which has no name. Its subjects would change when its "
                 "line moves, and blocks and bans would be lost.",
                 "Write it as a function: def by_tenant(request): ...",
             )
@@ -128,12 +128,12 @@ def _known_user(user: Any) -> str | None:
 
 
 def _from_header(name: str, request: HttpRequest) -> str | None:
-    # `request.headers` would have to be made of all headers first.
+    # `request.headers` would first be built from all headers.
     return _secret("header", name.lower(), request.META.get(_in_meta(name)))
 
 
 _in_meta = lru_cache(maxsize=256)(HttpHeaders.to_wsgi_name)
-"""Returns the name of a header in `request.META`."""
+"""Returns the name of a header in `request.META`: HTTP_X_API_KEY for X-Api-Key."""
 
 
 def _from_cookie(name: str, request: HttpRequest) -> str | None:
@@ -148,7 +148,7 @@ def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
     if body_notes(request).parse is not None:
         return (yield from _from_body("post", name, (name,), exact, request))
     if has_unread_body(request, "post"):
-        # Parsing takes long, so async code does it in a thread.
+        # Parsing may take long, so async code does it in a thread.
         fields = yield IOCall(partial(form_of, request), partial(sync_to_async(form_of), request))
     else:
         fields = request.POST
@@ -188,7 +188,7 @@ def _from_kwarg(name: str, request: HttpRequest) -> str | None:
         return None
     if _is_shown_by_address(value):
         raise RuleError(
-            f"The URL argument {name!r} is a {type(value).__name__}, which has no text of its own.",
+            f"The URL argument {name!r} is a {type(value).__name__}, which has no string form of its own.",
             "Give the class a __str__, or use a function of the request as the key.",
         )
     return f"kwarg.{escape_value(name)}:{escape_value(str(value))}"
@@ -197,8 +197,8 @@ def _from_kwarg(name: str, request: HttpRequest) -> str | None:
 def _session(request: HttpRequest) -> Flow[Any]:
     """Return the part for the session: a digest of its key, which is a secret.
 
-    The key comes from the cookie, so it counts only if there is such a session: loading the session finds out. Looking
-    up any name in the session loads it, and changes nothing. Sessions in signed cookies have no key that lasts.
+    The key comes from the cookie, so it counts only if there is such a session. Looking up any name loads the session,
+    which forgets a key that does not exist. Sessions in signed cookies have no key that lasts.
     """
     session: Any = getattr(request, "session", None)
     if getattr(session, "session_key", None) is None or isinstance(session, SignedCookieSession):
@@ -222,13 +222,13 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
         del value  # a form, perhaps: error reports show locals
         raise RuleError(
             f"{dotted_path(function)} returned {kind}, which identifies nobody.",
-            "Return a text, a number, a user or a Subject, for example Subject('org', value.pk).",
+            "Return a string, a number, a user or a Subject, for example Subject('org', value.pk).",
         )
     return f"key.{escape_value(dotted_path(function))}:{escape_value(str(value))}"
 
 
 def _is_shown_by_address(value: object) -> bool:
-    """Return whether the text of a value is its address in memory, which changes with each request."""
+    """Return whether `str()` of a value shows its address in memory, which changes with each request."""
     shown = type(value)
     return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
 
@@ -265,27 +265,30 @@ _EXAMPLES = {
 
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:
-    """Return the part for a client's value: a keyed digest, so that no secret reaches the store, logs or the admin."""
+    """Return the part for a value that the client sent: a keyed digest, so the store, logs and admin hold no secret."""
     return f"{_head(kind, name)}{digest(value)}" if value else None
 
 
 @lru_cache(maxsize=256)
 def _head(kind: str, name: str) -> str:
-    """Return what all subjects of one field, header or cookie begin with. The name is the site's own."""
+    """Return the beginning of all subjects of one field, header or cookie."""
     return f"{kind}.{escape_value(name)}:"
 
 
-# --- what a key gives -------------------------------------------------------------------------------------------------
+# --- which subjects a key makes ---------------------------------------------------------------------------------------
 
 
 def is_given_by(keys: Collection[object], subject: str) -> bool:
-    """Return whether a key with these parts can give a subject, or one of a group; True if no parts are known."""
+    """Return whether a key with these parts can make a subject, or one of a kind such as `user:*`.
+
+    True if no parts are known, and for `EVERYBODY`.
+    """
     parts = parts_of(subject)
-    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_gives, keys, parts)))
+    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_makes, keys, parts)))
 
 
-def _gives(key: object, part: str) -> bool:
-    """Return whether a key can give a part of a subject. A request that lacks the part counts by its address."""
+def _makes(key: object, part: str) -> bool:
+    """Return whether a key can make a part of a subject. A request that lacks the part counts by its address."""
     if _is_function(key) and "." not in part.partition(":")[0]:  # it may return a Subject of any kind
         return True
     return _is_own(key, part) or (key not in ("path", GLOBAL) and part.startswith(_FALLBACKS))
@@ -296,11 +299,11 @@ def _is_function(key: object) -> bool:
 
 
 _FALLBACKS = ("ip:", "network:", "throttle:", "ratelimit:")
-"""The kinds of subjects that any key may give: an address, and those that throttles make from keys of their own."""
+"""The kinds of subjects that any key may make: an address, and those that throttles make from their own keys."""
 
 
 def _is_own(key: object, part: str) -> bool:
-    """Return whether a part of a subject is of the kind of a key."""
+    """Return whether a part of a subject is of the kind of a key, not of a fallback."""
     kind = part.partition(":")[0]
     if not isinstance(key, str) or _is_function(key):
         return kind == "user" or kind.startswith("key.")

@@ -1,4 +1,4 @@
-"""Functions of the site that look at a request: called, sync or async, within a flow."""
+"""Calls, within a flow, of functions that a site writes: functions of the request, sync or async."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from django_quota.core.flow import Flow, IOCall
 
 
 def call_flow(function: Callable[..., Any], request: HttpRequest) -> Flow[Any]:
-    """Call a function of the request, sync or async; return what it returns."""
+    """Call a function of the request, sync or async, and return its result.
+
+    Raises `ConfigurationError` for an async function where its result cannot be awaited.
+    """
     try:
         value = function(request)
     except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
@@ -47,7 +50,7 @@ def _raise(error: Exception) -> Any:
 
 
 def user_flow(request: HttpRequest) -> Flow[Any]:
-    """Return the user of a request, loaded; None if no middleware has set one."""
+    """Return the user of a request, loaded from the database if needed; None if no middleware has set one."""
     user: Any = getattr(request, "user", None)
     if not isinstance(user, LazyObject):
         return user

@@ -1,4 +1,4 @@
-"""Subjects: the text that names who is limited, such as `ip:203.0.113.9` or `user:42`, in one canonical form."""
+"""Subjects: strings that name who is limited, such as `ip:203.0.113.9` or `user:42`, in one canonical form."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GLOBAL = "global"
 class Subject(str):
     """A subject that your code names: `Subject("org", 7)` is `org:7`, in calls, in tasks, in counters and on views.
 
-    Return a Subject from a key function, if a call or another view counts for the same subject. A plain text from a key
-    function counts under the name of the function. So what a client sends is never somebody else's subject: make a
-    Subject only of what your code has checked.
+    Return a Subject from a key function if a call or another view counts for the same subject. A plain string from a
+    key function counts under the name of the function. So no client can choose another's subject: make a Subject only
+    of what your code has checked.
 
     `kind`: a word in lower case, 50 characters at most, but none that a key uses, such as `header` and `path`. `value`:
-    a text, a whole number or a UUID that does not change, such as a primary key. `Subject("user", 7)` is the user with
-    this key. Raises `RuleError` for any other kind or value.
+    a string, a whole number or a UUID that does not change, such as a primary key. `Subject("user", 7)` is the user
+    with this key. Raises `RuleError` for any other kind or value.
     """
 
     __slots__ = ()
@@ -43,11 +43,11 @@ class Subject(str):
         """Make a subject. Raises `RuleError` for a wrong kind or value."""
         if not isinstance(cast("object", kind), str) or not _KIND.fullmatch(kind) or kind in _OF_CLIENTS:
             raise RuleError(f"{reprlib.repr(kind)} is not a kind of subject.", "Use a word of your own, such as 'org'.")
-        text = _text_of(value)
+        text = _as_string(value)
         if not text:
             raise RuleError(
                 f"{reprlib.repr(value)} is not a value of a subject.",
-                f"Use a text, a whole number or a UUID, such as the primary key: Subject({kind!r}, 7).",
+                f"Use a string, a whole number or a UUID, such as the primary key: Subject({kind!r}, 7).",
             )
         return super().__new__(cls, named_subject(f"{kind}:{escape_value(text)}"))
 
@@ -55,8 +55,8 @@ class Subject(str):
         return str, (str(self),)
 
 
-def _text_of(value: object) -> str:
-    """Return the text of a subject's value, even of an enumeration member; empty if the value has a wrong type."""
+def _as_string(value: object) -> str:
+    """Return a subject's value as a string, of an enumeration member its value; empty if it has a wrong type."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -73,10 +73,10 @@ _OF_CLIENTS = frozenset({"cookie", "get", "header", "json", "kwarg", "path", "po
 
 
 def normalized(value: str) -> str:
-    """Return one form of all strings that a database may call equal if it ignores case, as `iexact` does.
+    """Return the same string for all that a database may treat as equal if it ignores case, as `iexact` does.
 
     Whitespace around it, case, invisible characters and the form in Unicode (NFKC) do not matter; accents do. Some
-    databases compare capital letters, others small ones, so both must agree: "\u0131" is "i", and "\u017f" is "s".
+    databases compare in upper case, others in lower case, so both must agree: "\u0131" is "i", and "\u017f" is "s".
     """
     value = value.strip()
     if len(value) > MAX_FOLDED:
@@ -84,26 +84,26 @@ def normalized(value: str) -> str:
     if value.isascii() and value.isprintable():
         return value.lower()
     folded = value
-    for _ in range(2):  # changing the case may give a character that NFKD takes apart
+    for _ in range(2):  # changing the case may make a character that NFKD splits
         folded = unicodedata.normalize("NFKD", folded).upper().casefold()
     folded = _UNPRINTABLE.sub("", folded).replace("i\u0307", "i")  # "\u0130" is the Turkish capital of "i"
     return unicodedata.normalize("NFKC", folded).strip() or value
 
 
 MAX_FOLDED = 1_000
-"""Characters: a longer field is not normalised, because that takes long. No name is that long."""
+"""A field with more characters is not normalized, because that takes long. No name is that long."""
 
 
 def session_subject(session_key: str) -> str:
-    """Return the subject of a session."""
+    """Return the subject of a session: a digest of its key, which is a secret."""
     return f"session:{digest(session_key)}"
 
 
 def escape_value(value: str) -> str:
     """Escape the plus sign, which joins parts, the percent sign, and characters that are not visible.
 
-    If the result is longer than 200 characters, a digest replaces it. It is keyed, so nobody who knows the value can
-    send its digest instead. A client may choose the value, so a long one is not looked at character by character.
+    If the result is longer than 200 characters, a digest replaces it. It is keyed, so a client that knows the
+    value cannot send its digest instead. A client may choose the value, so a long one is not read by character.
     """
     if len(value) > MAX_PART or is_digest(value):
         return _digest_of_long(value)
@@ -122,7 +122,7 @@ def unescaped(value: str) -> str | None:
 
 
 def _named_value(text: str) -> str:
-    """Return the value of a subject that somebody wrote: escaped, unless it is escaped already."""
+    """Return the value of a subject that a person typed: escaped, unless it is escaped already."""
     is_named = len(text) <= MAX_PART and (not _UNSAFE.search(text) or unescaped(text) is not None)
     return text if is_named else escape_value(text)
 
@@ -175,7 +175,7 @@ def _digest_key(secret: str | bytes) -> bytes:
 
 
 def is_user(value: object) -> bool:
-    """Return whether a value is a user, anonymous or not."""
+    """Return whether a value looks like a user, anonymous or not: it has `is_authenticated` and `pk`."""
     return hasattr(value, "is_authenticated") and hasattr(value, "pk")
 
 
@@ -191,19 +191,19 @@ def login_name(name: object) -> str:
 
 
 def login_subject(name: object) -> str:
-    """Return the subject of a user name that somebody typed to log in: `login.username:<digest>`.
+    """Return the subject of a user name that was typed to log in: `login.username:<digest>`.
 
-    Names that a database may call equal are one subject; of a name that is too long for any user, the beginning
-    counts. Raises `RuleError` for an empty name.
+    Names that a database may treat as equal are one subject. Of a name that is too long for any user, only the
+    beginning counts. Raises `RuleError` for an empty name.
     """
     found = normalized(login_name(name).strip()[:MAX_FOLDED])
     if not found:
-        raise RuleError(Translatable("An empty text is not a user name."))
+        raise RuleError(Translatable("An empty string is not a user name."))
     return f"{LOGIN}{digest(found)}"
 
 
 LOGIN = "login.username:"
-"""The beginning of the subjects of user names that somebody typed to log in."""
+"""The beginning of the subjects of user names that were typed to log in."""
 
 
 def user_subject(user: Any) -> str:
@@ -230,7 +230,7 @@ def named_subject(subject: str) -> str:
 def override_subject(text: str) -> str:
     """Return the subject of an override in its canonical form: a subject, a network, a kind of subjects, or everybody.
 
-    Raises `RuleError` for a text that is none of these.
+    Raises `RuleError` for any other string.
     """
     if text == EVERYBODY or (text.endswith(":*") and "+" not in text):
         return text
@@ -241,7 +241,7 @@ def override_subject(text: str) -> str:
 
 
 MAX_PARTS = 20
-"""How many plus signs are looked at. No key has more parts, and a client may send thousands of them."""
+"""How many plus signs are split at. No key has more parts, and a client may send thousands of them."""
 
 
 def parts_of(subject: str) -> list[str]:
@@ -269,12 +269,12 @@ _BEGINS_PART = re.compile(r"[a-z][a-z0-9_-]{0,49}:|(?:header|cookie|kwarg|get|po
 def _canonical(subject: str, settings: QuotaSettings) -> str:
     if not subject:
         raise RuleError(
-            Translatable("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+            Translatable("An empty string is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
         )
     if subject[-1] == ":" and ":" not in subject[:-1]:
         raise RuleError(
             Translatable(
-                "%(text)s has no value behind the colon: all callers without one would share a limit.",
+                "%(text)s has no value after the colon: all callers without one would share a limit.",
                 text=reprlib.repr(subject),
             ),
             Translatable("Use, for example, 'user:42' or 'ip:203.0.113.9'."),
@@ -297,7 +297,7 @@ _named = lru_cache(maxsize=8192)(_canonical)
 
 
 def subject_of(given: object, whose: str) -> str:
-    """Return the subject of a text or a user. `whose` names its owner in the error.
+    """Return the subject that a string names, or of a user. `whose`: for what, in the error: "a counter".
 
     Raises `RuleError` if it is neither.
     """
@@ -305,9 +305,9 @@ def subject_of(given: object, whose: str) -> str:
         return named_subject(given)
     if is_user(given):
         return user_subject(given)
-    raise RuleError(f"{given!r} is not a subject of {whose}. Use a text such as 'user:42', or a user.")
+    raise RuleError(f"{given!r} is not a subject of {whose}. Use a string such as 'user:42', or a user.")
 
 
 def is_bare(subject: str) -> bool:
-    """Return whether a subject is a word that no request has: not `global`, and not a kind with a value."""
+    """Return whether a subject is a single word that no request has: neither `global` nor a kind with a value."""
     return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")

@@ -267,7 +267,7 @@ def test_a_body_that_is_no_json_is_a_bad_request_and_one_read_as_a_stream_an_err
         subject(sent(body))
     request = sent(body)
     request.read(1)
-    with pytest.raises(ConfigurationError, match="other code has read it as a stream"):
+    with pytest.raises(ConfigurationError, match="other code has already read it as a stream"):
         subject(request)
 
 

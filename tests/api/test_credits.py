@@ -213,7 +213,7 @@ class TestData:
             ((CREDITS, ORG, 0), "cost=0 of rule 'credits' takes nothing"),
             ((CREDITS, ORG, 10**12 + 1), "is not a whole number from 0 to 1000000000000"),
             (Entry(CREDITS, ORG, 1, "team"), "Counter 'credits' has no tier 'team'"),
-            ((CREDITS, ""), "An empty text is not a subject"),
+            ((CREDITS, ""), "An empty string is not a subject"),
             ((counter("paid", group="shop"), ORG, 9), "Counter 'paid' is listed twice for org:7. Give it once"),
             ((Rule.make("paid", "9/m"), ORG), "Rule 'paid' is listed twice"),
         ],

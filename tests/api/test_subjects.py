@@ -288,9 +288,9 @@ class TestNamedSubjects:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ("", "An empty text"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/24", "is a network"),
+            ("", "An empty string"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/24", "is a network"),
             # all callers without a value would share a limit
-            ("user:", "has no value behind the colon.* Use, for example, 'user:42'"), (":", "has no value"),
+            ("user:", "has no value after the colon.* Use, for example, 'user:42'"), (":", "has no value"),
             (AnonymousUser(), "has no primary key"), (None, "is not a subject"),
         ],
     )  # fmt: skip

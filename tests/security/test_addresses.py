@@ -229,10 +229,10 @@ COUNTED = {"TRUSTED_PROXY_COUNT": 1}
 @pytest.mark.parametrize(
     ("options", "meta", "level", "words"),
     [
-        (BY_HEADER, {"HTTP_CF_CONNECTING_IP": "unknown"}, "ERROR", r"Cf-Connecting-Ip from 10\.0\.0\.1 holds 'unk"),
-        (BY_PROXY, {"HTTP_X_FORWARDED_FOR": f"{PEER}, a\n"}, "ERROR", r"X-Forwarded-For from 10\.0\.0\.1 holds 'a'"),
-        (COUNTED, {"HTTP_X_FORWARDED_FOR": f"{PEER}:http"}, "ERROR", r"holds '198\.51\.100\.7:http', which is not an"),
-        (COUNTED, {"HTTP_X_FORWARDED_FOR": "f" * 9_000}, "ERROR", r"holds 'f{1,99}"),
+        (BY_HEADER, {"HTTP_CF_CONNECTING_IP": "unknown"}, "ERROR", r"Cf-Connecting-Ip from 10\.0\.0\.1 is 'unk"),
+        (BY_PROXY, {"HTTP_X_FORWARDED_FOR": f"{PEER}, a\n"}, "ERROR", r"X-Forwarded-For from 10\.0\.0\.1 is 'a'"),
+        (COUNTED, {"HTTP_X_FORWARDED_FOR": f"{PEER}:http"}, "ERROR", r"is '198\.51\.100\.7:http', which is not an"),
+        (COUNTED, {"HTTP_X_FORWARDED_FOR": "f" * 9_000}, "ERROR", r"is 'f{1,99}"),
         (BY_HEADER, {}, "WARNING", r"from 10\.0\.0\.1 has no Cf-Connecting-Ip, so it counts for the address of"),
         (COUNTED, {}, "WARNING", r"has no X-Forwarded-For"),
     ],
