@@ -1,4 +1,4 @@
-"""From a reply to a Decision: what was resolved here and what the store said, put together."""
+"""From a reply to a Decision: combines what overrides decided here with the reply of the store."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _group_of = attrgetter("group")
 
 
 class Standing(NamedTuple):
-    """How a limit stands."""
+    """What one limit has left, and the override that replaces its answer."""
 
     key: str
     """The key of its state."""
     outcome: Outcome
-    """What the store says of it, whatever overrides say."""
+    """The store's answer, whatever the overrides say."""
     instead: Outcome | None
-    """What decides in its place because an override exempts or blocks the subject."""
+    """The outcome that replaces it because an override exempts or blocks the subject; None if none does."""
 
 
 class Answer(NamedTuple):
-    """What was resolved, what the store replied, and what follows."""
+    """What was resolved, the store's reply, and the decision."""
 
     resolved: Resolved
     decision: Decision
     hits: Sequence[Hit] = ()
-    """The hits that a store was asked about. A refusal from memory has those of the time when it was remembered."""
+    """The hits that a store decided. A refusal from memory has those of the request that was remembered."""
     numbers: Sequence[Any] | None = None
-    """The reply of the store, if all hits are allowed and it has no flag. Nobody has read more of it yet."""
+    """The reply as it came, if all hits are allowed and it has no flag. `decision` reads the rest of it when needed."""
     reply: Reply | None = None
     """Any other reply."""
     spent_at: int | None = None
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
         return iter(()) if self.reply is None else emitted(self.reply, self.hits)
 
     def took_anything(self) -> bool:
-        """Say whether the store has counted any hit."""
+        """Return whether the store has counted any hit."""
         return any(True for _ in self._consumed())
 
     def _consumed(self) -> Iterator[tuple[int, int]]:
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
         return ((index, decided_at) for index, hit in enumerate(self.hits) if hit.cost)
 
     def standings(self) -> list[Standing]:
-        """Return how each limit stands by a reply of the store."""
+        """Return the standing of each limit in the reply, in the order of the hits; empty without a reply."""
         hits, by_override = self.hits, self.resolved.outcomes_by_override()
         if self.numbers is not None:
             outcomes = outcomes_without_flags(self.numbers, hits)
@@ -91,18 +91,18 @@ class Answer(NamedTuple):
 
     @property
     def has_groups(self) -> bool:
-        """Whether a rule decides for itself: a shadow, or one that does not block."""
+        """Whether some rule decides only for itself: a shadow, or one that does not block."""
         return any(map(_group_of, self.hits))
 
     @property
     def has_uncounted(self) -> bool:
-        """Whether there may be something that no limit counts. Rules of one name, which are one hit, say so too."""
+        """Whether some ask may have no limit that counts it. Also true for rules of one name, which are one hit."""
         return bool(self.resolved.by_override) or len(self.hits) != len(self.resolved.for_store)
 
     def counted_by_day(self) -> list[Ask]:
-        """Return what no limit has counted but the day does: hits of exempt subjects, and of rules without a limit.
+        """Return the asks that only the day counts: of exempt subjects, and of rules without a limit.
 
-        Nothing if the request is refused.
+        Empty if the request is refused.
         """
         if self.decision.enforced:
             return []
@@ -119,7 +119,7 @@ class Answer(NamedTuple):
         return [*found.values(), *exempt]
 
     def receipt(self, *, is_counted: bool = True) -> Receipt:
-        """Return what a check took. `is_counted`: whether the days of what no limit counts have been counted, too."""
+        """Return what a check took. `is_counted`: whether `counted_by_day` has been counted, too."""
         taken: dict[Place, Taken] = {}
         if is_counted and self.has_uncounted:
             taken = {ask.place: Taken(self.resolved.now, {}) for ask in self.counted_by_day()}
@@ -134,9 +134,9 @@ class Answer(NamedTuple):
 def answered(
     resolved: Resolved, hits: Sequence[Hit], numbers: Sequence[Any], *, degraded: bool = False
 ) -> Answer | None:
-    """Return the answer in a store's reply about these hits; None if another day or period has begun.
+    """Return the answer that a store replied to these hits; None if another day or period has begun.
 
-    Raises `StoreDataError` for what is no such reply.
+    Raises `StoreDataError` if it is not such a reply.
     """
     if not resolved.by_override and not degraded and allows_all(numbers, hits):
         return Answer(resolved, Decision(True, _given=partial(outcomes_without_flags, numbers, hits)), hits, numbers)

@@ -21,9 +21,9 @@ class Ask(NamedTuple):
     rule: Asked
     subject: str
     cost: int
-    """Units, from 0 up; 0 looks whether there is room, and takes nothing."""
+    """Units, from 0 up; 0 only asks whether there is room."""
     value: str = ""
-    """The digest of what a rule with `distinct=` counts."""
+    """The digest of the value that a rule with `distinct=` counts; empty for other rules."""
     is_estimate: bool = False
     """Whether the cost is an estimate, which is settled later. Until then it emits no "near" event."""
 
@@ -34,5 +34,5 @@ class Ask(NamedTuple):
 
 
 def counts_day(rule: Asked, subject: str) -> bool:
-    """Say whether the hits of a subject are counted by day: those of users, unless the rule says otherwise."""
+    """Return whether the hits of a subject are counted by day: those of users, unless the rule's `daily` decides."""
     return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily

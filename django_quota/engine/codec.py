@@ -1,6 +1,6 @@
-"""The codec of decisions: names for the words and numbers that `lua/decide.lua` reads and replies.
+"""The codec of decisions: names for the words and numbers of `engine/lua/decide.lua`.
 
-The head of the script lists the same, and a test compares the two.
+The head of the script lists the same words and numbers, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class Adjustment(NamedTuple):
     actual: int
     """What was really used, in units."""
     places: Sequence[bool]
-    """For each limit, whether it counted the hit. If not, it gives nothing back."""
+    """For each limit, whether it counted the hit. If not, it has nothing to give back."""
 
     def encode(self) -> str:
-        """Return the adjustment, encoded for `lua/adjust.lua`."""
+        """Return the adjustment, encoded for `engine/lua/adjust.lua`."""
         return f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}"
 
 
 @dataclass(frozen=True, slots=True)
 class Adjust:
-    """Replace what hits took by what was really used, whatever the limit; then peek at a cost of 0."""
+    """The mode that replaces what hits took by what was really used, even past the limit; then peeks at a cost of 0."""
 
     of_hits: Sequence[Adjustment | None]
     """None: the hit took nothing."""
 
     def encode(self) -> str:
-        """Return the mode, encoded for `lua/decide.lua`."""
+        """Return the mode, encoded for `engine/lua/decide.lua`."""
         return " ".join(["adjust", *("-" if of_hit is None else of_hit.encode() for of_hit in self.of_hits)])
 
     def only(self, hits: Sequence[int]) -> Adjust:
-        """Return the mode for some of the hits, by their places."""
+        """Return the mode for some of the hits, by their indexes."""
         return Adjust([self.of_hits[hit] for hit in hits])
 
 
@@ -71,7 +71,7 @@ restores the costs, then peeks.
 
 
 def encode_mode(mode: Mode) -> str:
-    """Return a mode, encoded for `lua/decide.lua`."""
+    """Return a mode, encoded for `engine/lua/decide.lua`."""
     return mode if isinstance(mode, str) else mode.encode()
 
 
@@ -79,7 +79,7 @@ def encode_mode(mode: Mode) -> str:
 
 
 class Flag(IntEnum):
-    """What a reply says about a hit as a whole, not about its limits."""
+    """The kinds of flags in a reply: they are about a hit as a whole, not about one limit."""
 
     BANNED = 1
     """The hit is banned until the value."""
@@ -103,20 +103,20 @@ class Flagged(NamedTuple):
     """A flag of a reply."""
 
     hit: int
-    """The place of the hit in the operation."""
+    """The index of the hit in the operation."""
     flag: int
     value: int
 
 
 @dataclass(slots=True)
 class Reply:
-    """The reply to a decision, with names."""
+    """The decoded reply to a decision."""
 
     now: int
     """The store's time, in microseconds."""
     verdict: int
     hits: list[list[Verdict]] = field(default_factory=list)
-    """For each hit a verdict for each limit."""
+    """For each hit, one verdict for each of its limits."""
     flags: list[Flagged] = field(default_factory=list)
 
     @classmethod
@@ -133,7 +133,7 @@ class Reply:
     @classmethod
     def _decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
         if not isinstance(reply, list):
-            raise TypeError("it is no list")
+            raise TypeError("it is not a list")
         now, verdict = reply[0], reply[1]
         found, at = [], HEADER
         for hit in hits if verdict != RETRY_WITH else ():
@@ -154,11 +154,11 @@ class Reply:
         return [self.now, self.verdict, *limits, *(word for flagged in self.flags for word in flagged)]
 
     def passed(self, index: int) -> bool:
-        """Say whether all limits of a hit admitted it."""
+        """Return whether all limits of a hit admitted it."""
         return all(verdict.allowed for verdict in self.hits[index])
 
     def consumed(self, hits: Sequence[Hit]) -> Iterator[tuple[int, int]]:
-        """Yield the places of the hits that a check consumed, each with the moment at which it was decided."""
+        """Yield the index of each hit that a check consumed, and when it was decided (microseconds)."""
         if self.verdict != ALLOWED:
             return
         moments = {index: value for index, flag, value in self.flags if flag == Flag.DECIDED_AT}
@@ -168,7 +168,7 @@ class Reply:
 
 
 def allows_all(numbers: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply has no flags, and all limits allow the hits. False if a rule decides for itself."""
+    """Return whether a reply has no flags and all limits allow the hits. False if some rule decides only for itself."""
     length = HEADER
     for hit in hits:
         if hit.group:
@@ -178,7 +178,7 @@ def allows_all(numbers: Sequence[Any], hits: Sequence[Hit]) -> bool:
 
 
 def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    """Return one outcome for each limit."""
+    """Return one outcome for each limit, in the order of the hits."""
     banned = {hit for hit, flag, _ in reply.flags if flag == Flag.BANNED}
     return tuple(
         [

@@ -1,7 +1,7 @@
-"""What happens around a decision: the counts of the day, bans after too many refusals, and events.
+"""What surrounds a decision: the counts of the day, bans after too many refusals, and events.
 
-The specification of `lua/subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua`. It keeps no event stream
-and no index of bans, but returns the flags that report events.
+This is the specification of `subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua` in `engine/lua/`. It
+writes no event stream and no index of bans, but returns the flags that report events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ USED_UP = 1000
 
 
 def load_status(states: States, context: HitContext, now: int) -> None:
-    """Put the status of the subject on the context: a ban takes precedence over the limits."""
+    """Load the last ban of the subject into the context. A ban that has not ended takes precedence over the limits."""
     hit = context.hit
     ban = fields_of(states, hit.status_key).get(f"b:{hit.field}")
     if hit.refusals_key and ban is not None:
@@ -36,7 +36,7 @@ def load_status(states: States, context: HitContext, now: int) -> None:
 
 
 def shut_out(verdict: Verdict, stop: int, now: int) -> Verdict:
-    """Refuse until a ban ends, and then for as long as the limit itself has no room."""
+    """Return the verdict under a ban: refused until the ban ends, or longer if the limit has no room by then."""
 
     def later(own: int) -> int:
         return NEVER if own == NEVER else max(stop - now, own)
@@ -47,7 +47,7 @@ def shut_out(verdict: Verdict, stop: int, now: int) -> Verdict:
 
 
 def count_day(states: States, context: HitContext, now: int, *, passed: bool) -> None:
-    """Count the hit for its subject and day, and note its tier."""
+    """Count the hit for its subject and day, and store its tier. `passed`: the request was not refused."""
     hit = context.hit
     if hit.day is None or not (context.is_refused or passed):
         return
@@ -57,7 +57,7 @@ def count_day(states: States, context: HitContext, now: int, *, passed: bool) ->
 
 
 def change_counts(states: States, key: str, changes: Mapping[str, int], now: int) -> None:
-    """Change the counts of a day. A number may become negative, if a roll-up has moved its hits already."""
+    """Add to the counts of a day. A count may become negative, if a roll-up has moved its hits already."""
     counts = dict(states.get(key) or {})
     for field, change in changes.items():
         if change:
@@ -67,7 +67,7 @@ def change_counts(states: States, key: str, changes: Mapping[str, int], now: int
 
 
 def note_tier(states: States, key: str, field: str, tier: str, now: int) -> None:
-    """Note beside the counts of a day which tier the subject has under a rule; nothing if the tier is empty."""
+    """Store, with the counts of a day, the tier that the subject has under a rule; an empty tier is not stored."""
     if tier:
         states.put(key, {**(states.get(key) or {}), f"{field}:t": tier}, states.expiry(key) or now + DAY_TTL)
 
@@ -97,18 +97,18 @@ def judge_near(
     """Emit "near" if these units made a limit reach a share of `warn_at` that no event has reported yet.
 
     A later event may report the share again when the limit is free again. `lowers`: units were given back, so a share
-    that use has fallen below may be reported again, too.
+    above the current use may be reported again, too.
     """
     hit, field = context.hit, f"w:{context.hit.field}"
     if not hit.warn_shares or context.status:
         return []
     highest, share, number = shares_reached(hit, context.verdicts, units, context.out)
-    stop, told = map(int, fields_of(states, hit.status_key).get(field, "0 0").split(" "))
-    told = told if stop > now else 0
-    if lowers and told > highest:
-        told = highest
-        set_field(states, hit.status_key, field, f"{stop} {told}", stop)
-    if not emits or share <= told:
+    stop, reported = map(int, fields_of(states, hit.status_key).get(field, "0 0").split(" "))
+    reported = reported if stop > now else 0
+    if lowers and reported > highest:
+        reported = highest
+        set_field(states, hit.status_key, field, f"{stop} {reported}", stop)
+    if not emits or share <= reported:
         return []
     stop = now + min(max(context.verdicts[number].reset, SECOND), DAY)
     set_field(states, hit.status_key, field, f"{stop} {share}", stop)
@@ -116,7 +116,7 @@ def judge_near(
 
 
 def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool) -> list[Flagged]:
-    """Count a refusal; if it is one too many, begin a ban."""
+    """Count a refusal; if it is one too many, begin a ban. Return the flags of the ban, empty without one."""
     hit, ban = context.hit, context.hit.rule.ban
     sliding = ALGORITHMS["sliding_window"]
     refusals = states.get(hit.refusals_key)
@@ -137,8 +137,9 @@ def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool
 def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int, out: Sequence[int] = ()) -> tuple[int, int, int]:
     """Return the highest share of `warn_at` that the use of a limit has reached, in thousandths; 0: none.
 
-    Also return the highest share that these units reached, and the place of its limit. A limit so small that the next
-    hit fills it is not near, only used up. `out`: for each limit how many units are taken ahead; they are not used yet.
+    Also return the highest share that was reached by these units, and the index of its limit. A limit so small that
+    the next hit fills it is not near, only used up. `out`: for each limit how many units are taken ahead; they are not
+    used yet.
     """
     highest, share, near = 0, 0, 0
     for each in hit.warn_shares:
@@ -154,7 +155,7 @@ def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int, out: Seque
 
 
 def limit_refusing_longest(verdicts: Sequence[Verdict]) -> int:
-    """Return the place of the limit that refuses longest."""
+    """Return the index of the limit that refuses longest; 0 if none refuses."""
     refusing = [(number, verdict.retry_after) for number, verdict in enumerate(verdicts) if not verdict.allowed]
     return max(refusing, key=lambda one: math.inf if one[1] == NEVER else one[1], default=(0, 0))[0]
 
@@ -173,20 +174,20 @@ class EventLog:
     def __init__(self, keys: Sequence[str], length: int) -> None:
         self.keys: Sequence[str] = keys
         self.packed_keys: bytes = packed(keys)
-        """The keys as words of a command."""
+        """The keys, encoded as words of a command."""
         self.bans: str = keys[1] if keys else ""
         self.length: int = length
 
 
 REMOTE_LOG = EventLog((), -1)
-"""A log that the decision's script can't reach: the caller writes the events that the flags report."""
+"""A log that the decision's script cannot reach: the caller writes the events that the flags report."""
 
 NO_LOG = EventLog((), 0)
 """Events are off."""
 
 
 class EventRecord(NamedTuple):
-    """One event, as `lua/append_events.lua` lists it."""
+    """One event, with the fields that `engine/lua/append_events.lua` lists."""
 
     kind: EventKind | Literal["lifted"]
     rule: str
@@ -221,19 +222,22 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
 
 
 def without_levels(flags: Sequence[Flagged]) -> list[Flagged]:
-    """Return flags as a decision has them that writes its events itself."""
+    """Return the flags without those that only a caller that writes the events needs."""
     return [flagged for flagged in flags if flagged.flag != Flag.BAN_LEVEL]
 
 
 def lifted_bans(log: EventLog, bans: Iterable[tuple[str, str]]) -> list[EventRecord]:
-    """Return the events that end bans: each with the key of its subject's status, and its rule. None without a log."""
+    """Return the events that report lifted bans; empty if events are off.
+
+    `bans`: for each, the key of the subject's status, and the rule as in fields of hashes.
+    """
     if log is NO_LOG:
         return []
     return [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans]
 
 
 class AppendEvents(Operation):
-    """Write events that decisions with a `REMOTE_LOG` reported. The reply is how many there were."""
+    """Write events that decisions with a `REMOTE_LOG` reported. The reply is the number of events."""
 
     script: ClassVar[Script] = script("clock", "lifetimes", "event_log", "append_events")
 
@@ -243,13 +247,13 @@ class AppendEvents(Operation):
         self.events = events
 
     def log_keys(self) -> Sequence[str]:
-        """Return all keys."""
+        """Return all keys: the operation has no others."""
         return self.log.keys
 
     def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
-        """Return how many events there are, and the events."""
+        """Return the number of events, and the events."""
         return self.run(states, now), self.events
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — states hold no log
-        """Return how many events there are."""
+        """Return the number of events."""
         return len(self.events)

@@ -25,22 +25,22 @@ class Script:
 
     @classmethod
     def of(cls, text: str) -> Script:
-        """Return the script of this text."""
+        """Return the script with this source."""
         return cls(lambda: text)
 
     @cached_property
     def text(self) -> str:
-        """The script, for a server that is new enough."""
+        """The source. It first refuses a server that is too old."""
         return lua_source("server_version") + self._read()
 
     @cached_property
     def sha(self) -> str:
-        """Its digest: Redis names scripts by their SHA-1."""
+        """The SHA-1 of the source, by which Redis identifies scripts."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     @cached_property
     def by_digest(self) -> bytes:
-        """The words that call it by its digest."""
+        """The words of the command that call the script by its digest, encoded."""
         return packed(("EVALSHA", self.sha))
 
 
@@ -49,13 +49,13 @@ _PACKAGE = Path(__file__).parents[1]
 
 @cache
 def _sources() -> dict[str, str]:
-    """Return the text of all Lua files by their paths. They are read at once, so that all are of one version."""
+    """Return the source of each Lua file by its path. All are read at once, so that all are of one version."""
     found = {path.relative_to(_PACKAGE).with_suffix(""): path for path in _PACKAGE.rglob("*.lua")}
     return {name.as_posix(): path.read_text(encoding="utf-8") for name, path in found.items()}
 
 
 def lua_source(name: str) -> str:
-    """Return the text of `engine/lua/<name>.lua`; a name with a slash is a path below the package."""
+    """Return the source of `engine/lua/<name>.lua`; a name with a slash is a path below the package."""
     return _sources()[name if "/" in name else f"engine/lua/{name}"]
 
 
@@ -80,7 +80,7 @@ class States(Protocol):
         ...
 
     def drop(self, key: str, /) -> bool:
-        """Drop a key; say whether it existed."""
+        """Drop a key; return whether it existed."""
         ...
 
 
@@ -120,21 +120,21 @@ def keep(states: States, key: str, value: Any, stop: int) -> None:
 
 
 SENT_TTL = 3_600 * SECOND
-"""For how long the number of a process' last message is remembered, in microseconds."""
+"""How long the store remembers the number of a process' last message, in microseconds."""
 
 
 def is_repeated(states: States, key: str, number: int) -> bool:
-    """Say whether a message with this number has been counted; see `lua/repeated.lua`."""
+    """Return whether a message with this number has been counted; see `engine/lua/repeated.lua`."""
     return bool((states.get(key) or 0) >= number)
 
 
 def note_counted(states: States, key: str, number: int, now: int) -> None:
-    """Note that a message has been counted."""
+    """Remember that the message with this number has been counted."""
     states.put(key, number, now + SENT_TTL)
 
 
 def fields_of(states: States, key: str) -> Mapping[str, str]:
-    """Return the fields of a hash."""
+    """Return the fields of a hash; empty if there is no such key."""
     return states.get(key) or {}
 
 
@@ -144,7 +144,7 @@ def set_field(states: States, key: str, name: str, value: str, stop: int) -> Non
 
 
 def drop_field(states: States, key: str, name: str) -> bool:
-    """Drop a field of a hash; say whether it was there."""
+    """Drop a field of a hash; return whether it existed."""
     fields = dict(fields_of(states, key))
     if fields.pop(name, None) is None:
         return False
@@ -156,19 +156,20 @@ class Operation(ABC):
     """One atomic call to a store.
 
     The first argument of its script is always the time in microseconds, or '' for Redis' own clock; `arguments` follow
-    it. Tests pass the time in. Then keys live an hour longer than their content, since they expire by Redis' own clock.
+    it. Tests pass the time in. Keys then live an hour longer than their content, because Redis expires them by its own
+    clock.
     """
 
     script: ClassVar[Script]
     keys: Sequence[str]
     """All keys that the operation uses."""
     is_reading: ClassVar[bool] = False
-    """Whether the operation never writes. Then a database reads without a lock."""
+    """Whether the operation never writes. Then the database store reads without a lock."""
     gives_back: ClassVar[bool] = False
-    """Whether somebody else waits for what it gives back. Then it waits its turn in a busy process for longer."""
+    """Whether others wait for what it gives back. If so, it waits longer for its turn in a busy process."""
 
     is_slow: ClassVar[bool] = False
-    """Whether it may touch or return so much that it should not hold up the hits of other tasks."""
+    """Whether it may read or return so much that it would delay the hits of other tasks."""
 
     def __init__(self, keys: Sequence[str], *arguments: Any) -> None:
         self.keys = keys
@@ -184,15 +185,15 @@ class Operation(ABC):
         return [len(keys), *keys, moment, *self.arguments()]
 
     def command(self, now: int | None) -> bytes:
-        """Return the command that runs its script by the digest, as it goes over the wire."""
+        """Return the command that calls the script by its digest, as bytes for the connection."""
         return self._packed(self.script.by_digest, now)
 
     def in_full(self, now: int | None) -> bytes:
-        """Return a command that contains the script, because Redis may forget a loaded script at once."""
+        """Return the command with the whole script, for a server that does not know the digest."""
         return self._packed(packed(("EVAL", self.script.text)), now)
 
     def _packed(self, script: bytes, now: int | None) -> bytes:
-        """Return a command. `script`: the two words that call the script."""
+        """Return a command. `script`: its first two words, EVALSHA or EVAL and what to run, encoded."""
         words = self.words(now)
         return b"*%d\r\n%s%s" % (2 + len(words), script, packed(words))
 
@@ -201,7 +202,7 @@ class Operation(ABC):
         return reply
 
     def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — other operations read it
-        """Say whether a reply shows that the store accepts writes; False if that stays unknown."""
+        """Return whether a reply shows that the store accepts writes; False if it is unknown."""
         return False
 
     @abstractmethod
@@ -209,7 +210,7 @@ class Operation(ABC):
         """Run the specification over these states at `now` (microseconds), and return the reply of the script."""
 
     def log_keys(self) -> Sequence[str]:
-        """Return the keys of the event log, some of which may be among `keys`. States hold none of them."""
+        """Return the keys of the event log, some of which may be in `keys`. `States` have no values for them."""
         return ()
 
     def run_with_events(self, states: States, now: int) -> tuple[Any, Sequence[Any]]:
@@ -221,10 +222,10 @@ class RedisOperation(Operation):
     """An operation that runs in Redis only: no other store needs it."""
 
     def run(self, states: States, now: int) -> Any:
-        """Raise: there is no specification outside the tests."""
+        """Raise `NotImplementedError`: the specification is in the tests."""
         raise NotImplementedError(f"{type(self).__name__} runs in Redis only")
 
 
 def text(value: str | bytes) -> str:
-    """Return a text of a reply, which may still be bytes. Another program may have written bytes that are not UTF-8."""
+    """Return a string in a reply, which may be bytes. Bytes of another program that are not UTF-8 are escaped."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Receipts: what a hit took, when and where. All that settling, undoing and refunding a hit later needs."""
+"""Receipts: what a hit took, when and where, so that it can be settled, undone or refunded later."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Receipt(NamedTuple):
     """What was asked, and what was taken for it."""
 
     asks: Sequence[Ask]
-    """None of their costs is an estimate any longer."""
+    """What was asked. `is_estimate` is False in all of them."""
     taken: Mapping[Place, Taken]
-    """By place; without those that took nothing."""
+    """By place; hits that took nothing are left out."""
     decided_at: int | None
     """When the store decided, in microseconds; None without its answer."""
     id: str
-    """A random token, which no other receipt has. It stays the same in the text of a reservation."""
+    """A random token, which no other receipt has. A reservation that is saved as a string keeps it."""
 
     @classmethod
     def new(cls, asks: Sequence[Ask], taken: Mapping[Place, Taken], decided_at: int | None) -> Receipt:
@@ -48,22 +48,22 @@ class Receipt(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What was really used in place of what a receipt took."""
+    """What was really used, to replace what a receipt took."""
 
     receipt: Receipt
     actual: Mapping[Place, int]
-    """In units, by place."""
+    """The units that were really used, by place."""
     is_undone: bool = False
-    """Whether the request was refused after all. A limit that counts refused hits keeps the hit then."""
+    """Whether the request was refused after all. Then a limit that counts refused hits keeps the hit."""
 
     @classmethod
     def of(cls, receipt: Receipt, actual: Sequence[int]) -> Settlement:
-        """Return the settlement by what was really used, for each ask in turn."""
+        """Return the settlement. `actual`: the units that were really used, in the order of the asks."""
         return cls(receipt, {ask.place: units for ask, units in zip(receipt.asks, actual, strict=True)})
 
     @classmethod
     def undone(cls, receipt: Receipt, *, is_refused: bool) -> Settlement:
-        """Return the settlement that gives all back. `is_refused`: because the request was refused after all."""
+        """Return the settlement that gives everything back. `is_refused`: because the request was refused after all."""
         return cls(receipt, {ask.place: 0 for ask in receipt.asks}, is_refused)
 
     def resolve(self, table: OverrideTable, now: int, *, counters_only: bool = False) -> Resolved:
@@ -80,7 +80,7 @@ class Settlement(NamedTuple):
         return tuple(moved)
 
     def mode(self, hits: Sequence[Hit]) -> Adjust:
-        """Return what a store does with the hits."""
+        """Return the mode in which a store settles the hits."""
         return Adjust([self._adjustment(hit) for hit in hits])
 
     def _adjustment(self, hit: Hit) -> Adjustment | None:
@@ -96,9 +96,10 @@ class Settlement(NamedTuple):
         return Adjustment(taken.moment, self.actual[hit.place], places)
 
     def uncounted(self) -> list[tuple[Asked, str, int, int, bool]]:
-        """Return what only the day counted: each with its rule, its subject, and when it was counted (microseconds).
+        """Return the hits that only the day counted.
 
-        After these, how many more units it really used, and whether it used none at all.
+        For each: the rule, the subject, when it was counted (microseconds), how many more units it really used
+        (negative if fewer), and whether it used none.
         """
         found = []
         for place, ask in {ask.place: ask for ask in self.receipt.asks}.items():  # rules of one name count once
@@ -109,5 +110,5 @@ class Settlement(NamedTuple):
 
 
 def _counts_in(limit: CompiledLimit, then: tuple[str, ...] | None) -> bool:
-    """Say whether a limit still holds the hit that `then` counted: its override may have another rate by now."""
+    """Return whether a limit still counts the hit that it counted as `then`: an override may have changed its rate."""
     return then is not None and (limit.algorithm.counts_units or limit.limit.encoded == then)

@@ -1,4 +1,4 @@
-"""The operation that counts hits which no decision has counted, as those of a refusal that a process repeats."""
+"""The operation that counts hits which no store has decided, such as refusals that a process repeats from memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from django_quota.engine.operations import (
 class RecordHits(Operation):
     """Count hits of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
 
-    `field`: the rule's name, escaped for fields of hashes. `sent_key`, `number`: the number of the message, which is
-    counted once, and where that is remembered. `day_key`: where the day is counted; empty if it is not.
+    `field`: the rule's name, escaped for fields of hashes. `number`: of the message, so that it is counted only once;
+    `sent_key`: where the number is remembered. `day_key`: where the day is counted; empty if it is not.
     `counts`: how its fields change. `span`: microseconds from one event to the next; 0: no event. `tier`: the tier of
     the subject under the rule; empty if no function of the request says it.
     """
@@ -50,7 +50,7 @@ class RecordHits(Operation):
         self.span = span
 
     def run(self, states: States, now: int) -> int:
-        """Count the hits."""
+        """Count the hits, unless the message has been counted before."""
         status_key, sent_key, *days = self.keys
         if is_repeated(states, sent_key, self.number):
             return 0

@@ -1,4 +1,4 @@
-"""From what is asked to hits: the overrides of the moment decide some asks, and change the rules of others."""
+"""From asks to hits: the overrides in force decide some asks, and change the rules of others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from django_quota.engine.hits import NOTHING_AHEAD, DayKey, Hit
 logger = logging.getLogger("django_quota.rules")
 
 AskMode = Literal["check", "force", "peek", "refund"]
-"""What is asked of a store; see `codec.Mode`."""
+"""What a store is asked to do; see `codec.Mode`."""
 
 
 class Scope(NamedTuple):
-    """Where a site counts."""
+    """What a site needs to count: the prefix of its keys, its time zone and its event log."""
 
     prefix: str
-    """What its keys begin with."""
+    """The beginning of all keys."""
     zone: Callable[[], str] = lambda: "UTC"
     """Returns the time zone in which days are counted."""
     log: EventLog = NO_LOG
@@ -69,10 +69,10 @@ class ByOverride(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """What is asked, under the overrides of a moment."""
+    """What is asked, after the overrides in force at a moment."""
 
     asked: Sequence[Ask]
-    """What was asked, before overrides changed that."""
+    """What was asked, before overrides changed it."""
     for_store: Sequence[Ask]
     """The asks that overrides leave to the store, with the rules that hold now; those without a limit have no hit."""
     now: int
@@ -94,12 +94,12 @@ class Resolved(NamedTuple):
 
     @property
     def subjects(self) -> list[str]:
-        """The subject of each ask."""
+        """The subject of each ask, in order, with repetitions."""
         return [ask.subject for ask in self.asked]
 
     @property
     def rules(self) -> list[Asked]:
-        """The rule of each ask."""
+        """The rule of each ask, in order, with repetitions."""
         return [ask.rule for ask in self.asked]
 
     def hits(self, scope: Scope, moment: int) -> tuple[Hit, ...]:
@@ -107,7 +107,10 @@ class Resolved(NamedTuple):
         return hits_of(self.for_store, scope, moment, self.overridden)
 
     def decided_by_overrides(self) -> Sequence[ByOverride]:
-        """Return what overrides decide without the store, one for each rule and subject; no exemption of no limit."""
+        """Return what overrides decide without the store, one for each rule and subject.
+
+        An exemption from a rule without limits is left out: it decides nothing.
+        """
         found = [each for each in self.by_override if each.is_skipped and (each.is_blocked or each.ask.rule.limits)]
         return found if len(found) == 1 else list({each.ask.place: each for each in found}.values())
 
@@ -120,7 +123,7 @@ class Resolved(NamedTuple):
         return found
 
     def decision_by_overrides(self) -> Decision:
-        """Return the decision by only the overrides."""
+        """Return the decision of the overrides alone, whatever the store would say."""
         has_outcome, allowed, enforced = False, True, False
         for ask, _, is_blocked, _ in self.by_override:
             if is_blocked:
@@ -161,8 +164,8 @@ def resolve(
 ) -> Resolved:
     """Return what is asked under the overrides at `now` (microseconds). Counters have no overrides.
 
-    `taken`: of whom the store is asked whatever override holds now, because their hits are to be settled. A blocked
-    subject can still get back what it has used, and a forced hit counts for it, too. `counters_only`: because limits
+    `taken`: the places whose hits are being settled: the store is asked about them whatever override is in force.
+    A blocked subject can still get back what it has used, and a forced hit counts for it, too. `counters_only`: limits
     are off.
     """
     if counters_only:
@@ -223,7 +226,7 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
 
 
 def _of_several(asks: Sequence[Ask]) -> CompiledRule:
-    """Return the compiled form of several rules of one name."""
+    """Return the compiled form of several rules of one name. Raises `RuleError` if they ask for different hits."""
     first, rules = asks[0], [ask.rule for ask in asks if isinstance(ask.rule, Rule)]
     for rule, other in zip(rules, asks, strict=True):
         if other._replace(rule=first.rule) != first:
@@ -252,12 +255,12 @@ def rule_under(rule: Rule, override: Override) -> Rule:
 
 @lru_cache(maxsize=256)
 def _log_unfit_override(rule: str, rates: str, why: str) -> None:
-    """Log once that an override does not fit."""
+    """Log once for each override and reason."""
     logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
 
 
 MAX_RATES = 256
-"""For how many rates of overrides a process keeps the rule that has them, for each rule."""
+"""How many rates of overrides a process remembers for each rule, with the changed rule."""
 
 
 @lru_cache(maxsize=16)

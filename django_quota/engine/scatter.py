@@ -1,10 +1,10 @@
 """Scatter-gather: how an operation with keys in several slots of a Redis Cluster runs.
 
-A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
-async driver run the same scatter. The tests run it over the memory store.
+A scatter yields operations of one slot each, receives their replies, and returns the reply of the whole operation. A
+sync and an async driver run the same scatter. The tests run it over the memory store.
 
 An operation over several slots runs its parts in turn. When a later part refuses, the earlier ones give back what they
-took, and the rest is only peeked at. Nothing peeks first and consumes later. Meanwhile, other requests may find less
+took, and the rest is only peeked at. No part peeks first and consumes later. Meanwhile, other requests may find less
 room than there is, never more.
 """
 
@@ -52,7 +52,7 @@ Scatter = Generator[Sequence[Operation], list[Any], Any]
 
 @singledispatch
 def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 â€” others use it
-    """Return the scatter of an operation; one that registers none has all its keys in one slot."""
+    """Return the scatter of an operation. This default is for operations with all keys in one slot."""
     (reply,) = yield [operation]
     return reply
 
@@ -61,7 +61,7 @@ def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 â
 
 
 def by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
-    """Return the places of the keys of each slot."""
+    """Return, for each slot, the indexes of its keys."""
     places: dict[object, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(place)
@@ -73,10 +73,10 @@ class _Part(NamedTuple):
 
     hits: Sequence[Hit]
     places: Sequence[int]
-    """Their places in the operation."""
+    """Their indexes in the operation."""
 
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
-        """Decide the hits; return (as the scatter's result) the `Reply`."""
+        """Decide the hits. The scatter's result is the `Reply`."""
         if isinstance(mode, Adjust):
             mode = mode.only(self.places)
         (raw,) = yield [Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)]
@@ -99,7 +99,7 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
 
 
 def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatter:
-    """Return (as the scatter's result) the replies of the parts, as if one script had decided them."""
+    """Decide the parts one after the other. The result is their replies, as if one script had decided them."""
     replies: list[Reply] = []
     try:
         for part in parts:
@@ -124,9 +124,9 @@ def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatte
 
 
 def _undo(part: _Part, reply: Reply) -> Scatter:
-    """Give back what a part took, because the request is refused after all; return its reply after that.
+    """Give back what a part took, because the request is refused after all. The result is its reply after that.
 
-    A limit that counts refused hits keeps the hit. A failure stops no other part.
+    A limit that counts refused hits keeps the hit. A failure is logged, so that the other parts are undone, too.
     """
     undone: list[Adjustment | None] = [None] * len(part.hits)
     for index, moment in reply.consumed(part.hits):
@@ -145,12 +145,12 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
         return reply
     of_hits = zip(reply.hits, after.hits, undone, strict=True)
     verdicts = [later if adjusted else earlier for earlier, later, adjusted in of_hits]
-    told = [flagged for flagged in reply.flags if flagged.flag != Flag.NEAR_EMITTED]
-    return Reply(reply.now, REFUSED, verdicts, told)
+    flags = [flagged for flagged in reply.flags if flagged.flag != Flag.NEAR_EMITTED]
+    return Reply(reply.now, REFUSED, verdicts, flags)
 
 
 def _look_at(part: _Part, now: int) -> Scatter:
-    """Return what a part of a refused operation has left; without an answer, a reply that promises nothing."""
+    """Peek at a part of a refused operation. If the store does not answer, the reply says that nothing is left."""
     try:
         reply = yield from part.decide("peek", NO_LOG)
         if reply.verdict != RETRY_WITH:
@@ -182,7 +182,7 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
 
 
 def write_events(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
-    """Write events to the log, once. If that fails, the decision still holds, and the events are lost."""
+    """Write events to the log, without a second try. If it fails, the decision still holds, and the events are lost."""
     if not events:
         return
     try:
@@ -196,7 +196,7 @@ def write_events(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
 
 @scatter.register
 def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
-    """Sweep each slot by itself: no call drops more entries than one call drops without a Cluster."""
+    """Sweep each slot by itself. `most` holds for each slot, so no call is slower than one without a Cluster."""
     slots = by_slot(operation.keys, slot_of)
     replies = yield [operation.only(places) for places in slots]
     found = {

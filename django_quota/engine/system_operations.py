@@ -18,16 +18,16 @@ from django_quota.engine.operations import (
 )
 
 FIELDS = 1_000
-"""How many fields a hash has; further rules are counted together under `OTHER`."""
+"""How many fields a hash has at most; further rules are counted together under `OTHER`."""
 
 OTHER = "*"
-"""Stands for all further rules; no rule has this field."""
+"""The field of all further rules together; no rule has this field."""
 
 OUTAGES = "!:a"
-"""The field that counts outages, as each process has seen them; no rule has it."""
+"""The field that counts outages, once for each process that saw one; no rule has this field."""
 
 SUBJECTS = SLOTS = 2_000
-"""How many members a sorted set keeps; for a while it may have half as many more."""
+"""How many members a sorted set keeps. It is trimmed when it has half as many more."""
 
 METRICS_DAY_TTL = 2 * DAY
 MINUTE_TTL = 7_200 * SECOND
@@ -36,7 +36,7 @@ TOTAL_TTL = 400 * DAY
 
 
 class MetricsKeys(NamedTuple):
-    """The keys that `lua/metrics.lua` lists."""
+    """The keys that `engine/lua/metrics.lua` lists."""
 
     day: str
     minute: str
@@ -49,8 +49,8 @@ class MetricsKeys(NamedTuple):
 class AddMetrics(Operation):
     """Add the counts of a process; the reply is 1.
 
-    `number`: of the message, which is added once; `counts`: by field, see `lua/metrics.lua`; `refused`: by subject;
-    `slots`: microseconds that each is remembered.
+    `number`: of the message, so that it is added only once. `counts`: by field, see `engine/lua/metrics.lua`.
+    `refused`: refusals by subject. `slots`: for how many microseconds each is remembered.
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", "repeated", "metrics")
@@ -72,7 +72,7 @@ class AddMetrics(Operation):
         self.slots = slots
 
     def run(self, states: States, now: int) -> int:
-        """Add the counts."""
+        """Add the counts, unless the message has been added before."""
         keys = MetricsKeys(*self.keys)
         if is_repeated(states, keys.sent, self.number):
             return 1
@@ -102,7 +102,7 @@ def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
 
 
 class RegisterWorker(Operation):
-    """Count a worker for `ttl` microseconds; the reply is how many there are."""
+    """Count a worker for `ttl` microseconds; the reply is the number of workers, including this one."""
 
     script: ClassVar[Script] = script("clock", "lifetimes", "register_worker")
 
@@ -110,7 +110,7 @@ class RegisterWorker(Operation):
         super().__init__([key], token, ttl)
 
     def run(self, states: States, now: int) -> int:
-        """Register the worker."""
+        """Register the worker, and forget those whose time is over."""
         (key,), (token, ttl) = self.keys, self.arguments()
         workers = {other: stop for other, stop in (states.get(key, now) or {}).items() if stop > now}
         workers[token] = now + ttl
@@ -122,7 +122,7 @@ class Swept(NamedTuple):
     """What the reply says about one key."""
 
     is_set: bool
-    """Whether the key is a sorted set that is swept."""
+    """Whether the key is a sorted set and was swept."""
     removed: int
     left: int
     """How many expired entries it still has."""
@@ -131,10 +131,10 @@ class Swept(NamedTuple):
 
 
 class Sweep(RedisOperation):
-    """Drop at most `most` expired entries of these keys; the reply: see `lua/sweep.lua` and `read`.
+    """Drop at most `most` expired entries of these keys; the reply: see `engine/lua/sweep.lua` and `read`.
 
     `sweepable`: which keys are swept if they are sorted sets. `lifetimes`: the TTL (milliseconds) for a key that has
-    none and whose scores do not tell one. `repairs`: whether keys without a TTL get one.
+    none and whose scores do not show one. `repairs`: whether keys without a TTL get one.
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", "sweep")
@@ -168,5 +168,5 @@ class Sweep(RedisOperation):
 
     @staticmethod
     def read(reply: Sequence[int]) -> list[Swept]:
-        """Return what a reply says about each key."""
+        """Return the results in a reply, in the order of the keys."""
         return [Swept(bool(reply[i]), *reply[i + 1 : i + 4]) for i in range(0, len(reply), 4)]

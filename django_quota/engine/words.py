@@ -1,7 +1,7 @@
 """Commands in the form in which they go over the wire to Redis: an array of words, each with its length before it.
 
-Source: the Redis serialization protocol, version 2. A command of a decision is joined from bytes that a compiled rule
-holds already, so words are packed here once a rule, and not once a hit.
+Source: the Redis serialization protocol, version 2. A decision's command is joined from bytes that a compiled rule
+already holds, so most words are encoded once for a rule, not once for a hit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Word = str | int
 
 
 def packed(words: Iterable[Word]) -> bytes:
-    """Return words as a part of a command."""
+    """Return words, encoded as a part of a command."""
     return b"".join([_packed(str(word).encode()) for word in words])
 
 
@@ -21,12 +21,12 @@ def _packed(word: bytes) -> bytes:
 
 
 def command(words: Sequence[Word]) -> bytes:
-    """Return a whole command."""
+    """Return a whole command, encoded."""
     return b"*%d\r\n%s" % (len(words), packed(words))
 
 
 def key_parts(length: int, ends: Iterable[str]) -> list[bytes]:
-    """Return what is around the beginning that keys share: `beginning.join(parts)` is these keys as words.
+    """Return the parts around a beginning that keys share: `beginning.join(parts)` is the keys, encoded as words.
 
     `length`: of the beginning, in bytes. `ends`: what follows it in each key.
     """

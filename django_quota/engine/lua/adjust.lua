@@ -7,8 +7,8 @@
 -- reply  adjust: nothing; from then on the cost of each hit is 0. judge_near: nothing; it adds flags
 local restorers = need('restore')
 
--- The day counts what the hit really used; a hit that used nothing does not count. If a roll-up has moved the counts
--- already, the next one adds the difference.
+-- Counts in the day what the hit really used; a hit that used nothing does not count. If a roll-up has already moved
+-- the counts, the next one adds the difference.
 local function recount_day(hit)
   local more = hit.actual - hit.cost
   if not hit.day_key or more == 0 then return end

@@ -6,7 +6,7 @@
 --            writes no event), the rule's name in fields, the subject as keys have it, until when,
 --            the number of the ban in its series, the limit's capacity, what is left of it, and the share of `warn_at`
 --            that it has reached
--- reply  how many there were
+-- reply  the number of events
 for i = 4, #ARGV, 8 do
   local kind, rule, subject, stop = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3])
   if kind == 'lifted' then

@@ -3,17 +3,17 @@
 --
 -- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to
 -- "31". Lua counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as
--- texts.
+-- strings.
 --
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 -- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no
---        counter) and {OVERFLOW, n} (KEYS[n] would leave 64 bits); except for {DONE, ...} nothing has changed
+--        counter) and {OVERFLOW, n} (KEYS[n] would overflow 64 bits); except for {DONE, ...} nothing has changed
 local DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 
 local function failed(reply) return type(reply) == 'table' and reply.err end
 
--- Returns the reply for the error of a command on KEYS[n]; an error that is not the key's fault stays what it is.
+-- Returns the reply for the error of a command on KEYS[n]; an error with another cause than the key is returned as is.
 local function fault(reply, n)
   local function says(words) return string.find(reply.err, words, 1, true) end
   if says('overflow') then return { OVERFLOW, n } end
@@ -27,14 +27,14 @@ local function at_least(number, other)
   return #number > #other or (#number == #other and number >= other)
 end
 
--- Says whether a text is a whole number of 64 bits, as Redis writes it.
+-- Says whether a string is a whole number of 64 bits, as Redis writes it.
 local function is_integer(text)
   local sign, digits = string.match(text, '^(-?)([1-9]%d*)$')
   if not digits then return text == '0' end
   return at_least(sign == '-' and '9223372036854775808' or '9223372036854775807', digits)
 end
 
--- Returns the total under KEYS[n] as a text; or nothing, and the reply that says why.
+-- Returns the total under KEYS[n] as a string; or nil, and the reply that says why.
 local function read_total(n)
   local key = KEYS[n]
   local value = redis.pcall('GET', key)

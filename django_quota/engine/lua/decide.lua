@@ -12,7 +12,7 @@
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
 --            share of the limit, in thousandths, that emits "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
---          then its options in any order, each a word with its arguments, and '' behind the last:
+--          then its options in any order, each a word with its arguments, and '' after the last:
 --            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events
 --            "shares" <share>,<share>: all shares that emit such an event, if there are several; they rise
 --            "value" <digest>: what a limit of values counts
@@ -27,8 +27,8 @@
 --            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its
 --              counts
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
---        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number,
---        little end first: redis-py without hiredis reads a list slowly.
+--        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one string, 8 bytes each,
+--        little-endian: redis-py without hiredis reads a list slowly.
 --        verdict 1: allowed; 0: refused; -1: RETRY_WITH, a list: the edges of a day or of a calendar limit do not fit
 --          the time
 --        retry_after: if refused, until the same hit is admitted (-1: never); if admitted, how long to hold it back
@@ -69,7 +69,7 @@ local function look(limit)
 end
 
 -- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it
--- is first needed, and so is a table that is seldom used. The frame itself makes three functions.
+-- is first needed, and so is a table that is rarely used. The frame itself makes three functions.
 local made, need = {}, nil
 
 local function make(name)

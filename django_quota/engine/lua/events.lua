@@ -1,4 +1,4 @@
--- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, after
+-- events: what a hit leaves besides its counts: bans after too many refusals, and events. A module of decide, after
 -- event_log.
 --
 -- KEYS   hit.refusals.key: the refusals that lead to a ban, as sliding_window keeps them
@@ -18,7 +18,7 @@ local function append(kind, hit, limit, stop, level, share)
   append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, remaining, share)
 end
 
--- Notes for `span` that an event was emitted.
+-- Remembers for `span` microseconds that an event was emitted.
 local function note(hit, field, value, span)
   redis.call('HSET', hit.status_key, field, value)
   keep(hit.status_key, span)

@@ -1,4 +1,4 @@
--- fixed_window: one counter, opened by the first hit and closed a window later. A module of decide.
+-- fixed_window: one counter, opened by the first hit and closed one window later. A module of decide.
 --
 -- KEYS   limit.key: a string "<count> <end in microseconds>"
 -- ARGV   capacity; a = window in microseconds
@@ -20,7 +20,7 @@ end
 -- Consumes in a window that ends at `stop`, if it is opened now.
 local function consume_until(limit, stop, over)
   if limit.count == 0 then limit.stop = stop end
-  -- A full window refuses everything: there is no need to count refusals further.
+  -- A full window refuses everything, so refusals above the limit need no count.
   local full = over and MOST or math.max(limit.capacity, limit.count)
   limit.count = math.min(limit.count + limit.cost, full)
   write(limit)

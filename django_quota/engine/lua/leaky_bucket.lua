@@ -1,4 +1,4 @@
--- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly. A module of
+-- leaky_bucket: the token bucket seen from the other side: the backlog is a queue that drains evenly. A module of
 -- decide.
 --
 -- KEYS   limit.key: a string, when the queue is empty (microseconds), as token_bucket keeps its TAT

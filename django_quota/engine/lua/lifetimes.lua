@@ -4,8 +4,8 @@
 -- ARGV   those of the script after it
 -- reply  that of the script after it
 
--- A number as a text without decimals. Lua itself would write a large one as 1.7637e+15. '%d' takes a C long, which may
--- have 32 bits: so this writes a large number in two parts, in half the time of '%.0f'.
+-- A number as a string without decimals. Lua itself would write a large one as 1.7637e+15. '%d' takes a C long, which
+-- may have 32 bits: so this writes a large number in two parts, in half the time of '%.0f'.
 local function integer(number)
   if number < 100000000 then return string.format('%d', number) end
   return string.format('%d%08d', number / 100000000, number % 100000000)

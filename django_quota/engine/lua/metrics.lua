@@ -41,7 +41,7 @@ keep(day_key, DAY_TTL)
 keep(minute_key, MINUTE_TTL)
 keep(total_key, TOTAL_TTL)
 
--- Keeps the `most` highest scores if there are more than 1.5 times as many: so most calls drop nothing.
+-- Keeps the `most` highest scores, but only once there are 1.5 times as many: so most calls drop nothing.
 local function trim(key, most)
   local surplus = redis.call('ZCARD', key) - most
   if surplus > most / 2 then redis.call('ZREMRANGEBYRANK', key, 0, integer(surplus - 1)) end

@@ -29,17 +29,17 @@ local function shares_of(hit, units)
   return highest, share, near
 end
 
--- `lowers`: units were given back. A share that use has fallen below may be reported again.
+-- `lowers`: units were given back. A share above the current use may be reported again.
 return function(hit, units, lowers)
   local highest, share, limit = shares_of(hit, units)
   local field = 'w:' .. hit.rule
-  local stop, told = string.match(redis.call('HGET', hit.status_key, field) or '', '^(%d+) (%d+)$')
-  told = stop and tonumber(stop) > now and tonumber(told) or 0
-  if lowers and told > highest then
-    told = highest
-    redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(told))
+  local stop, reported = string.match(redis.call('HGET', hit.status_key, field) or '', '^(%d+) (%d+)$')
+  reported = stop and tonumber(stop) > now and tonumber(reported) or 0
+  if lowers and reported > highest then
+    reported = highest
+    redis.call('HSET', hit.status_key, field, stop .. ' ' .. integer(reported))
   end
-  if emits and share > told then
+  if emits and share > reported then
     local events = need('events')
     local span = math.min(math.max(limit.reset, SECOND), DAY)
     events.note(hit, field, integer(now + span) .. ' ' .. integer(share), span)

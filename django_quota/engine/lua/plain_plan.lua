@@ -1,10 +1,10 @@
 -- plain_plan: decides the check that most requests make: sliding windows without options, which all allow it and emit
--- nothing. Part of decide, before all that it does not need.
+-- nothing. Part of decide, before everything that it does not need.
 --
 -- KEYS   as decide
 -- ARGV   as decide
--- reply  decide_plain: that of decide, and the days to count {key, rule, cost, tier, ...}, if any; nil, and nothing has
---        changed, if the plan is another one
+-- reply  decide_plain: that of decide, and the days to count {key, rule, cost, tier, ...}, if any; nil if the plan is
+--        not plain: then nothing has changed
 --
 -- The frame would decide such a plan in the same way, but making its functions and tables, and calling them, takes
 -- a third as long again for one limit, and three quarters for three.

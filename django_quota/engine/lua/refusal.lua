@@ -1,4 +1,4 @@
--- refusal: what a hit that is refused or banned leaves behind. A module of decide.
+-- refusal: what a refused or banned hit changes: counts of refusals and of the day, events. A module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide
@@ -20,7 +20,7 @@ return function(hit)
   elseif hit.day_key and passed then
     count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
   end
-  -- A flood emits one event a second: all its other refusals do without the module that emits.
+  -- A flood emits one event a second: its other refusals do not need the module that emits.
   local emits_event = emits and not hit.quiet and hit.refused
     and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end

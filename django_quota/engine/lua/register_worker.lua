@@ -1,4 +1,4 @@
--- register_worker: notes that this worker is alive, and counts how many are.
+-- register_worker: records that this worker is alive, and counts how many are.
 --
 -- KEYS   [1] the workers: a sorted set of tokens, scored by when they are no longer counted
 -- ARGV   [1] now; [2] the token of this worker; [3] how long it is counted, in microseconds

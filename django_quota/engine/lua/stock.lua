@@ -11,7 +11,7 @@ local function read(limit)
   return math.max(-MOST, math.min(MOST, tonumber(total)))
 end
 
--- Redis adds, because Lua counts in doubles. A total that would leave 64 bits stays as it is.
+-- Redis adds, because Lua counts in doubles. A total that would overflow 64 bits stays as it is.
 local function add(limit, units)
   local reply = redis.pcall('INCRBY', limit.key, units < 0 and '-' .. integer(-units) or integer(units))
   if not failed(reply) then

@@ -8,7 +8,7 @@
 --            TTL in milliseconds for a key that has none, if no score says how long it is needed
 -- reply  four for each key: whether it is a sorted set that is swept (1 or 0), how many entries went, how many expired
 --        ones are left, and the TTL in milliseconds that a key without one was given, or would be (0: it has one)
-local LONGEST = 315360000000 -- ten years in milliseconds: a score that is no time must not keep a key for good
+local LONGEST = 315360000000 -- ten years in milliseconds: a score that is not a time must not keep a key forever
 
 local most, repairs = tonumber(ARGV[2]), ARGV[3] == '1'
 
