@@ -72,7 +72,7 @@ class MovableClock:
     """The clock of a test: it stands still, or follows the store's, until freezegun or time-machine move it.
 
     While one of them sets the time, this clock follows. If the test sets this clock meanwhile, the clock goes on from
-    there. After that, it has its earlier time again.
+    there. When neither sets the time any more, this clock has its earlier time again.
     """
 
     def __init__(self, now: int | None = None) -> None:

@@ -124,7 +124,7 @@ def _parse(text: str) -> Rate:
         found.append(match)
         position = match.end()
     _, count, _, window, _ = found
-    # The length first: int() of a very long string is slow, and raises an error of its own.
+    # The length first: int() of a very long string is slow, and raises another error.
     if len(count[0].lstrip("0")) > len(str(MAX_COUNT)) or int(count[0]) > MAX_COUNT:
         raise RateError(text, count.start(), Translatable("the count is above %(most)d", most=MAX_COUNT), _HINT)
     unit = _SPELLINGS.get(window[2])

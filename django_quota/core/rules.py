@@ -587,13 +587,13 @@ def functions_of(rule: Rule) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def parts_of_key(rule: Rule) -> Iterator[tuple[str, Any]]:
-    """Yield each part of `key` and `distinct`, with its option. A tuple within a tuple has parts of its own."""
+    """Yield each part of `key` and `distinct`, with its option. Nested tuples are flattened."""
     parts = [("key", part) for part in _flat(rule.key)] + [("distinct", part) for part in _flat(rule.distinct)]
     return ((option, part) for option, part in parts if part is not None and part is not True)
 
 
 def is_about_the_user(part: object) -> bool:
-    """Say whether a key, or a part of one, is the user, or a function, by itself or by its dotted path."""
+    """Return whether a key, or a part of one, is the user, a function, or the dotted path of one."""
     if isinstance(part, tuple):
         return any(map(is_about_the_user, part))
     if isinstance(part, str):

@@ -35,7 +35,7 @@ class Parameters(NamedTuple):
     """The digest of the hit's value, if the limit counts different values."""
 
     def ever_admits(self, cost: int) -> bool:
-        """Say whether a hit has room when nothing is used. A limit of 0 admits nothing, even at no cost."""
+        """Return whether a hit has room when nothing is used. A limit of 0 admits nothing, even at a cost of 0."""
         return 0 < self.capacity >= cost
 
 
