@@ -1,4 +1,4 @@
-"""The verbs: `check`, `acquire`, `peek` and `refund`, each sync and async."""
+"""What code calls to limit something: `check`, `acquire`, `peek`, `refund` and more, each sync and async."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check(
     `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject. `cost`: units, 1 to 10^12; by
     default the rule's own (1). `value`: what a rule with `distinct=` counts: a string, bytes or a whole number.
     `force`: count the hit even if there is no room, for work that is done already; `allowed` says whether there was
-    room, and `used` of the outcome may be above the limit then. Nobody is refused, so no ban begins. Not for
-    `distinct=`.
+    room, and `used` of the outcome may then be above the limit. Such a hit is not a refusal, so it begins no ban. Not
+    for `distinct=`.
 
     Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong, and
     `ConfigurationError` if the client of a request has no address. While the store does not answer, nothing is raised
@@ -122,8 +122,8 @@ def peek(
 ) -> Decision:
     """Return what `check` would return, and count nothing; `remaining` is what is left now.
 
-    A `cost` function is not called: without `cost`, such a rule is asked about one unit. For the arguments and the
-    errors see `check`.
+    A rule's `cost` function is not called: without `cost=`, such a rule is asked about one unit. For the arguments
+    and the errors see `check`.
     """
     return run_call(_decided_flow(ask_flow(rule_or_rate, subject, cost, value, rule_options, is_peek=True), "peek"))
 
@@ -146,7 +146,7 @@ def refund(
 ) -> Decision:
     """Give a cost back, but never more than is used; return what `peek` returns after that.
 
-    Refund a hit while it counts: when its window is over, its room is free again already. A sliding window gives back
+    Refund a hit while it counts: after its window, its room is free anyway. A sliding window gives back
     its oldest hits, so there is room at once. A token bucket refills all the time: refund soon after the hit, or use
     `reserve`. With `leaky_bucket`, `refund()` has no effect.
 
@@ -166,7 +166,7 @@ async def arefund(
 class Entry(NamedTuple):
     """What `check_all` and its like take under one rule, for one subject: `Entry("tokens", user, 900, tier="pro")`.
 
-    A tuple does as well if you name no tier: `("tokens", user, 900)`.
+    Without a tier, a tuple is enough: `("tokens", user, 900)`.
     """
 
     rule: RuleOrRate | CounterEntry
@@ -176,7 +176,7 @@ class Entry(NamedTuple):
     cost: int | None = None
     """Units, 1 to 10^12; None takes the rule's own cost (1)."""
     tier: str | None = None
-    """The name of a tier of the rule; None takes the subject's own."""
+    """The name of a tier of the rule; None takes the tier of the subject."""
 
 
 AnyEntry = (
@@ -196,11 +196,12 @@ def check_all(entries: Iterable[AnyEntry]) -> Decision:
 
     An entry may have a counter in place of the rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if
     the counter holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not
-    limits: overrides and the setting `ENABLED` do not concern them, and they emit no events. While the store does not
+    limits: overrides and the setting `ENABLED` do not affect them, and they emit no events. While the store does not
     answer, a call with a counter is refused; if only the answer was lost, the units were taken.
 
-    Raises `RuleError` if there is no entry or more than 1,000, if a rule or a counter is listed twice for one subject,
-    or if an argument is wrong. While the store does not answer, nothing is raised and the Decision is `degraded`.
+    Raises `RuleError` if there are no entries or more than 1,000, if a rule or a counter is listed twice for one
+    subject, or if an argument is wrong. While the store does not answer, nothing is raised and the Decision is
+    `degraded`.
     """
     return run_call(_decided_flow(ask_all_flow(entries), "check"))
 
@@ -213,7 +214,7 @@ async def acheck_all(entries: Iterable[AnyEntry]) -> Decision:
 def peek_all(entries: Iterable[AnyEntry]) -> Decision:
     """Return what `check_all` would return, and count nothing; each `remaining` is what is left now.
 
-    All are looked at in one call to the store. For the entries and the errors see `check_all`. No `cost` function runs.
+    All are read in one call to the store. For the entries and the errors see `check_all`. No `cost` function runs.
     """
     return run_call(_decided_flow(ask_all_flow(entries, is_peek=True), "peek"))
 
@@ -227,13 +228,13 @@ async def apeek_all(entries: Iterable[AnyEntry]) -> Decision:
 
 
 def run_call(flow: Flow[T]) -> T:
-    """Run the flow of a sync function for users. Under DEBUG, warn once for each place that blocks an event loop."""
+    """Run the flow of a public sync function. Under DEBUG, warn once for each place that blocks an event loop."""
     if _get_running_loop() is not None and settings.DEBUG:
         warnings.warn(BLOCKS, RuntimeWarning, stacklevel=3)
     return run_sync(flow)
 
 
-BLOCKS = "This call blocks the event loop. Await its async twin, whose name begins with a: acheck() for check()."
+BLOCKS = "This call blocks the event loop. Await its async form, whose name begins with a: acheck() for check()."
 """The warning for a sync call in async code."""
 
 
@@ -254,16 +255,16 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
         check_costs(asks)
     for rule in [ask.rule for ask in asks] if mode in ("force", "refund") else ():
         if rule.distinct is not None:
-            what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "force= is not for it"
+            what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "it cannot be forced"
             raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
-    if mode == "force":  # "force" refuses nobody, so the rule does not block
+    if mode == "force":  # "force" refuses nothing, so the rule does not block
         asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     answer = yield from answer_flow(asks, mode)
     return answer.decision
 
 
 def check_costs(asks: Iterable[Ask]) -> None:
-    """Raise `RuleError` if a hit would take nothing; only a cost function may return 0, for a free request."""
+    """Raise `RuleError` for a cost of 0; only a cost function may return 0, for a free request."""
     for ask in asks:
         if not ask.cost and not callable(ask.rule.cost):
             raise RuleError(
@@ -288,7 +289,7 @@ def _acquire_flow(timeout: Duration, make_asking: Callable[[], Flow[Sequence[Ask
 
 
 MIN_SLEEP = 0.001
-"""Seconds that `acquire` sleeps at least: clocks differ a little."""
+"""Seconds that `acquire` sleeps longer than `retry_after`, because clocks differ a little."""
 
 
 # --- asks -------------------------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ def ask_flow(
     *,
     is_peek: bool = False,
 ) -> Flow[Sequence[Ask]]:
-    """Return what one call asks for; for a peek, no `cost` function is called.
+    """Return the one ask of a call, in a tuple; for a peek, no `cost` function is called.
 
     Raises `RuleError` if an argument is wrong.
     """
@@ -323,7 +324,7 @@ def ask_flow(
         name = user_subject(subject)
     else:
         raise RuleError(f"{subject!r} is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.")
-    if not rule.is_plain:  # most rules have nothing to look at here
+    if not rule.is_plain:  # most rules are
         rule = rule_without_request(rule, name, cost, value)
     units: Any = rule.cost if cost is None else validate_cost(cost, rule.name)
     return (Ask(rule, name, units, "" if value is None else value_digest(rule, value)),)
@@ -336,7 +337,7 @@ def _ask_of_counter(counter: CounterEntry, subject: AnySubject, units: int | Non
 
 
 def ask_all_flow(entries: Iterable[AnyEntry], *, is_peek: bool = False) -> Flow[Sequence[Ask]]:
-    """Return what several rules ask for, each for its own subject and cost; `is_peek` as for `ask_flow`.
+    """Return the asks of several rules, in the order of the entries; `is_peek` as for `ask_flow`.
 
     Raises `RuleError` if an entry is wrong.
     """
@@ -360,7 +361,7 @@ def ask_all_flow(entries: Iterable[AnyEntry], *, is_peek: bool = False) -> Flow[
             raise RuleError(f"There are more than {ENTRIES_AT_ONCE:,} entries.", "Split them into several calls.")
         found[ask.place] = ask
     if not found:
-        raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
+        raise RuleError("There are no entries.", _ENTRIES_EXAMPLE)
     return list(found.values())
 
 
@@ -373,7 +374,7 @@ def _entry_of(given: Any) -> Entry:
 
 
 ENTRIES_AT_ONCE = 1_000
-"""Entries that one call decides: the store serves nobody else meanwhile."""
+"""The most entries that one call decides: the store serves no other call meanwhile."""
 
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
@@ -390,7 +391,7 @@ def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Ru
 
 
 def refuse_options_of_requests(options: Mapping[str, object]) -> None:
-    """Raise `RuleError` if a call gives an option that chooses requests."""
+    """Raise `RuleError` if an option of a call chooses which requests are limited, such as `methods`."""
     for option in OF_REQUESTS.intersection(options) if options else ():
         raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
 
@@ -405,7 +406,10 @@ def rule_of_tier(rule: Rule, tier: str) -> Rule:
 
 
 def rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
-    """Return the rule of a subject's tier, without a request. Raises `RuleError` if it needs a request."""
+    """Return the rule for a subject of which no request is known: with the rates of its default tier.
+
+    Raises `RuleError` if the rule needs a request, or a value for `distinct=`.
+    """
     if rule.tiers and rule.tier is None:
         rule = rule.tiers[default_tier_of(subject)]
     if rule.tiers:
@@ -426,15 +430,18 @@ def rule_without_request(rule: Rule, subject: str, cost: int | None, value: obje
 
 
 def django_request(subject: AnySubject) -> HttpRequest | None:
-    """Return Django's request if a subject is one, or wraps one; else None."""
+    """Return Django's request if the subject is one or wraps one, as Django REST framework's does; else None."""
     if isinstance(subject, HttpRequest):
         return subject
-    wrapped = getattr(subject, "_request", None)  # the request of Django REST framework wraps Django's
+    wrapped = getattr(subject, "_request", None)
     return wrapped if isinstance(wrapped, HttpRequest) else None
 
 
 def subject_under_flow(rule: Rule, subject: AnySubject, what: str) -> Flow[str]:
-    """Return the name of a subject; of a request, what the key of a rule gives. `what`: what it is for, in errors."""
+    """Return the subject in canonical form; of a request, the subject under the key of the rule.
+
+    `what`: what it is for, in the error: "a counter".
+    """
     request = django_request(subject)
     if request is None:
         return subject_of(subject, what)

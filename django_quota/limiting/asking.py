@@ -23,21 +23,21 @@ from django_quota.subjects.subject import digest
 logger = logging.getLogger("django_quota.web")
 
 T = TypeVar("T")
-"""What each tier has."""
+"""What a mapping by tier has for each tier."""
 
 
 CountedPlaces = set[tuple[int, str]]
-"""The rules with a `match` that a request has asked for: the `id` of each, and the subject."""
+"""The rules with a `match` that a request has asked about: the `id` of each, with the subject."""
 
 
 def asked_flow(
     rules: Iterable[Rule], request: HttpRequest, counted: CountedPlaces | None = None, *, is_peek: bool = False
 ) -> Flow[list[Ask]]:
-    """Return what the rules that apply to a request ask for, each with its subject and cost.
+    """Return the asks of a request under these rules, in their order; rules that do not apply are left out.
 
-    `counted`: what the request has asked for before. A rule with a `match` counts once for a request and a subject,
-    even if a decorator names it. `is_peek`: ask for one unit of each, without a call of a `cost` function, and without
-    the rules that read the body.
+    `counted`: what the request has asked about before; new places are added. A rule with a `match` counts once for a
+    request and a subject, even if a decorator has the rule, too. `is_peek`: ask about one unit of each without calling
+    `cost` functions, and leave out rules that read the body.
     """
     found: list[Ask] = []
     key: object = None
@@ -45,7 +45,7 @@ def asked_flow(
     for rule in rules:
         if is_peek and rule.reads_body:
             continue
-        is_plain = rule.is_plain  # most rules have no other options than a match
+        is_plain = rule.is_plain  # most rules are
         if not is_plain and (yield from _is_skipped(rule, request)):
             continue
         if subject is None or rule.key != key:  # stacked rules mostly share their key
@@ -70,7 +70,7 @@ def asked_flow(
 
 
 def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Ask]:
-    """Return what one rule asks for, whatever its `methods`, `skip` and `exempt` say.
+    """Return the ask of a request under one rule, whatever the rule's `methods`, `skip` and `exempt` say.
 
     `cost` and `value`: None takes the rule's own.
     """
@@ -84,7 +84,10 @@ def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: obj
 
 
 def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
-    """Return what a flow reads; None if the body cannot be read and the rule is a shadow, which refuses nothing."""
+    """Return the result of a flow that reads the body; None if that fails and the rule is a shadow.
+
+    A shadow rule must not answer the request with an error.
+    """
     try:
         return (yield from reading)
     except QuotaError:
@@ -96,7 +99,7 @@ def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
 
 
 def _counts_again(rule: Rule, subject: str, counted: CountedPlaces | None) -> bool:
-    """Return whether a request has asked for a rule and a subject before, and note that it has now."""
+    """Return whether a request has asked about a rule and a subject before, and remember that it has."""
     if counted is None:
         return False
     place, before = (id(rule), subject), len(counted)
@@ -105,7 +108,7 @@ def _counts_again(rule: Rule, subject: str, counted: CountedPlaces | None) -> bo
 
 
 def _cost_flow(rule: Rule, request: HttpRequest) -> Flow[int]:
-    """Return the cost of a request under a rule."""
+    """Return the cost of a request under a rule: from `costs`, else from `cost`. Raises `RuleError` for a wrong one."""
     if rule.costs and request.resolver_match is not None:
         cost = dict(rule.costs).get(request.resolver_match.view_name)
         if cost is not None:
@@ -135,7 +138,7 @@ def _is_skipped(rule: Rule, request: HttpRequest) -> Flow[bool]:
 
 
 def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequest) -> Flow[T]:
-    """Return what the tier of a request has in `tiers`. `name`: the name of the rule or slot.
+    """Return the entry of `tiers` for the tier of a request. `name`: of the rule or slot, for errors.
 
     `tier_of`: the function of the request that returns the tier; None for the default tiers.
     """
@@ -153,12 +156,12 @@ def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequ
 
 @lru_cache(maxsize=256)
 def _log_unknown_tier(rule: str, tier: str, default: str) -> None:
-    """Log once that a tier is unknown. The request gets its default tier."""
+    """Log, once for each, that a tier is unknown. The request gets its default tier."""
     logger.error("Rule %r has no tier %s. It is treated as %r.", rule, tier, default)
 
 
 def rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
-    """Return the rule with the rates for this request."""
+    """Return the rule with the rates for this request. Raises `RateError` if its functions return a wrong rate."""
     if rule.tiers:
         return (yield from tier_flow(rule.name, rule.tiers, rule.tier, request))
     rates: list[object] = []
@@ -190,5 +193,5 @@ def value_digest(rule: Rule, value: object) -> str:
     if rule.distinct is None:
         raise RuleError(f"value= is given, but rule {rule.name!r} counts hits, not values.", "Use distinct=True.")
     if not isinstance(value, (str, bytes, int)):
-        raise RuleError(f"value= is {type(value).__name__}. Use a text, bytes or a whole number.")
+        raise RuleError(f"value= is {type(value).__name__}. Use a string, bytes or a whole number.")
     return digest(value if isinstance(value, bytes) else str(value))

@@ -1,4 +1,4 @@
-"""Processes delete expired rows of the database store now and then, so no site needs a cron job."""
+"""Each process regularly deletes expired rows of the database store, so a site needs no cron job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.store import DatabaseStore
 
 CLEANING_INTERVAL = 30.0
-"""About how many seconds are between two batches of a process, if a batch is not full."""
+"""Seconds, on average, between two batches of a process. After a full batch, the next follows in the next round."""
 
 BATCH = 1_000
-"""Rows of a batch."""
+"""The most rows that a batch deletes."""
 
 
 class Cleaning:
-    """Deletes a batch of expired rows when that is due. While there is more, a batch a second."""
+    """Deletes a batch of expired rows when one is due: one a second while there are more."""
 
     purpose = "delete expired rows"
     at_exit = False

@@ -1,6 +1,6 @@
 """What decides while the store does not answer: the `on_unavailable` of each rule.
 
-`"local"` counts in the memory of the process, which takes its part of the limit: see `Workers`.
+`"local"` counts in the memory of the process, which has its part of the limit: see `Workers`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from django_quota.stores.memory import MemoryStore
 
 
 class Fallback:
-    """Decides without the store. `workers` knows how many processes share the limits; None: only this one."""
+    """Decides without the store. `workers`: how many processes share the limits; None: only this one."""
 
     def __init__(self, workers: Workers | None = None) -> None:
         self.workers = workers
@@ -41,13 +41,13 @@ class Fallback:
         """Decides for rules with `on_unavailable="local"`."""
 
     def allows(self, resolved: Resolved) -> bool:
-        """Say whether all rules allow everything while the store does not answer."""
+        """Return whether all rules allow everything while the store does not answer."""
         return all(_how(ask, StoreUnavailable) == "allow" for ask in resolved.asked)
 
     def decide(
         self, resolved: Resolved, mode: AskMode | Settlement, scope: Scope, failure: StoreUnavailable
     ) -> Decision:
-        """Decide each rule by its `on_unavailable`."""
+        """Decide each rule by its `on_unavailable`; return a degraded Decision."""
         hows = [(ask, _how(ask, type(failure))) for ask in resolved.for_store]
         denied = resolved.without_store([ask.rule for ask, how in hows if how == "deny"])
         if denied.enforced:
@@ -64,7 +64,7 @@ class Fallback:
     def _decide_locally(
         self, resolved: Resolved, asks: Sequence[Ask], mode: AskMode | Settlement, scope: Scope
     ) -> Decision:
-        """Decide what is asked in the memory of this process, each rule by its part of the limits."""
+        """Decide in the memory of this process, where each limit is divided by the number of workers."""
         workers, moment = 1 if self.workers is None else self.workers.number, clock.now()
         parts = [Ask(part_of(ask.rule, workers), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
         local = Resolved(parts, parts, moment, overridden=resolved.overridden)
@@ -73,12 +73,12 @@ class Fallback:
         operation = Decide(hits, "peek" if isinstance(mode, Settlement) else mode)
         answer = answered(local, hits, self.local.run(operation, moment), degraded=True)
         if answer is None:
-            raise RuntimeError("The memory store asked for another form of a request at its own time.")
+            raise RuntimeError("The memory store did not accept the day or period of its own time.")
         return answer.decision
 
 
 def _how(ask: Ask, failure: type[StoreUnavailable]) -> OnUnavailable:
-    """Return what decides a rule after a failure."""
+    """Return the `on_unavailable` that applies to an ask after a failure."""
     is_precious = bool(ask.rule.reads_body) or ask.is_estimate
     return current().without_store(ask.rule.on_unavailable, failure, is_precious=is_precious)
 
@@ -86,14 +86,14 @@ def _how(ask: Ask, failure: type[StoreUnavailable]) -> OnUnavailable:
 # --- how many processes share the limits ------------------------------------------------------------------------------
 
 REGISTER_INTERVAL = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two messages that this process is alive."""
 
 TTL = 30 * SECOND
-"""Microseconds for which a process counts after its last sign of life."""
+"""Microseconds for which a process is counted after its last message."""
 
 
 class Workers:
-    """Knows how many processes share the limits of a store; only this one, until the store has said."""
+    """Knows how many processes share the limits of a store; 1 until the store has answered."""
 
     purpose = "say that this process is alive"
     at_exit = False
@@ -102,15 +102,15 @@ class Workers:
         self._store = store
         self._clock = clock
         self.number = 1
-        """Processes that share the limits, with this one; in a forked process, at first what its parent knew."""
+        """Processes that share the limits, including this one. A forked process begins with its parent's number."""
         self._found = 1
-        """What the store said last."""
+        """The number in the store's last answer."""
         self.after_fork()
         register_fork_aware(self)
         flusher.add(self)
 
     def after_fork(self) -> None:
-        """Count as one more in a forked process."""
+        """Use a new token in a forked process, so that it is counted beside its parent."""
         self._token = secrets.token_hex(8)
         self._next = 0.0
 
@@ -122,9 +122,9 @@ class Workers:
         alive = RegisterWorker(system_key(current().prefix, "workers"), self._token, TTL)
         try:
             found = max(1, int(self._store.run(alive, frozen_now())))
-        except StoreUnavailable:  # an outage is reported elsewhere; what was learned before holds
+        except StoreUnavailable:  # an outage is reported elsewhere; the last number stays
             return
-        # A store that was emptied learns of the others within `REGISTER_INTERVAL`: so a lower number must come twice.
+        # After a store was emptied, the others register within `REGISTER_INTERVAL`: so a lower number must come twice.
         self.number, self._found = max(found, self._found), found
         self._next = now + REGISTER_INTERVAL
 

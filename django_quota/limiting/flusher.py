@@ -1,13 +1,14 @@
-"""The threads of a process that do what requests need not wait for.
+"""The threads of a process for work that requests need not wait for.
 
 There are two, and each starts when it is first needed:
 
-* The flusher asks the store. While the process serves requests, it sends the metrics, counts what was decided without
-  the store, says that this worker is alive and deletes expired rows, about once a second. It also renews leases.
-* The reader asks the database for overrides.
+* The flusher calls the store. About once a second while the process serves requests, it sends the metrics, counts
+  what was decided without the store, reports that this worker is alive, and deletes expired rows. It also renews
+  leases.
+* The reader reads overrides from the database.
 
-One thread would do, if it did not hang with the database: leases would end, and other workers would take this one for
-dead. A forked process starts threads of its own. At exit, the flusher sends what is left.
+They are two because the reader may hang with the database. In one thread, leases would then end, and other workers
+would consider this one dead. A forked process starts its own threads. At exit, the flusher sends what is left.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ EXIT_TIMEOUT = 0.5
 
 
 class Job(Protocol):
-    """Something to do in each round."""
+    """Work that is done in each round."""
 
     purpose: str
-    """What the job does, for the log: "send the metrics"."""
+    """What the job does, for the log line "Cannot ..., and will try again": "send the metrics"."""
     at_exit: bool
     """Whether to do the job at the end of the process, too."""
 
@@ -46,7 +47,7 @@ class Job(Protocol):
 
 
 class Background:
-    """One thread. It does rounds of jobs when it is woken, and calls functions at given moments.
+    """One thread. It does a round of jobs when it is woken, and calls functions at given moments.
 
     It holds the jobs weakly, so a job ends with its owner.
     """
@@ -58,11 +59,11 @@ class Background:
         register_fork_aware(self)
 
     def after_fork(self) -> None:
-        """Start without a thread, as a forked process does. The parent makes its own calls."""
+        """Start without a thread and without plans: in a forked process, those are the parent's."""
         # A signal handler may check a limit in the middle of `wake`: so the lock and the queue are reentrant.
         self._changing = threading.RLock()
         self._signals: SimpleQueue[None] = SimpleQueue()
-        """Ends the sleep of the thread."""
+        """An item ends the sleep of the thread."""
         self._planned: dict[Callable[[], object], float] = {}
         """What to call, and when, by `clock.elapsed`."""
         self.is_woken = False
@@ -82,23 +83,23 @@ class Background:
             self._jobs.difference_update(job for job in jobs if job is not None)
 
     def wake(self) -> None:
-        """Have the thread do a round, at once or a second after the last one. Call it as often as you like."""
+        """Make the thread do a round: at once, or a second after the last one. Further calls before that are cheap."""
         if not self.is_woken:
             self.is_woken = True
             if not self._signal():
                 self.is_woken = False
 
     def call_at(self, moment: float, function: Callable[[], object]) -> bool:
-        """Call a function in the thread, once, at a moment of `clock.elapsed` that replaces any earlier plan for it.
+        """Call a function in the thread, once, at a moment of `clock.elapsed`; this replaces an earlier plan for it.
 
-        Return whether the thread runs.
+        Return whether the thread runs: not if the process can start no thread.
         """
         with self._changing:
             self._planned[function] = moment
         return self._signal()
 
     def flush(self, *, at_exit: bool = False) -> bool:
-        """Do a round of all jobs in the calling thread; return whether all went well. A problem is logged once."""
+        """Do all jobs once in the calling thread; return whether none failed. A repeated failure is logged once."""
         with self._changing:
             jobs = [job for job in self._jobs if job.at_exit or not at_exit]
         failing: weakref.WeakSet[Job] = weakref.WeakSet()
@@ -113,7 +114,7 @@ class Background:
         return not failing
 
     def stop(self, timeout: float = EXIT_TIMEOUT) -> None:
-        """Do the last round and end the thread; wait for it for some seconds at most."""
+        """End the thread after a last round; wait for it for `timeout` seconds at most."""
         self._is_ending = True
         self._signals.put(None)
         if self._thread is not None:
@@ -153,7 +154,7 @@ class Background:
                     self.is_woken = False
 
     def _due(self, now: float) -> list[Callable[[], object]]:
-        """Take what must be called now out of the plan."""
+        """Remove the functions that are due from the plan, and return them."""
         with self._changing:
             planned = self._planned.copy()  # the garbage collector may run here, and plan the end of a stream
             due = [function for function, moment in planned.items() if moment <= now]
@@ -169,16 +170,16 @@ class Background:
         seconds = max(0.0, min(moments) - clock.elapsed()) if moments else None
         try:
             self._signals.get(timeout=seconds)
-            while True:  # all signals so far: the loop looks at everything
+            while True:  # take all signals: one pass of the loop answers them all
                 self._signals.get_nowait()
         except Empty:
             pass
 
 
 flusher = Background("django-quota-flusher")
-"""The thread that asks the store."""
+"""The thread that calls the store."""
 
 reader = Background("django-quota-overrides")
-"""The thread that asks the database for overrides."""
+"""The thread that reads overrides from the database."""
 
 atexit.register(flusher.stop)

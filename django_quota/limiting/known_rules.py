@@ -1,6 +1,6 @@
 """The rules and slots that a project is known to have: those in the settings and those on the views of its URLs.
 
-Rules of `check("10/m", ...)` are not known beforehand. You find them only in what they have counted.
+The rules of calls such as `check("10/m", ...)` are not known in advance. Only what they have counted shows them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from django_quota.runtime import runtime
 NamedRule = Rule | str | list[Rule]
 """What a name stands for: a rule, a string that says why none can be read, or the rules that a rate may mean."""
 
-UNNAMED = gettext_lazy("neither the settings nor the views have this name, and it does not tell the rate and options")
+UNNAMED = gettext_lazy(
+    "neither the settings nor the views have this name, and it does not contain the rate and options"
+)
 """Why the limits of a rule cannot be read."""
 
 Finder = Callable[[Iterable[Any]], Iterable[Any]]
@@ -32,7 +34,7 @@ Finder = Callable[[Iterable[Any]], Iterable[Any]]
 
 rule_finders: list[Finder] = []
 slot_finders: list[Finder] = []
-"""The web layer adds to both when it is imported."""
+"""`http.finders` and the integrations add to these when they are imported."""
 
 FinderT = TypeVar("FinderT", bound=Finder)
 
@@ -50,7 +52,7 @@ def register_rule_finder(finder: FinderT) -> FinderT:
 def known_rules() -> dict[str, Rule | str]:
     """Return every configured rule and every rule of a view by name; a string says why a rule cannot be read.
 
-    Pages show such a string by `requests.wording.text_in_words`.
+    Pages show such a string by `error_texts.text_in_words`.
     """
     rules: dict[str, Rule | str] = {}
     ours = current()
@@ -65,7 +67,10 @@ def known_rules() -> dict[str, Rule | str]:
 
 
 def known_rule(given: str | Rule, options: Mapping[str, object] = MappingProxyType({})) -> Rule:
-    """Return the rule that is given: a rule, its name in the settings or on a view, or a rate. Raises `RuleError`."""
+    """Return the rule that is meant by a rule, by its name in the settings or on a view, or by a rate.
+
+    Raises `RuleError`.
+    """
     try:
         return rule_of(given, options)
     except RateError as error:
@@ -126,16 +131,16 @@ def known_slots() -> list[str]:
 
 
 def _found_by(finders: list[Finder]) -> Sequence[Any]:
-    url_patterns()  # first: to load the views may register finders
+    url_patterns()  # first: loading the views may register finders
     return _kept_findings.get()(tuple(finders))
 
 
-def _found_behind(finders: tuple[Finder, ...]) -> Sequence[Any]:
-    """Return what finders find, once for the rules and once for the slots: a walk over 1,000 URLs takes 20 ms."""
+def _found_on_views(finders: tuple[Finder, ...]) -> Sequence[Any]:
+    """Return what finders find on all views. It is cached, because a walk over 1,000 URLs takes 20 ms."""
     return [found for finder in finders for found in finder(url_patterns())]
 
 
-_kept_findings = runtime.part(lambda: lru_cache(maxsize=2)(_found_behind))
+_kept_findings = runtime.part(lambda: lru_cache(maxsize=2)(_found_on_views))
 
 
 def url_patterns() -> Sequence[Any]:

@@ -264,7 +264,7 @@ class Limiter:
                 self._skew = moment - machine_now()
                 hits = _at(hits, mode, moment, scope)
             else:
-                raise StoreUnavailable("each answer came in another day or another period of a calendar limit")  # noqa: TRY301
+                raise StoreUnavailable("the store's clock kept crossing the end of a day or period")  # noqa: TRY301
         except StoreFull:
             return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.for_store]), hits)
         except StoreUnavailable as error:

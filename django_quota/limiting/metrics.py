@@ -1,8 +1,8 @@
 """Metrics: what this process has allowed and refused, by rule. The flusher sends them every second.
 
-Counting is a few additions in memory. A message that was not answered is sent again as it was, with its number, and is
-added once. All counts of a message go to the minute and the day of the last count. `operating.activity`
-reads the sums of all processes.
+Counting is a few additions in memory. A message that was not answered is sent again unchanged, with its number, so that
+it is added only once. All counts of a message go to the minute and the day of the last one. `operating.activity` reads
+the sums of all processes.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from django_quota.stores.base import Store
 MINUTE = 60 * SECOND
 
 MAX_SUBJECTS = MAX_SLOTS = 500
-"""The most that is kept between two messages. Further subjects and slots are left out; for rules, see `FIELDS`."""
+"""How many subjects and slots a message has at most. Further ones are left out; for rules, see `FIELDS`."""
 
 SLOT_TTL = 600 * SECOND
-"""Microseconds, at least, for which the overview shows a slot after somebody has asked for it."""
+"""Microseconds, at least, for which the overview shows a slot after a caller has asked for it."""
 
 OutcomeWord = Literal["allowed", "refused", "shadowed"]
-"""The answer of a rule to a check. `shadowed`: the rule is a shadow, and would have refused."""
+"""The answer of a rule to a check. `shadowed`: a shadow rule would have refused."""
 
 OUTCOMES: tuple[OutcomeWord, ...] = ("allowed", "refused", "shadowed")
 ALLOWED_END, REFUSED_END, SHADOWED_END = ":a", ":r", ":s"
-"""How the fields of the counts end, after the name of a rule."""
+"""The endings of the fields of the counts, after the name of a rule."""
 
 _SUFFIXES = dict(zip(OUTCOMES, (ALLOWED_END, REFUSED_END, SHADOWED_END), strict=True))
 
 OTHER_LABEL = "other"
-"""How exporters name the rules and slots past those that have a label of their own."""
+"""The label of all rules and slots that have no label of their own."""
 
 
 class Counted(NamedTuple):
-    """What the metrics count of a decision for one rule and subject."""
+    """One count of the metrics: a decision under one rule for one subject."""
 
     rule: str
     """The name of the rule."""
     subject: str
-    """The subject; it belongs in no label."""
+    """The subject. Do not use it as a label: there are too many."""
     outcome: OutcomeWord
     """`"allowed"`, `"refused"`, or `"shadowed"`: a shadow rule would have refused."""
 
 
 def counted(decision: Decision) -> list[Counted]:
-    """Return what the metrics count of a decision that the store made; nothing for slots, and for a cost of 0.
+    """Return what the metrics count of a decision that the store made; nothing for slots and for a cost of 0.
 
     Each item has a `rule`, a `subject` and an `outcome`: `"allowed"`, `"refused"`, or `"shadowed"` if a shadow rule
     would have refused. If a rule refuses the request, the rules that had room are not counted: nothing was taken from
@@ -72,8 +72,8 @@ def counted(decision: Decision) -> list[Counted]:
     outcomes = decision.outcomes
     if len(outcomes) == 1:  # as most have
         [only] = outcomes
-        said: OutcomeWord = "allowed" if only.allowed else "shadowed" if only.shadow else "refused"
-        return [Counted(only.rule, only.subject, said)] if only.cost and not isinstance(only.of, Concurrency) else []
+        word: OutcomeWord = "allowed" if only.allowed else "shadowed" if only.shadow else "refused"
+        return [Counted(only.rule, only.subject, word)] if only.cost and not isinstance(only.of, Concurrency) else []
     hits: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         if not isinstance(outcome.of, Concurrency):
@@ -88,7 +88,7 @@ def counted(decision: Decision) -> list[Counted]:
 
 
 class RuleLabels:
-    """The labels of rules for an exporter. There are about as many as Prometheus gets; further rules share one."""
+    """The labels of rules for an exporter: about as many as the overview counts by name. Further rules share one."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
@@ -118,7 +118,7 @@ class DecisionMetrics:
 
     def clear(self) -> None:
         """Forget what was counted and not yet sent."""
-        # A signal handler may check a limit while its thread is counting: so the lock is reentrant.
+        # A signal handler may check a limit while its thread holds the lock: so the lock is reentrant.
         self._lock = threading.RLock()
         self._process = secrets.token_hex(4)
         self._numbers = itertools.count(1)
@@ -128,11 +128,11 @@ class DecisionMetrics:
 
     def _begin(self) -> None:
         self._now = 0
-        """When the last of these was counted, in microseconds."""
+        """When the last of the following was counted, in microseconds; 0 if nothing was."""
         self._counts: dict[str, int] = {}
         """The counts by field: the name of a rule, escaped for fields of hashes, and `ALLOWED_END` or another end."""
         self._refused: dict[str, int] = {}
-        """How often each subject was refused; by its name, escaped for keys."""
+        """How often each subject was refused. Subjects are escaped for keys."""
         self._slots: dict[str, int] = {}
         """For how many microseconds the overview shows each slot."""
 
@@ -169,7 +169,7 @@ class DecisionMetrics:
             flusher.wake()
 
     def count_only_refusals(self, now: int, decision: Decision) -> None:
-        """Count the rules that refuse, even as shadows; what the others took is given back."""
+        """Count only the rules that refuse, also shadows: what the others took is given back."""
         with self._lock:
             self._now = now
             self._add_all(each for each in counted(decision) if each.outcome != "allowed")
@@ -189,7 +189,7 @@ class DecisionMetrics:
             self._add(OUTAGES)
 
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
-        """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
+        """Remember that a caller asked for a slot. `span`: how long its leases last, in microseconds."""
         place = f"{escape(subject)} {field(name)} {limit}"
         with self._lock:
             self._now = clock.now()
@@ -258,8 +258,8 @@ logger = logging.getLogger("django_quota.metrics")
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
 receivers: list[tuple[Callable[..., Any], bool]] = []
-"""The observers, each with whether it gets the duration of a decision. Without observers, callers neither look at the
-clock nor call `notify`, so that costs nothing."""
+"""The observers, each with whether it gets the duration of a decision. Without observers, callers neither read the
+clock nor call `notify`, so there is no cost."""
 
 
 def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
@@ -268,7 +268,7 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
     The function is called for checks, limited requests, reservations and slots; also for refusals that are repeated
     from memory, and degraded decisions. A request is one decision. The function is not called for `peek`, `refund`,
     `settle`, and what nothing limits. It runs in the thread or event loop of the request, so it must be quick, sync and
-    thread-safe. If it raises, the error is logged. A function that is given twice is called once.
+    thread-safe. If it raises, the error is logged. A function that is registered twice is called once.
 
     `duration`: pass as a second argument the seconds that the decision took: mostly the call to the store, without the
     time to read the request. None for slots, because a caller may wait for one in a queue.
@@ -293,11 +293,11 @@ def unobserve(receiver: Callable[..., Any]) -> bool:
 
 
 def notify(decision: Decision, began: int = 0) -> None:
-    """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if nobody looked."""
+    """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if it was not read."""
     seconds = (perf_counter_ns() - began) / 1e9 if began else None
-    for receiver, is_told in tuple(receivers):
+    for receiver, takes_seconds in tuple(receivers):
         try:
-            if is_told:
+            if takes_seconds:
                 receiver(decision, seconds)
             else:
                 receiver(decision)

@@ -1,6 +1,6 @@
 """Outages of the store: each is reported by one log line and one signal when it begins, and when it ends.
 
-An outage begins with a failure. It ends with an answer when there was no failure for a while.
+An outage begins with a failure. It ends with the first answer after `SETTLE_TIME` seconds without a failure.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from django_quota.stores.base import Runner
 logger = logging.getLogger("django_quota.store")
 
 SETTLE_TIME = 1.0
-"""Seconds without a failure before an answer ends an outage. A store that fails on and off is reported once."""
+"""Seconds without a failure before an answer ends an outage. So a store that fails again and again is reported once."""
 
 PERMISSION_SETTLE_TIME = 60.0
-"""The same if the user lacks a command that only some decisions need: the others still get answers."""
+"""The same if the user of Redis lacks a command that only some decisions need: other calls still get answers."""
 
 BUSY_PAUSE = 60.0
-"""Seconds after which the log says again that this process is too busy."""
+"""Seconds between two log lines that this process is too busy."""
 
 _LOST = "%s. Rules decide by on_unavailable until it answers again."
 _BUSY = (
-    "This process has more requests than it can ask the quota store about: %s. Those that waited in vain are counted "
+    "This process has more requests than it can ask the quota store about: %s. Those that got no answer are counted "
     'in its memory, except for rules with on_unavailable="deny". Run more processes.'
 )
 _LOST_OUT_OF_MEMORY = (
-    "%s. Redis is full: until it takes changes again, each process counts by itself for rules that do not say "
+    "%s. Redis is full: until it accepts changes again, each process counts by itself for rules that do not say "
     'on_unavailable, unless ON_UNAVAILABLE says "deny".'
 )
 
@@ -53,8 +53,8 @@ _LOST_OUT_OF_MEMORY = (
 class Outages:
     """The outages of one store, as this process sees them.
 
-    `clock`: returns seconds and never goes back. `all_nodes_healthy`: says whether all servers of the store answer; one
-    may be gone while others answer. `count`: called when an outage begins.
+    `clock`: returns seconds and never goes back. `all_nodes_healthy`: returns whether all servers of the store answer;
+    one may be down while others answer. `count`: called when an outage begins.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Outages:
         self._count = count
         self._began = 0.0
         self._failed = 0.0
-        """When the store failed last."""
+        """When the store last failed, by `clock`."""
         self._cut = -math.inf
-        """When a connection was lost last."""
-        self._told_busy = -math.inf
-        """When the log said last that this process is too busy."""
+        """When a connection was last lost."""
+        self._busy_logged = -math.inf
+        """When it was last logged that this process is too busy."""
         self._settle_time = SETTLE_TIME
         self._refuses_writes = False
-        """Whether the store still answers reads: then only a write shows that the store is back."""
+        """Whether the store has refused writes in this outage. Then only an answer to a write ends it."""
         self.is_on = False
         """Whether there is an outage now."""
         self.after_fork()
@@ -88,9 +88,9 @@ class Outages:
     def failed(
         self, error: StoreUnavailable, subjects: Sequence[str], *, is_decision: bool = True
     ) -> list[Announcement]:
-        """Note a failure for these subjects, or keys. Log what is new, and return the signals to send.
+        """Record a failure for these subjects, or keys. Log it if it is new, and return the signals to send.
 
-        `is_decision`: whether a rule was decided. Other operations may need a command that decisions do not.
+        `is_decision`: whether the operation decided rules. Others may need a command that decisions do not.
         """
         if isinstance(error, StoreBusy):
             self._log_busy(error)
@@ -118,23 +118,23 @@ class Outages:
         return [(store_lost, {"reason": error.reason})]
 
     def _is_first_cut(self) -> bool:
-        """Note a lost connection; return whether it is the first for a while. One alone is replaced."""
+        """Record a lost connection; return whether it is the only one within `SETTLE_TIME`: that is not an outage."""
         before, self._cut = self._cut, self._clock()
         return self._cut - before > SETTLE_TIME
 
     def _log_busy(self, error: StoreBusy) -> None:
-        """Log that this process is too busy, now and then."""
+        """Log that this process is too busy, at most once in `BUSY_PAUSE` seconds."""
         with self._lock:
             now = self._clock()
-            if now - self._told_busy < BUSY_PAUSE:
+            if now - self._busy_logged < BUSY_PAUSE:
                 return
-            self._told_busy = now
+            self._busy_logged = now
         logger.warning(_BUSY, error.reason.rstrip("."))
 
     def answered(self, *, wrote: bool = True) -> list[Announcement]:
-        """Note an answer. Log the end of an outage, and return the signals to send.
+        """Record an answer. Log the end of an outage, and return the signals to send.
 
-        `wrote`: whether the answer shows that the store takes writes.
+        `wrote`: whether the answer shows that the store accepts writes.
         """
         with self._lock:
             now = self._clock()
@@ -151,9 +151,9 @@ class Outages:
 
 @lru_cache(maxsize=256)
 def _log_foreign_data(subjects: tuple[str, ...], reason: str) -> None:
-    """Log once that keys of these subjects hold something else."""
+    """Log once that keys of these subjects hold data of another program."""
     logger.error(
-        "The store holds something else for %s: %s. Rules decide by on_unavailable until it is deleted.",
+        "Unexpected data in the store for %s: %s. Rules decide by on_unavailable until it is deleted.",
         " and ".join(map(repr, subjects)),
         reason.rstrip("."),
     )
@@ -163,7 +163,8 @@ def _log_foreign_data(subjects: tuple[str, ...], reason: str) -> None:
 def _log_denied_command(reason: str) -> None:
     """Log once that the user of Redis lacks a command."""
     logger.error(
-        "Redis does not permit a command: %s. What needs it fails, or goes by on_unavailable; everything else works.",
+        "Redis does not permit a command: %s. Calls that need it fail, or are decided by "
+        "on_unavailable; everything else works.",
         reason.rstrip("."),
     )
 
@@ -201,11 +202,11 @@ class OutageReportingStore:
         return reply
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
-        """Run operations without a report; see `Runner.try_all`."""
+        """Run operations; see `Runner.try_all`. Failures are in the replies, and are not reported."""
         return self._store.try_all(operations, now)
 
     def _failed(self, error: StoreUnavailable, operation: Operation) -> list[Announcement]:
-        if isinstance(error, StoreFull):  # the memory store logs that itself
+        if isinstance(error, StoreFull):  # the memory store logs this itself
             return []
         return self._outages.failed(error, operation.keys[:3], is_decision=False)
 

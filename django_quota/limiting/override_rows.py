@@ -1,4 +1,4 @@
-"""The overrides in the database: what a process reads of them, and how it saves one."""
+"""The overrides in the database: how a process reads and saves them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from django_quota.models import KEEP_CHANGES, OverrideChange, QuotaOverride, nex
 from django_quota.runtime import runtime
 
 OVERRIDES_A_QUERY = 5_000
-"""Rows that one query reads."""
+"""How many rows one query reads."""
 
 NO_DATABASE = "unknown"
 """Django's name for the vendor of a database that `DATABASES` does not name."""
@@ -53,15 +53,16 @@ def set_override(rule: str, subject: str, values: Mapping[str, Any]) -> QuotaOve
 
 
 TRIES = 3
-"""How often a change is tried that another one has overtaken."""
+"""How many times a change is tried if others add the override at the same time."""
 
 
 def change_override(
     rule: str, subject: str, values: Callable[[QuotaOverride | None], Mapping[str, Any]]
 ) -> QuotaOverride:
-    """Save the override of a subject and a rule by what it is, None if there is none; return it.
+    """Save the override of a subject and a rule, with values that depend on the present one; return it.
 
-    Others that change it at the same time wait, or are built on. Raises `ValidationError`.
+    `values`: called with the present row, or None. No change that is made at the same time is lost. Raises
+    `ValidationError`.
     """
     database, tries = write_database(), 0
     rows = QuotaOverride.objects.using(database)
@@ -77,7 +78,7 @@ def change_override(
                 changed.full_clean(validate_unique=False, validate_constraints=False)
                 changed.save(using=database, force_insert=row is None)
                 return changed
-        except IntegrityError:  # somebody has just added it
+        except IntegrityError:  # another process has just added it
             if tries == TRIES:
                 raise
 
@@ -102,8 +103,8 @@ _PATIENCE: dict[str, dict[str, int]] = {
     "postgresql": {"connect_timeout": 2, "tcp_user_timeout": 10_000},
     "mysql": {"connect_timeout": 2, "read_timeout": 10},
 }
-"""OPTIONS of the reader's connection by vendor, if the site's have no others: a server that is gone ends it. Seconds,
-and for `tcp_user_timeout` milliseconds."""
+"""OPTIONS of the reader's connection by vendor, unless the site sets them: the connection ends if the server is gone.
+In seconds; `tcp_user_timeout` in milliseconds."""
 
 
 class ReaderConnection:
@@ -112,7 +113,7 @@ class ReaderConnection:
     def __init__(self) -> None:
         self._kept: BaseDatabaseWrapper | None = None
         self._inherited: list[BaseDatabaseWrapper] = []
-        """Those of the parent in a forked process. They are kept: closing one would end the parent's session."""
+        """In a forked process, the parent's. They are kept open: closing one would end the parent's session."""
         self._settings: Any = None
         """The settings of the database when the connection was made. A test runner changes its name."""
         register_fork_aware(self)
@@ -133,7 +134,7 @@ class ReaderConnection:
         self._settings = deepcopy(settings)
         own: Any = wrapper.settings_dict
         own["AUTOCOMMIT"] = True
-        own["OPTIONS"].pop("pool", None)  # the site's threads need what is in it
+        own["OPTIONS"].pop("pool", None)  # the site's threads need the connections in it
         if own["ENGINE"].startswith("django."):
             own["OPTIONS"] = _PATIENCE.get(wrapper.vendor, {}) | own["OPTIONS"]
         connections[alias] = self._kept = wrapper
@@ -168,7 +169,7 @@ class DatabaseRows:
         return connections[write_database()].in_atomic_block
 
     def read(self, work: Callable[[], None]) -> None:
-        """Do work that reads, in the reader's thread, on its lasting connection. Raises `NoConnectionError`."""
+        """Do work that reads, in the reader's thread, on its persistent connection. Raises `NoConnectionError`."""
         alias = write_database()
         try:
             was_open = self._connection.use(alias)
@@ -225,7 +226,7 @@ class DatabaseRows:
             raise DatabaseError("the tables of django_quota are missing; run `migrate` to create them") from error
 
     def say_full(self) -> None:
-        """Tell the readers of all processes that the database had no connection left."""
+        """Report to the readers of all processes that the database had no connection left."""
         using = write_database()
         with transaction.atomic(using=using):
             next_change(using, full=True)
@@ -239,7 +240,7 @@ class DatabaseRows:
         return self._read(_rows().filter(change__in=changes))
 
     def _read(self, rows: QuerySet[QuotaOverride]) -> Iterator[Override]:
-        """Yield overrides, without an open cursor meanwhile."""
+        """Yield overrides. No cursor is open while the caller works."""
         ordered = rows.order_by("pk").values_list(*_COLUMNS)
         batch = list(ordered[:OVERRIDES_A_QUERY])
         while batch:
@@ -248,23 +249,23 @@ class DatabaseRows:
 
 
 def _newest_change(using: str) -> int | None:
-    """Return the number of the newest change. Each process asks all the time, and a QuerySet takes twice as long."""
+    """Return the number of the newest change. Each process asks often, and a QuerySet takes twice as long."""
     connection = connections[using]
     table = connection.ops.quote_name(OverrideChange._meta.db_table)  # noqa: SLF001 — Django's public API
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT MAX(id) FROM {table}")  # noqa: S608 — it is no input
+        cursor.execute(f"SELECT MAX(id) FROM {table}")  # noqa: S608 — the table's name is not input
         (number,) = cursor.fetchone()
     return cast("int | None", number)
 
 
 def override_of(row: QuotaOverride) -> Override:
-    """Return the override that a row would be."""
+    """Return the override of a row, which need not be saved."""
     return _override_of([getattr(row, column) for column in _COLUMNS])
 
 
 def _override_of(row: Sequence[Any]) -> Override:
     pk, subject, rule, mode, rate, starts, expires = row
-    # 0 means that there is no such time. Many overrides share a rule and a rate.
+    # 0: there is no such time. Strings are interned, since many overrides share a rule and a rate.
     begins = 0 if starts is None else max(0, microseconds_of_row(starts))
     ends = 0 if expires is None else max(1, microseconds_of_row(expires))
     known = cast("OverrideMode", sys.intern(mode))
@@ -272,7 +273,7 @@ def _override_of(row: Sequence[Any]) -> Override:
 
 
 def microseconds_of_row(moment: datetime) -> int:
-    """Return a moment of a row in microseconds since 1970."""
+    """Return a moment of a row, naive or aware, in microseconds since 1970."""
     # With USE_TZ = False, moments are in TIME_ZONE, whatever time zone a request has activated.
     zone = timezone.get_default_timezone()
     return microseconds_of(timezone.make_aware(moment, zone) if timezone.is_naive(moment) else moment)
@@ -312,13 +313,13 @@ def connect() -> None:
 
 
 def _changed(using: str, rows: QuerySet[QuotaOverride], removed: Collection[int] = (), **_: Any) -> None:
-    """Use what was saved in the database that overrides are written to. Other databases hold copies."""
+    """Use what was saved at once, if it is in the database that overrides are read from."""
     if using == write_database():
         overrides.change(using, [_override_of(row) for row in rows.values_list(*_COLUMNS)], removed)
 
 
 def _request_failed(**_: Any) -> None:
-    """Note that a request of the site may have got no connection."""
+    """See whether a request of the site failed because the database had no connection left."""
     if isinstance(sys.exc_info()[1], OperationalError) and connections[write_database()].connection is None:
         overrides.note_refusal()
 
@@ -330,5 +331,5 @@ def _loaded(instance: QuotaOverride, using: str, *, raw: bool, **_: Any) -> None
 
 
 def _migrated(**_: Any) -> None:
-    """Forget all that was read: the tables are new, or a test has emptied them."""
+    """Forget all overrides: the tables are new, or a test has emptied them."""
     overrides.clear()

@@ -1,18 +1,18 @@
 """The overrides of this process: a copy of those in the database, which updates itself.
 
-The table is the truth. Each change of it is a row of a log, written in the same transaction. A process reads all
-overrides at its first decision, and later only the changes that are new to it. Transactions may end in another order
-than the numbers of their changes: a number that was left out is asked for again until it comes, for an hour.
+The table is authoritative. Each change of it is also a row of a log, written in the same transaction. A process reads
+all overrides at its first decision, and later only the changes that are new to it. Transactions may be committed in
+another order than the numbers of their changes: a number that is missing is asked for again, for up to an hour.
 
-A decision has the reader read, a thread with one lasting connection; if nothing was read for `WAIT_AFTER` seconds, the
-next decision waits for it. If the database has no connection left for a reader, or for a request of the site, the
-readers of all processes close theirs for an hour. Then the thread of a decision reads, on the connection that it has
-anyway.
+A decision makes the reader read: a thread with one persistent connection. If nothing was read for `WAIT_AFTER` seconds,
+the decision waits for it. If the database has no connection left for a reader, or for a request of the site, the
+readers of all processes close theirs for an hour. Meanwhile the thread of a decision reads, on the connection that it
+has anyway.
 
-What the process itself saves holds at once, until a rollback of the transaction undoes it.
+What the process itself saves applies at once, until a rollback of the transaction undoes it.
 
-Plain SQL changes rows and logs nothing. So all overrides are read again every `ALL_AFTER` seconds, or more rarely if
-that takes more than a hundredth of the time.
+Plain SQL changes rows and logs nothing. So all overrides are read again every `ALL_AFTER` seconds, or less often if
+reading takes more than a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from django_quota.limiting.flusher import reader
 logger = logging.getLogger("django_quota.overrides")
 
 REFRESH_AFTER = 1.5
-"""Seconds after which a decision has the reader read."""
+"""Seconds since the last refresh after which a decision starts another."""
 
 WAIT_AFTER = 2.0
-"""Seconds after which a decision waits for it."""
+"""Seconds since the last refresh after which a decision waits for the next one."""
 
 ALL_AFTER = 60.0
 """Seconds after which a refresh reads all overrides, whatever the log says."""
 
 FIRST_WAIT, MAX_WAIT = 5.0, 1.0
-"""Seconds after its begin that decisions wait for a refresh: for all overrides, and for changes. Then they use what is
-known, and none waits again before a refresh succeeds."""
+"""For how many seconds after its start decisions wait for a refresh: of all overrides, and of changes. Then they use
+what is known, and none waits again before a refresh succeeds."""
 
 IDLE_AFTER = 120.0
 """Seconds without a refresh after which the reader closes its connection, before a firewall forgets it."""
@@ -57,19 +57,19 @@ HERE_FOR = 3600.0
 """Seconds for which decisions read on their own connections after the database had none left."""
 
 OPEN_FOR = 3600.0
-"""Seconds for which a number that was left out is asked for: its transaction may be open."""
+"""Seconds for which a missing number is asked for: its transaction may still be open."""
 
 MAX_GAPS = 100
-"""How many such numbers are asked for; earlier ones are found when all overrides are read."""
+"""How many missing numbers are asked for; earlier ones are found when all overrides are read."""
 
 MAX_NEWS = 500
 """How many changes are read by their numbers; if there are more, all overrides are read."""
 
 MAX_OWN = 1_000
-"""Changes of its own that a process remembers until a refresh has read them."""
+"""How many of its own changes a process remembers until a refresh has read them."""
 
 MAX_OVERRIDES = 100_000
-"""How many overrides a process holds with ease: about 50 MB, read in 2 seconds. Give larger groups a tier."""
+"""How many overrides a process can hold well: about 50 MB, read in 2 seconds. Use a tier for larger groups."""
 
 
 class NoConnectionError(Exception):
@@ -77,12 +77,12 @@ class NoConnectionError(Exception):
 
 
 class Change(NamedTuple):
-    """A logged change."""
+    """One row of the log of changes."""
 
     removed: Collection[int]
     """The primary keys of the overrides that it deleted."""
     full: bool
-    """Whether it only says that the database had no connection left, within the last hour."""
+    """Whether it changes nothing, but reports that the database had no connection left, within the last hour."""
 
 
 class Rows(Protocol):
@@ -99,7 +99,7 @@ class Rows(Protocol):
         ...
 
     def read(self, work: Callable[[], None]) -> None:
-        """Do work that reads, in the reader's thread, on its lasting connection. Raises `NoConnectionError`."""
+        """Do work that reads, in the reader's thread, on its persistent connection. Raises `NoConnectionError`."""
         ...
 
     def read_here(self, work: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class Rows(Protocol):
         ...
 
     def say_full(self) -> None:
-        """Tell the readers of all processes that the database had no connection left."""
+        """Report to the readers of all processes that the database had no connection left."""
         ...
 
     def all(self) -> Iterable[Override]:
@@ -128,7 +128,7 @@ class Rows(Protocol):
 
 
 class OwnChange:
-    """What this process changed in a transaction; a commit hook of the connection."""
+    """What this process changed in a transaction. It is also the hook that the connection calls at the commit."""
 
     def __init__(self, connection: Any, put: Collection[Override], removed: Collection[int]) -> None:
         self.connection = connection
@@ -137,11 +137,11 @@ class OwnChange:
         self.is_committed = False
 
     def __call__(self) -> None:
-        """Note the commit. A test may run the hooks of a transaction that it will roll back."""
+        """Record the commit. A test may call the hook in a transaction that is rolled back later."""
         self.is_committed = not self.connection.in_atomic_block
 
     def apply(self, table: OverrideTable) -> None:
-        """Make the change in a table."""
+        """Apply the change to a table."""
         for override in self._put:
             table.put(override)
         for pk in self._removed:
@@ -157,15 +157,15 @@ def _rolled_back(changes: Iterable[OwnChange]) -> list[OwnChange]:
 
 
 class OverrideCopy:
-    """The copy of this process. Any thread may look up; one at a time reads the database."""
+    """The copy of this process. Any thread may look overrides up; one at a time reads the database."""
 
     def __init__(self) -> None:
         self.rows: Rows | None = None
         """The overrides in the database; None while the app is not installed."""
         self._own: list[OwnChange] = []
-        """What this process changed and no refresh has read from the database yet."""
+        """What this process changed, and what no refresh has read from the database yet."""
         self._running: Future[None] | None = None
-        """The refresh that reads; None if none does. An earlier one must not change anything."""
+        """The refresh that is reading; None if none is. An earlier one that is late must not change anything."""
         self.after_fork()
         self.clear()
         register_fork_aware(self)
@@ -176,11 +176,11 @@ class OverrideCopy:
         self.problem = ""
         """Why the overrides could not be read; empty if they were."""
         self._failed = float("-inf")
-        """When that was noticed."""
+        """When the problem was noticed."""
         self._known: int | None = None
         """The highest number of a change that was read; None: all overrides must be read."""
         self._gaps: dict[int, float] = {}
-        """Lower numbers that were not there, and when that was noticed."""
+        """Lower numbers that were missing, and when this was noticed."""
         self._looked = float("-inf")
         """When the last refresh began."""
         self._all_due = 0.0
@@ -188,7 +188,7 @@ class OverrideCopy:
         self._is_alone = False
         """Whether no other process can change the overrides."""
         self._is_late = False
-        """Whether somebody has waited for a refresh in vain, and none has succeeded since."""
+        """Whether a decision has waited for a refresh that did not end in time, and none has succeeded since."""
         self._here_until = float("-inf")
         """Until when decisions read on the connections of their own threads."""
         self._is_refused = False
@@ -196,7 +196,7 @@ class OverrideCopy:
         self._running = None
 
     def after_fork(self) -> None:
-        """Forget what only the parent can finish: its refresh, and its transactions."""
+        """In a forked process, forget what only the parent can finish: its refresh, and its transactions."""
         self._lock = threading.RLock()
         self._reading_here = threading.RLock()
         """Held by the thread that reads on its own connection."""
@@ -210,7 +210,7 @@ class OverrideCopy:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def refreshing(self) -> IOCall | None:
-        """Start a refresh if one is due; return the call that waits for it, or None if nobody needs to wait."""
+        """Start a refresh if one is due; return the call that waits for it, or None if there is no need to wait."""
         if self._own and _rolled_back(self._own):
             self._known = None
         if self._known is not None and (self._is_alone or clock.elapsed() - self._looked < REFRESH_AFTER):
@@ -239,7 +239,7 @@ class OverrideCopy:
             self._wait(rows, self._start(rows))
 
     def note_refusal(self) -> None:
-        """Note that a request of the site got no connection, and see whether the reader still has one."""
+        """Record that a request of the site got no connection, and check whether the reader still has one."""
         if self.rows is None or self.problem or self._is_alone or clock.elapsed() < self._here_until:
             return
         self._is_refused = True
@@ -254,7 +254,7 @@ class OverrideCopy:
                 return running
             self._running = running = Future()
             self._started = clock.elapsed()
-            # `freeze` sets a context variable.
+            # The reader needs the context: `freeze` sets a context variable.
             is_started = reader.call_at(self._started, partial(copy_context().run, self._run, rows, running))
         if not is_started:
             running.set_result(None)
@@ -266,7 +266,7 @@ class OverrideCopy:
         try:
             rows.read(partial(self._read, rows, running))
         except NoConnectionError as error:
-            if clock.elapsed() - self._started < MAX_WAIT:  # the server has answered; it may have no connection left
+            if clock.elapsed() - self._started < MAX_WAIT:  # the server has answered, so it may have no connection left
                 self._is_refused = True
                 self._read_here_from_now_on()
             elif running is self._running:
@@ -306,7 +306,7 @@ class OverrideCopy:
     # --- the thread of a decision -------------------------------------------------------------------------------------
 
     def _reads_here(self, rows: Rows) -> bool:
-        return rows.is_private or clock.elapsed() < self._here_until  # no other thread finds a database in memory
+        return rows.is_private or clock.elapsed() < self._here_until  # only this thread sees a database in memory
 
     def _read_here_from_now_on(self) -> None:
         with self._lock:
@@ -314,7 +314,7 @@ class OverrideCopy:
             self._here_until = clock.elapsed() + HERE_FOR
 
     def _read_due(self, rows: Rows) -> None:
-        """Read if no other thread does. Without a copy, wait for the other thread."""
+        """Read, unless another thread is reading. If nothing was ever read, wait for that thread."""
         waits = self._known is None and not self._is_late
         if not self._reading_here.acquire(timeout=FIRST_WAIT if waits else 0):
             self._is_late = self._is_late or waits
@@ -342,7 +342,7 @@ class OverrideCopy:
         self.problem, self._failed = str(error) or type(error).__name__, clock.elapsed()
         if is_new:  # last: a log handler may take a decision
             logger.error(
-                "The overrides cannot be read: %s. Those that this process knows hold; there are %d.",
+                "The overrides cannot be read: %s. This process keeps using the %d that it knows.",
                 self.problem.rstrip("."),
                 len(self.table),
             )
@@ -351,11 +351,11 @@ class OverrideCopy:
         began = clock.elapsed()
         own = list(self._own)
         undone = _rolled_back(own)
-        done = {id(each) for each in own if each.is_committed}.union(map(id, undone))  # what is read now says the same
+        done = {id(each) for each in own if each.is_committed}.union(map(id, undone))  # what is read now contains them
         known, gaps = self._known, self._gaps
         found = rows.changes(known, gaps)
         if known and known not in found:  # the table went back in time, or this process slept for an hour
-            if rows.is_in_transaction and not undone:  # or the transaction sees what was there when it began
+            if rows.is_in_transaction and not undone:  # or it sees the state at the beginning of its transaction
                 return
             known, gaps, found = None, {}, rows.changes(None, ())
         new = found.keys() - {known}
@@ -377,26 +377,27 @@ class OverrideCopy:
             self._known, self._gaps = max(found, default=0), _gaps(gaps, known, found, began)
             self._is_alone = rows.is_private
             was_failing, self.problem, self._failed, self._is_late = bool(self.problem), "", float("-inf"), False
-            self._running = None  # later decisions need a newer refresh, even before this one has told its end
+            self._running = None  # later decisions need a newer refresh, even before this one reports its end
         if was_failing:
             logger.warning("The overrides can be read again.")
         if self._is_refused or any(found[number].full for number in new):
             self._give_way(rows)
 
     def _give_way(self, rows: Rows) -> None:
-        """Leave the connection of the reader to the site, and have the readers of other processes do so."""
+        """Leave the connection of the reader to the site, and make the readers of other processes do the same."""
         is_first = self._is_refused and not rows.is_in_transaction
         self._read_here_from_now_on()
         if is_first:
             self._is_refused = False
             rows.say_full()
             logger.warning(
-                "The database had no connection left. For an hour, overrides are read on those of the site's threads."
+                "The database had no connection left. For an hour, overrides are read on the connections of the site's "
+                "threads."
             )
         reader.call_at(clock.elapsed(), rows.close)
 
     def _changed(self, removed: Collection[int], put: Collection[Override]) -> OverrideTable:
-        """Return the table with these changes."""
+        """Apply these changes to the table, and return it."""
         for pk in removed:
             self.table.drop(pk)
         for override in put:
@@ -419,7 +420,7 @@ class OverrideCopy:
 
 
 def _gaps(before: Mapping[int, float], known: int | None, found: Iterable[int], now: float) -> dict[int, float]:
-    """Return the numbers that were left out, and since when: those before, and those between the new ones."""
+    """Return the missing numbers, each with when it was noticed: those of before, and those between the new ones."""
     numbers = sorted(found)
     gaps = {number: since for number, since in before.items() if number not in found and now - since < OPEN_FOR}
     if known is None:

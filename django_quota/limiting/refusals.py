@@ -1,9 +1,9 @@
-"""Refusals from memory: a client that hammers a full limit costs next to nothing.
+"""Refusals from memory: a client that keeps trying at a full limit costs almost nothing.
 
-A process remembers what a rule with `cache_refusals` refused, for at most that many seconds and never beyond its
-`retry_after`. Until then it repeats the refusal to requests with the same rules, subjects and costs without asking the
-store. Only the store decides requests with other rules. A reset, a refund or a lifted ban of this process takes effect
-at once, because the process then forgets its refusals. Other processes repeat theirs until their time is over.
+A process remembers what a rule with `cache_refusals` refused, for at most that many seconds and never longer than
+its `retry_after`. Until then it repeats the refusal to requests with the same rules, subjects and costs without asking
+the store. Only the store decides requests with other rules. A reset, a refund or a lifted ban in this process takes
+effect at once, because the process then forgets its refusals. Other processes repeat theirs until their time is over.
 
 Refusals from memory count in the metrics. They count by day and as events like other hits that no store decides; see
 `unasked`.
@@ -36,7 +36,7 @@ MAX_REQUESTS = 10_000
 """For how many requests a process remembers refusals. Above that it forgets all, and asks the store again."""
 
 AsksKey = tuple[tuple[int, str, int, str], ...]
-"""What tells requests apart: for each ask the `id` of its rule, the subject, the cost and the value."""
+"""What distinguishes requests: for each ask, the `id` of its rule, the subject, the cost and the value."""
 
 
 def _clock() -> int:
@@ -49,14 +49,13 @@ class Refusal(NamedTuple):
     """One remembered refusal: a rule, a subject, and what was refused."""
 
     asks: Sequence[Ask]
-    """All that the request asked of the store. This keeps its rules alive, so that no other one gets the `id` of one.
-    """
+    """All that the request asked of the store. This keeps its rules alive, so that no other rule gets the same `id`."""
     hits: Sequence[Hit]
     """All hits of the request."""
     hit: Hit
     outcomes: tuple[Outcome, ...]
     place: TallyPlace
-    """Where its repetitions are counted."""
+    """Where repetitions are counted."""
     subject: str
     """The subject, escaped for keys."""
     decided_at: int
@@ -66,7 +65,7 @@ class Refusal(NamedTuple):
     """From when and until when to repeat the refusal, by `_clock`."""
 
     def outcomes_at(self, now: int) -> list[Outcome]:
-        """Return the outcomes, with times that have counted down."""
+        """Return the outcomes, with their waits shortened by the time since the refusal."""
         elapsed = (now - self.begins) / SECOND
         return [
             outcome._replace(
@@ -79,7 +78,7 @@ class Refusal(NamedTuple):
 
     @property
     def counts_in_store(self) -> bool:
-        """Whether the store counts its repetitions: for the day, or since another event may be due after a second."""
+        """Whether the store counts repetitions: for the day, or because another event may be due after a second."""
         return self.hit.day is not None or self.ends - self.begins > SECOND
 
     def event(self) -> EventRecord:
@@ -91,7 +90,7 @@ class Refusal(NamedTuple):
 
 
 def _outcomes_at(refusals: Sequence[Refusal], now: int) -> tuple[Outcome, ...]:
-    """Return the outcomes of refusals, with times that have counted down."""
+    """Return the outcomes of refusals; see `Refusal.outcomes_at`."""
     return tuple([outcome for refusal in refusals for outcome in refusal.outcomes_at(now)])
 
 
@@ -109,14 +108,14 @@ class Refusals:
         self._keys: dict[str, set[AsksKey]] = {}
         """The keys of the table by subject."""
         self.changes = 0
-        """How often refusals were forgotten. If this changes while the store decides, the refusal is not remembered."""
+        """How many times `forget` was called. If it changes while the store decides, the refusal is not remembered."""
         self.after_fork()
         register_fork_aware(self)
         flusher.add(self)
 
     def after_fork(self) -> None:
         """Start empty in a forked process."""
-        # A signal handler may check a limit while its thread remembers: so the lock is reentrant.
+        # A signal handler may check a limit while its thread holds the lock: so the lock is reentrant.
         self._lock = threading.RLock()
         self._clear()
 
@@ -137,10 +136,10 @@ class Refusals:
         return Answer(resolved, decision, refusals[0].hits)
 
     def remember(self, answer: Answer, decided_at: int, changes: int) -> None:
-        """Remember who refused a request; `changes`: what `self.changes` was before the store was asked.
+        """Remember the refusals of a request. `changes`: the value of `self.changes` before the store was asked.
 
-        `decided_at`: the store's time in microseconds. If any rule must count each refusal, or if a counter may be
-        topped up at any moment, nothing is remembered.
+        `decided_at`: the store's time in microseconds. Nothing is remembered if a rule must count each refusal, or if
+        the request asks for units of a counter, which may be topped up at any moment.
         """
         resolved = answer.resolved
         if any(rule.ban is not None or rule.count_refused or isinstance(rule, Take) for rule in resolved.rules):
@@ -174,7 +173,7 @@ class Refusals:
                 self._keys.setdefault(subject, set()).add(key)
 
     def see_taken(self, asks: Sequence[Ask]) -> None:
-        """Forget the refusals under limits that these asks have taken of: they refuse for longer now."""
+        """Forget the refusals under limits of which these asks have just taken units: they refuse for longer now."""
         for ask in asks:
             if ask.subject in self._keys:
                 place = (id(ask.rule), ask.subject)
@@ -221,7 +220,7 @@ def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) ->
     if not spans or not all(hit.cost for hit, _ in refusing):
         return 0
     for hit, outcomes in refusing:
-        # When the first of its limits has room again, the outcomes are no longer true.
+        # When the first limit has room again, the outcomes are no longer true.
         spans += [each.retry_after * SECOND for each in outcomes if not each.allowed and each.retry_after is not None]
         if hit.day is not None:
             spans.append(hit.day.ends - decided_at)
@@ -229,7 +228,7 @@ def _span(refusing: Sequence[tuple[Hit, Sequence[Outcome]]], decided_at: int) ->
 
 
 def _seconds(rule: Asked) -> float:
-    """Return for how long a process may repeat the refusals of a rule."""
+    """Return for how many seconds a process may repeat the refusals of a rule."""
     if rule.distinct is not None:
         return 0
     if rule.cache_refusals is not None:

@@ -1,4 +1,4 @@
-"""The limiter of this process, made from the settings, and replaced when they change."""
+"""The limiter of this process: made from the settings, and replaced when they change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make_limiter() -> Limiter:
 
 
 def _depends(limiter: Limiter, setting: str) -> bool:
-    # What is counted in memory does not depend on CACHES and DATABASES.
+    # The memory store does not depend on CACHES and DATABASES.
     return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.store.is_shared)
 
 
@@ -38,7 +38,7 @@ def get_limiter() -> Limiter:
 
 
 def store_call(operation: Operation) -> IOCall:
-    """Return the call that runs an operation on the configured store. The call raises `StoreUnavailable`."""
+    """Return the call that runs an operation on the configured store. Made, it may raise `StoreUnavailable`."""
     store = get_limiter().reporting_store
     return IOCall(store.run, store.arun, operation, frozen_now())
 
@@ -54,9 +54,9 @@ def _make_store() -> Store:
 
 
 def force_store(store: Store | None) -> Store | None:
-    """Count in this store, whatever the settings say; None: follow the settings. Return the store until now.
+    """Use this store, whatever the settings say; None: follow the settings. Return the store that was forced before.
 
-    All threads use it, however a test changes the settings: so no test reaches your store by accident.
+    All threads use it, even if a test changes the settings: so no test reaches your real store by accident.
     """
     before = runtime.wanted
     runtime.wanted = before._replace(store=store)
@@ -78,7 +78,7 @@ def clear_memory() -> None:
 
 def which_redis() -> WhichRedis:
     """Return the Redis of the settings: `REDIS`, or the alias in `CACHE`."""
-    # A site without Redis needs none of its packages.
+    # Imported here, because a site without Redis may not have its packages.
     from django_quota.stores.redis.settings import GivenRedis, redis_of_alias  # noqa: PLC0415
 
     settings = current()

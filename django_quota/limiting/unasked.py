@@ -3,7 +3,7 @@
 These are hits of exempt and blocked subjects, hits of tiers without a limit, and refusals from memory.
 
 The flusher counts them by day, about once a second. A refusal is an event, at most once a second for a rule and a
-subject. A message that was not answered is sent again as it was, with its number, and is counted once.
+subject. A message that was not answered is sent again unchanged, with its number, so that it is counted only once.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from django_quota.stores.base import Store
 logger = logging.getLogger("django_quota.metrics")
 
 MAX_PLACES = 10_000
-"""How many rules, subjects and days wait to be counted; further ones are left out. They take 20 MB at most."""
+"""How many places can wait to be counted, in 20 MB at most; hits of further ones are left out."""
 
 REFUSED_ONCE = {"r": 1}
 """How a refusal changes the fields of a day."""
 
 HITS_A_CALL = 500
-"""How many places one round trip counts."""
+"""How many places are counted in one round trip."""
 
 
 class TallyPlace(NamedTuple):
-    """Where hits are counted."""
+    """A rule, a subject and a day for which hits are counted together."""
 
     status_key: str
-    """The key of the subject's status, which says when the next event is due."""
+    """The key of the subject's status, which has the time of the next event."""
     day_key: str
     """The key of the day's counts; empty if the rule counts no days."""
     rule: str
     """The rule's name, escaped for fields of hashes."""
     tier: str
-    """The tier of the subject under the rule; empty if no function of the request says it."""
+    """The tier of the subject under the rule; empty if the rule has no `tier` function."""
 
     def sent_key(self, process: str) -> str:
         """Return the key of the number of a process' last message about this place."""
@@ -69,10 +69,10 @@ class TallyPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """How many hits wait to be counted."""
+    """The hits of a place that wait to be counted."""
 
     counts: Counter[str] = field_of(default_factory=Counter)
-    """How the fields of the day change; see `lua/count_day.lua`."""
+    """How the fields of the day change; see `engine/lua/count_day.lua`."""
     event: Callable[[], EventRecord] | None = None
     """Makes the event of a refusal."""
 
@@ -91,16 +91,16 @@ class UnaskedHits:
 
     def after_fork(self) -> None:
         """Start empty in a forked process: the parent counts what was decided before."""
-        self._lock = threading.RLock()  # a signal handler may check a limit while its thread is counting
+        self._lock = threading.RLock()  # reentrant: a signal handler may check a limit while its thread is counting
         self._tallies: dict[TallyPlace, _Tally] = {}
         self._unanswered: dict[TallyPlace, tuple[_Tally, int]] = {}
-        """What is sent and not answered yet, each with the number of its message. Later hits of the place wait."""
+        """What was sent and not answered yet, with the number of its message. Later hits of the place wait."""
         self._process = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._is_full = False
         """Whether hits are left out, which is logged once."""
-        self._told: dict[TallyPlace, int] = {}
-        """When `refused` was sent last, in microseconds."""
+        self._announced: dict[TallyPlace, int] = {}
+        """When the signal `refused` was last sent for each place, in microseconds."""
 
     def __len__(self) -> int:
         return len(self._tallies) + len(self._unanswered)
@@ -120,8 +120,8 @@ class UnaskedHits:
                 tally.event = tally.event or event
         if is_first:
             logger.warning(
-                "The hits of %s rules and subjects wait to be counted. Further ones that this process decides without "
-                "the store will be missing in the usage and events until it answers.",
+                "The hits of %s rules and subjects wait to be counted. Until the store answers, the usage and events "
+                "will lack further hits that this process decides without it.",
                 f"{MAX_PLACES:,}",
             )
         if not flusher.is_woken:
@@ -147,18 +147,18 @@ class UnaskedHits:
         return announcements
 
     def settle(self, settlement: Settlement) -> None:
-        """Count what hits that only the day counts really used; a hit that used nothing no longer counts."""
+        """Correct the hits that only the day counts by what they really used; a hit that used nothing is removed."""
         for rule, subject, moment, more, is_undone in settlement.uncounted():
             place = _place_of(rule, subject, moment)
             if place.day_key:
                 self.add(place, {"a": -is_undone, "u": more + is_undone})
 
     def _is_due(self, place: TallyPlace, now: int) -> bool:
-        """Say whether to send `refused` now, and note that it is sent."""
+        """Return whether to send `refused` now: once a second for a place. If so, remember the time."""
         with self._lock:
-            if 0 <= now - self._told.get(place, now - SECOND) < SECOND or len(self._told) >= MAX_PLACES:
+            if 0 <= now - self._announced.get(place, now - SECOND) < SECOND or len(self._announced) >= MAX_PLACES:
                 return False
-            self._told[place] = now
+            self._announced[place] = now
             return True
 
     def flush(self) -> None:
@@ -176,7 +176,7 @@ class UnaskedHits:
             for place in self._tallies.keys() - self._unanswered.keys():
                 self._unanswered[place] = self._tallies.pop(place), next(self._numbers)
             sent = list(self._unanswered.items())
-            self._told = {place: at for place, at in self._told.items() if clock.now() - at < SECOND}
+            self._announced = {place: at for place, at in self._announced.items() if clock.now() - at < SECOND}
         failures: list[Exception] = []
         for first in range(0, len(sent), HITS_A_CALL):
             try:

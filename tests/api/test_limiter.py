@@ -217,7 +217,7 @@ class TestForce:
             assert peek(rule, SUBJECT).used == 8
 
     def test_what_cannot_be_forced_is_an_error(self) -> None:
-        with pytest.raises(RuleError, match="force= is not for it"):
+        with pytest.raises(RuleError, match="it cannot be forced"):
             force(Rule.make("devices", "3/d", distinct="post:device"), value="a")
         with pytest.raises(RuleError, match="takes nothing"):
             force("3/m", 0)

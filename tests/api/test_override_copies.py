@@ -210,12 +210,12 @@ def test_without_its_database_what_is_known_holds_and_one_line_says_why(
             assert not admits()
             let_refreshes_end()
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert line.startswith("The overrides cannot be read: the connection is closed. Those that this process knows hold")
+    assert line.startswith("The overrides cannot be read: the connection is closed. This process keeps using the 1 ")
     with elsewhere():
         block("ip:192.0.2.2")
     watch.let_pass(10)  # the first decision after the outage waits for the refresh
     assert (admits("ip:192.0.2.2"), overrides.problem) == (False, "")
-    let_refreshes_end()  # it logs after it has told what it read
+    let_refreshes_end()  # it logs after it has reported what it read
     assert "can be read again" in caplog.text
 
 

@@ -160,7 +160,7 @@ class TestRefusal:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        pytest.param([], "There is no entry. Use, for example, ", id="no entries"),
+        pytest.param([], "There are no entries. Use, for example, ", id="no entries"),
         pytest.param("rpm", "'rpm' is not a list of entries", id="a string"),
         pytest.param(
             [("rpm", USER), "tpm"],

@@ -69,7 +69,7 @@ def test_what_does_not_go_together_is_an_error() -> None:
     wrong: dict[str, dict[str, Any]] = {
         "counts hits, not values": {"value": "a"},
         "take the value as value=": {"distinct": True},
-        "a text, bytes or a whole number": {"distinct": True, "value": 1.5},
+        "a string, bytes or a whole number": {"distinct": True, "value": 1.5},
         "a hit costs 1, not 2": {"distinct": True, "value": "a", "cost": 2},
     }
     for says, options in wrong.items():
