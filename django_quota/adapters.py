@@ -1,7 +1,7 @@
 """The functions for integrations: other frameworks, logins, task queues.
 
-The middleware, `@quota` and `django_quota.contrib` decide and answer with the same functions. So an integration that
-calls them agrees with all others. For work without a request, use `check_all` and `reserve_all` of `django_quota`. An
+The middleware, `@quota` and `django_quota.contrib` decide and answer with the same functions, so an integration that
+calls them behaves as they do. For work without a request, use `check_all` and `reserve_all` of `django_quota`. An
 exporter of metrics uses `django_quota.metrics`.
 """
 
@@ -64,7 +64,6 @@ __all__ = [
 
 R = TypeVar("R", bound=HttpResponseBase)
 
-
 RuleOrPair = RuleOrRate | tuple[RuleOrRate, str]
 
 
@@ -98,7 +97,7 @@ async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Dec
 def take_waiting_rules(request: Any) -> list[Rule]:
     """Return the configured rules and those of `@quota` that wait for the view; see `register_late_views`.
 
-    They wait no longer: pass them to `decide`, with your own rules.
+    After this call they do not wait any more: pass them to `decide`, with your own rules.
     """
     state = request_state(_read_request(request))
     waiting, state.waiting = state.waiting, ()
@@ -139,7 +138,7 @@ def refusal_response(request: Any, decision: Decision) -> HttpResponse:
     """Return the response to a refused request, as `@quota` sends it: 429, or 503 if the store did not answer.
 
     `decision`: what `attach_decision` returned. The response has its headers. Raises `ConfigurationError` if the
-    `RESPONSE` setting returns something else than a response.
+    `RESPONSE` setting returns anything other than a response.
     """
     return responses.answer_refusal(_read_request(request), decision)
 
@@ -208,7 +207,7 @@ def settle(request: Any, response: HttpResponseBase | BaseException) -> None:
 
     `response`: the response, or the error that left the view, which counts as the response that Django makes of it. A
     streaming response is settled when it ends. Call `settle` before `write_headers`. With the middleware you need not
-    call `settle`, and it does nothing. Raises `RuleError` if a function returns something else than it should.
+    call `settle`, and it does nothing. Raises `RuleError` if a function returns a wrong value.
     """
     run_sync(settle_own_flow(_read_request(request), response))
 
@@ -230,7 +229,7 @@ def client_ip(request: Any) -> str:
 
 
 def _read_rules(rules: RuleOrRate | Iterable[RuleOrPair]) -> tuple[list[Rule], list[tuple[Rule, str]]]:
-    """Return the rules of the request, and those with a subject of their own."""
+    """Return the rules whose key takes the subject from the request, and the pairs of a rule and its subject."""
     read, pairs = [], []
     for each in [rules] if isinstance(rules, (str, Rule)) else rules:
         if not isinstance(each, tuple):
@@ -245,7 +244,7 @@ def _read_request(request: Any) -> HttpRequest:
     found = django_request(request)
     if found is None:
         raise RuleError(
-            f"{request!r} is not a request of Django, and wraps none.",
+            f"{request!r} is not a Django request, and does not wrap one.",
             "Without a request, use check_all([(rule, subject), ...]).",
         )
     return found

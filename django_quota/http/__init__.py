@@ -1,1 +1,26 @@
-"""Decorators, responses and checks: how HTTP meets the limiter. It renders decisions and makes none."""
+"""The way of a request: which limits hold for it, when they are decided, and what it is answered.
+
+The modules, in the order in which a request meets them:
+
+* `middleware`: enters a request and closes it; what it calls is below.
+* `limited_requests`: the steps that the middleware, `@quota` and the integrations share, and the state of a request.
+* `request_rules`: the rules of a request, and those that wait for its view.
+* `site_rules`: the configured rules and slots that match a request.
+* `request_slots`: the slots that a request holds.
+* `decorators`: `@quota` and `@concurrency`.
+* `views`: what kind of view a decorator is on, its path, and its mark.
+* `settlements`: `settle` and `count_when`, once the view has answered.
+* `headers`: RateLimit and RateLimit-Policy.
+* `responses`: the answer to a refused request.
+* `refusal_page`: the HTML of that answer.
+* `wording`: limits and waits in the words of a visitor.
+* `refusal_log`: one log line for many refusals.
+
+Some modules serve no limited request:
+
+* `limits`: all limits of a request, a subject or a caller, without taking anything.
+* `finders`: registers how the limits on views are found.
+* `view_lookup`: the views behind all URLs, and the limits on them.
+* `checks`: the system checks of the settings.
+* `rule_checks`: the system checks of rules and views.
+"""

@@ -1,8 +1,8 @@
-"""System checks of the settings: the values of QUOTA, the store behind it, and what a live site needs.
+"""System checks of the settings: the values of QUOTA, the store, and what a live site needs.
 
-A wrong setting is found when the site starts, not on a request. Each finding has an id and a hint. The checks call the
-same parsers as the running app, and never ask the store. With `--database`, one check asks the database. The checks of
-rules and views are in `rule_checks`.
+They find a wrong setting when the site starts, not on a request. Each finding has an id and a hint. The checks call the
+same parsers as the running app, and never call the store. With `--database`, one check reads the database.
+`rule_checks` has the checks of rules and views.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from django_quota.stores.database.store import vendor_of
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
-    """Check `settings.QUOTA`, its rules, the store behind it, and the views that it limits."""
+    """Check `settings.QUOTA`, its rules, the store, and the views that it limits."""
     try:
         given = current().given
     except ConfigurationError as error:
@@ -112,7 +112,7 @@ def _check_logins() -> Iterator[CheckMessage]:
     elif "LOGIN" in current().given:
         yield finding(
             "W022",
-            'QUOTA["LOGIN"] is set, but no backend asks it: logins are not limited.',
+            'QUOTA["LOGIN"] is set, but no backend uses it: logins are not limited.',
             f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
         )
 
@@ -122,7 +122,7 @@ _TENANTS = ("django_tenants", "tenant_schemas")
 
 
 def _check_tenants() -> Iterator[CheckMessage]:
-    """Say what tenants share: the schema of a request is in no key, and a process has one copy of the overrides."""
+    """Report what tenants share: no key has the schema of a request, and a process has one copy of the overrides."""
     engines = {str(database.get("ENGINE", "")).partition(".")[0] for database in settings.DATABASES.values()}
     package = next((each for each in _TENANTS if apps.is_installed(each) or each in engines), None)
     if package is None:
@@ -143,7 +143,7 @@ def _check_tenants() -> Iterator[CheckMessage]:
         )
 
 
-# --- where it counts --------------------------------------------------------------------------------------------------
+# --- the store --------------------------------------------------------------------------------------------------------
 
 
 def _check_store() -> Iterator[CheckMessage]:
@@ -189,8 +189,8 @@ def _check_redis() -> Iterator[CheckMessage]:
 def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Find missing tables, and more overrides than a process should hold.
 
-    Without our tag: since Django 6.1, `check --tag django_quota` runs checks of that tag on all databases, and an image
-    is built where there is none.
+    It does not have our tag: since Django 6.1, `check --tag django_quota` runs checks of that tag on all databases, and
+    there may be no database where an image is built.
     """
     needed: dict[str, set[str]] = {}
     if has_database():
@@ -199,13 +199,13 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
         needed.setdefault(_value("database"), set()).update((STATE_TABLE, EVENT_TABLE, BAN_TABLE))
     found = []
     for using in needed.keys() & (databases or ()):
-        there = set(connections[using].introspection.table_names())
-        missing = sorted(needed[using] - there) if there else []  # without any table, `migrate` comes first
+        existing = set(connections[using].introspection.table_names())
+        missing = sorted(needed[using] - existing) if existing else []  # a new database: `migrate` comes first
         if missing:
-            problem = f"The database {using!r} lacks the tables {', '.join(missing)}."
+            problem = f"The database {using!r} does not have the tables {', '.join(missing)}."
             hint = f"Run `manage.py migrate --database {using}`. If this is `migrate`, it makes them now."
             found.append(finding("W031", problem, hint))
-        elif there and using == write_database():
+        elif existing and using == write_database():
             found += _check_overrides(using)
     return found
 

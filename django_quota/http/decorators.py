@@ -92,7 +92,7 @@ def quota(
         return _Decorator(rule)
     check_option_names(options)
     if not rates:
-        raise RateError((), None, "@quota got none", "Use, for example, @quota('10/m') or @quota(rule='search').")
+        raise RateError((), None, "@quota has no rate", "Use, for example, @quota('10/m') or @quota(rule='search').")
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
         raise RateError(dotted_path(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
     try:
@@ -183,12 +183,12 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
 
 
 class WithoutRate:
-    """What a `@quota` notes whose rate is a function. If the function is a view, the parentheses are missing."""
+    """What a `@quota` notes whose rate is a function: if that function is a view, the parentheses are missing."""
 
     attribute: ClassVar[str] = "django_quota_without_rate"
 
 
-# --- wrappers ---------------------------------------------------------------------------------------------------------
+# --- calls of a limited view ------------------------------------------------------------------------------------------
 
 
 def _call(
@@ -283,5 +283,5 @@ def concurrency(
 
 
 def _name_of(view: Any, path: str, owner: type | None) -> str:
-    """Return the name of the slot of a view: its path, as part of a class if it is a method."""
+    """Return the name of the slot of a view: its path, with the class if it is a method."""
     return path if owner is None else path_of_view(view, owner)

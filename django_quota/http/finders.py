@@ -1,4 +1,7 @@
-"""What finds the rules and slots on views, and the slots of the settings. It imports what looks when somebody asks."""
+"""Registers how the rules and slots on views are found, and the slots of the settings.
+
+The code that looks at views is imported when a finder is called.
+"""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ OWN_HEADERS = "_django_quota_own_headers"
 def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so. Log a refusal.
 
-    A response that any cache may show to others gets none: what is left is the caller's own.
+    A response that any cache may show to others gets none: the remaining quota is the caller's alone.
     """
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
     settings = current()
     if not (settings.headers or settings.legacy_headers):
-        return  # the outcomes, which most decisions read when somebody asks, stay unread
+        return  # before the outcomes are read, which costs time
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     if not outcomes or _is_public(response):
         return

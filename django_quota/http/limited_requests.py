@@ -1,10 +1,10 @@
-"""A limited request: what the middleware, the decorators and the integrations do with it, and what they share.
+"""A limited request: the steps that the middleware, the decorators and the integrations share.
 
-Each of them goes the same way: it finds the rules (`http/request_rules`), resolves what they ask for
+Each of them takes the same steps: it finds the rules (`http/request_rules`), resolves what they ask for
 (`limiting/asking`), decides it in one call to the store (`limiting/limiter`), and puts the decision on
-`request.quota`. One `RequestState` notes what a request has met on this way. The middleware or the `@quota`
-that a request enters first closes the request: it decides the rules that the view has left, settles what was taken, and
-writes the headers.
+`request.quota`. One `RequestState` notes what has happened to a request so far. The outermost of middleware and
+`@quota` closes the request: it decides the rules that are still waiting, settles what was taken, and writes the
+headers.
 
 A body is read only when it is needed. If some rules limit by a field of a body that is not read yet, the other rules
 are decided first, in a separate call. So a request that an address limit or a ban refuses costs no parsing.
@@ -48,12 +48,12 @@ class QuotaRequest(HttpRequest):
 
 
 class RequestState:
-    """What one request has met. The values here are those of a request that has met nothing yet."""
+    """What has happened to one request so far. The values here are those of a new request."""
 
     closer: Literal["", "middleware", "decorator"] = ""
-    """Who closes the request: whoever it enters first. Empty: nobody yet."""
+    """What closes the request: the outermost of middleware and `@quota`. Empty before and after that."""
     is_cached: bool = False
-    """Whether a cache around the limiter stores the response, so that others would see its headers."""
+    """Whether a cache around the limiter stores the response and would show its headers to other clients."""
     is_asked: bool = False
     """Whether the configured rules have been looked up, so that a view called by another view is not limited."""
     claimed: object = None
@@ -67,9 +67,9 @@ class RequestState:
     counted: CountedPlaces | None = None
     """The rules with a `match` that have been decided; see `asked_flow`."""
     answers: Sequence[Answer] = ()
-    """Those whose hits were taken."""
+    """The answers so far. `undo_flow` refunds what they took."""
     unsettled: Sequence[Answer] = ()
-    """Those of rules that look at the response; see `http/settlements`."""
+    """The answers that include rules which look at the response; see `http/settlements`."""
 
 
 STATE = "_django_quota"
@@ -85,7 +85,7 @@ def request_state(request: HttpRequest) -> RequestState:
     return found
 
 
-# --- the way of a request ---------------------------------------------------------------------------------------------
+# --- before, in and after the view ------------------------------------------------------------------------------------
 
 
 def before_view_flow(request: HttpRequest, view: Callable[..., Any]) -> Flow[HttpResponse | None]:
@@ -150,8 +150,8 @@ def _replaced(response: Any, refused: HttpResponse) -> HttpResponse:
 def _rules_left(request: HttpRequest, state: RequestState, response: Any) -> Sequence[Rule]:
     """Return the rules to decide after the view: those that wait for it; without a view, those of the settings.
 
-    None if the request is refused already. Rules that need the body are left out if the view has read it, because
-    nobody can read it again.
+    Empty if the request is refused already. Rules that need the body are left out if the view has read it, because it
+    cannot be read again.
     """
     if state.closer == "middleware" and not state.is_asked:
         state.is_asked = True
@@ -163,7 +163,7 @@ def _rules_left(request: HttpRequest, state: RequestState, response: Any) -> Seq
     if _is_done(response):
         names = ", ".join([repr(rule.name) for rule in waiting])
         _log_late(
-            request, response, f"these rules waited for it: {names}. They are decided after it, which is too late"
+            request, response, f"these rules waited for it: {names}. They were decided after the view had already run"
         )
     return [rule for rule in waiting if not rule.reads_body or is_readable(request)]
 
@@ -173,11 +173,11 @@ def log_untaken_slots(request: HttpRequest, response: Any) -> None:
     state = request_state(request)
     slots, state.waiting_slots = state.waiting_slots, ()
     if slots and _is_done(response):
-        _log_late(request, response, "a slot waited for it. Nothing has limited how many run at once")
+        _log_late(request, response, "a slot waited for it. Nothing limited how many ran at once")
 
 
 def _is_done(response: Any) -> bool:
-    """Say whether a view has done what was asked of it."""
+    """Return whether a view has succeeded: with a status below 400."""
     return bool(getattr(response, "status_code", HTTPStatus.BAD_REQUEST) < HTTPStatus.BAD_REQUEST)
 
 
@@ -186,9 +186,9 @@ def _log_late(request: HttpRequest, response: Any, what: str) -> None:
     _log_once(match.view_name if match else request.path, response.status_code, what)
 
 
-@lru_cache(maxsize=1024)  # once for a view: clients may cause it often
+@lru_cache(maxsize=1024)  # once for each view: clients can cause it often
 def _log_once(view: str, status: int, what: str) -> None:
-    advice = "Let the view ask its throttles, or take the limits off it."
+    advice = "Let the view check its throttles, or remove the limits from it."
     logger.error("The view %r answered %s while %s. %s", view, status, what, advice)
 
 
@@ -238,7 +238,7 @@ def _asked_flow(request: HttpRequest, state: RequestState, rules: Iterable[Rule]
 
 
 def undo_flow(request: HttpRequest) -> Flow[Sequence[Decision]]:
-    """Give back what a request took, since it is refused after all; return how its limits stand afterwards."""
+    """Refund what a request took, because it is refused after all; return its limits after each refund."""
     state = request_state(request)
     answers, state.answers, state.unsettled = state.answers, (), ()
     found = []
@@ -266,7 +266,7 @@ def _in_a_cache(request: HttpRequest) -> bool:
 
 
 def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
-    """Settle what a request took, unless somebody else closes the request."""
+    """Settle what a request took, unless the middleware or a `@quota` closes the request."""
     state = request_state(request)
     if not state.closer:
         answers, state.unsettled = state.unsettled, ()
@@ -274,7 +274,7 @@ def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
 
 
 def write_own_headers(request: HttpRequest, response: Any) -> Any:
-    """Write the headers of the decision on a request to its response, unless somebody else closes the request."""
+    """Write the headers of the decision to the response, unless the middleware or a `@quota` closes the request."""
     state = request_state(request)
     return response if state.closer else add_headers(request, response, is_cached=state.is_cached)
 

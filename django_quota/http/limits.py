@@ -1,6 +1,6 @@
-"""All limits of a request or of a subject, peeked at in one trip; and those of the caller.
+"""All limits of a request or of a subject, read in one call to the store without taking anything; and the caller's own.
 
-The caller sees them as JSON at `path("limits/", include("django_quota.urls"))`, and by `{% quota_limits %}`.
+The caller sees their own as JSON at `path("limits/", include("django_quota.urls"))`, and by `{% quota_limits %}`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from django_quota.limiting.known_rules import known_keys, known_rules, rule_find
 from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import subject_of
 
+logger = logging.getLogger("django_quota.web")
+
 
 def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Decision:
     """Return all limits that apply to a request or a subject; take nothing.
@@ -50,11 +52,11 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     Of a request: the configured rules that match it and those on its view, if their `methods`, `skip` and `exempt`
     let them apply. Rules that read the body are left out.
 
-    Of a subject, a text such as `"org:7"` or a user: the rules of the settings and of the views whose key can give this
-    subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject. Rules
-    whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By default, it
-    is the tier of the subject's last request for rules with a `tier` function, if their checks are counted by day;
-    otherwise, a `user:` is "authenticated", and all others are "anonymous".
+    Of a subject, a string such as `"org:7"` or a user: the rules of the settings and of the views whose key can give
+    this subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject.
+    Rules whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By
+    default, it is the tier of the subject's last request for rules with a `tier` function, if their checks are counted
+    by day; otherwise, a `user:` is "authenticated", and all others are "anonymous".
 
     It takes one call to the store, and one more to look up last tiers.
 
@@ -115,15 +117,13 @@ def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
     answer = yield from answer_flow(once, "peek")
     skipped = answer.resolved.skipped
     others = [ask for ask in once if ask.place not in skipped]
-    if answer.resolved.is_blocked and others:  # then no store was asked
+    if answer.resolved.is_blocked and others:  # then the store was not asked
         left = yield from answer_flow(others, "peek")
         return answer.decision.combined_with(left.decision)
     return answer.decision
 
 
 # --- the caller's own limits ------------------------------------------------------------------------------------------
-
-logger = logging.getLogger("django_quota.web")
 
 _OF_THE_PAGE = frozenset({"global", "path", "get", "kwarg", "post", "json"})
 """The kinds of keys that say nothing about the caller."""
@@ -148,7 +148,7 @@ def _own_limits_flow(request: HttpRequest) -> Flow[Decision]:
             asked += yield from asked_flow([rule], request, is_peek=True)
         except DatabaseError:
             raise
-        except Exception:  # noqa: BLE001 — a function of the site that expects the request of the limited view
+        except Exception:  # noqa: BLE001 — a function of the site may expect the request of the limited view
             _log_left_out(rule.name)
     return (yield from peek_flow(asked))
 
@@ -200,7 +200,7 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
 
 
 def until_of(outcome: Outcome) -> datetime | None:
-    """Return when all of a limit is left again, or a block ends, in the rule's time zone or the current one.
+    """Return when nothing of a limit is used any more, or a block ends, in the rule's time zone or the current one.
 
     None if nothing is used, or if a block has no end.
     """
@@ -218,7 +218,7 @@ def _calendar(outcome: Outcome) -> Limit | None:
 
 
 def limit_in_words(outcome: Outcome) -> str:
-    """Return how much of a limit is left, until when: `"9,995 of 10,000 left until 1 December"`."""
+    """Return how much of a limit is left, and until when: `"9,995 of 10,000 left until 1 December"`."""
     if outcome.why == "exempt":
         return _("unlimited")
     if outcome.limit == 0 and not outcome.is_shut_out:

@@ -1,4 +1,4 @@
-"""One line in the log for the refusals of a rule in a second."""
+"""The log line of a refusal: at most one a second for each rule."""
 
 from __future__ import annotations
 

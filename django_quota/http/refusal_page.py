@@ -1,4 +1,4 @@
-"""The 429 page. A refusal comes at a bad moment, so it needs no static files, no scripts and no database."""
+"""The 429 page. Many refusals come at times of high load, so it needs no static files, no scripts and no database."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Shown(NamedTuple):
     outcomes: tuple[Outcome, ...]
     """In whole seconds, and without the subjects."""
     binds: int | None
-    """Which of them binds."""
+    """The index of the outcome that refuses; None if no limit does."""
     language: str | None
 
     @property
     def decision(self) -> Decision:
-        """The decision, as far as it shows."""
+        """A decision with as much as the answer shows."""
         binding = None if self.binds is None else self.outcomes[self.binds]
         if binding is None:
             return Decision.without_limit(allowed=False, degraded=True, outcomes=self.outcomes)
@@ -64,7 +64,7 @@ class Shown(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """What a page shows beside the refusal."""
+    """What a page shows besides the refusal."""
 
     until: datetime | None
     zone: str | None
@@ -142,8 +142,8 @@ _NONCE = secrets.token_hex(16)
 
 
 def _is_watched() -> bool:
-    """Return whether somebody sees each rendering, such as Django's `assertTemplateUsed` or a debug toolbar."""
-    render: Any = Template._render  # type: ignore[attr-defined]  # noqa: SLF001 — what these replace
+    """Return whether each rendering is observed, as by Django's `assertTemplateUsed` or a debug toolbar."""
+    render: Any = Template._render  # type: ignore[attr-defined]  # noqa: SLF001 — they replace it
     return bool(render.__module__ != Template.__module__)
 
 

@@ -6,8 +6,8 @@ decorator is above a `@quota`, that decorator must run first, and the `@quota` d
 Some rules wait until the view knows more about the request. Django REST framework reads tokens inside the view. Before
 that, a rule by user would count all users with tokens as one anonymous visitor. So an integration says with
 `register_late_views` which views decide such rules themselves. The middleware and `@quota` then leave these rules on
-the request, and decide the others at once. If the view has answered and has not decided them, for example because a
-wrong token got a 401, they are decided then.
+the request, and decide the others right away. If the view answers without deciding them, for example because a wrong
+token got a 401, they are decided after the view.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RuleSource:
         self.rule: str | Rule = rule
         """The decorator's own rule, or the name of a configured rule."""
         self.suffix: str | None = suffix
-        """What follows the path of the view in the name of a rule without a name of its own; None: it has a name."""
+        """What follows the path of the view in the name of an unnamed rule; None if the rule has a name."""
         self._made: dict[str, Rule] = made
         """The rules with such names. `@quota` keeps them: `method_decorator` applies it at each request."""
 
@@ -107,7 +107,7 @@ class Limited:
         self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
         """The names of its rules from the settings."""
         self._known: dict[type | None, list[Rule]] = {}
-        """The rules by the class of the view (None for a function), if none is from the settings: they never change."""
+        """The rules by class of the view (None for a function). Empty if one is from the settings, which may change."""
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return its rules, for a view of this class (None for a function)."""

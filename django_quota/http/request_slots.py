@@ -1,6 +1,6 @@
-"""The slots that requests hold: each takes them before its view, and gives them back once its response has been sent.
+"""The slots that requests hold: each takes them before its view, and gives them back after its response has been sent.
 
-A `SlotRule` says which slot a request takes: `@concurrency` on a view, an entry of `RULES` with `at_once`, and
+A `SlotRule` says which slot a request takes. `@concurrency` on a view, an entry of `RULES` with `at_once`, and
 integrations each make one. A `Holding` has the leases of one request.
 """
 
@@ -50,7 +50,7 @@ logger = logging.getLogger("django_quota.slots")
 
 
 class SlotOptions(TypedDict, total=False):
-    """The options of `@concurrency` beside its `key`."""
+    """The options of `@concurrency` besides its `key`."""
 
     lease: Duration
     wait: Duration | None
@@ -82,7 +82,7 @@ class SlotRule:
     slot: Slot
     """The slot, without its subject."""
     key: Any
-    """How a request tells whose slot it takes."""
+    """A key as rules have it: it gives the subject that takes the slot."""
     on_unavailable: OnUnavailable | None
     """What happens while the store does not answer; None for the setting."""
     blocks: bool
@@ -152,8 +152,8 @@ class SlotRule:
     def around(self, view: Callable[..., Any], refuse: Callable[[Decision], Any] | None = None) -> Callable[..., Any]:
         """Return a view, sync or async, that runs another one while the request holds the slot.
 
-        `refuse`: a function of the Decision that answers, or raises, if no slot is free; None: the usual response. With
-        it, the slot never waits for the view: the user is known.
+        `refuse`: a function of the Decision that answers, or raises, if no slot is free; None: the usual response. If
+        it is given, the user is known, so the slot never waits for the view.
         """
 
         def call_flow(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> Flow[Any]:
@@ -270,7 +270,7 @@ def _nothing(_: Holding) -> Flow[HttpResponse | None]:
 
 
 class Holding(FlowBlock["HttpResponse | None"]):
-    """The leases of one request: it takes some, works meanwhile, and gives them back once its response has been sent.
+    """The leases of one request. It takes them before the work, and gives them back after its response has been sent.
 
     `enter`: the flow that takes them at the beginning of a `with` block.
     """
@@ -280,7 +280,7 @@ class Holding(FlowBlock["HttpResponse | None"]):
         self._enter = enter
 
     def lease_flow(self, lease: Lease, timeout: float) -> Flow[Decision]:
-        """Take a lease, unless no slot comes free; return the decision. Raises `StoreUnavailable`."""
+        """Take a lease if a slot is free within `timeout` seconds; return the decision. Raises `StoreUnavailable`."""
         try:
             yield from lease.taking(timeout)
         except QuotaExceeded as exceeded:
@@ -291,8 +291,8 @@ class Holding(FlowBlock["HttpResponse | None"]):
     def while_flow(self, work: Callable[[], Any]) -> Flow[Any]:
         """Do work, then give the leases back; return the response of the work.
 
-        A streaming response keeps the leases until it has been sent, or the request ends without that. Sync code may
-        get an awaitable response: it awaits it in another `while_flow`, which gives the leases back.
+        A streaming response keeps the leases until it has been sent or the request ends. If sync code gets an awaitable
+        response, it awaits it in another `while_flow`, which gives the leases back.
         """
         try:
             response = yield IOCall(work, partial(_answered, work))
@@ -309,13 +309,13 @@ class Holding(FlowBlock["HttpResponse | None"]):
         return response
 
     def release_flow(self) -> Flow[None]:
-        """Give the leases back. A second time it does nothing."""
+        """Give the leases back. A second call does nothing."""
         for lease in self.leases:
             try:
                 yield from lease.releasing()
             except LeaseLost as lost:
                 logger.warning(
-                    "A view took longer than its lease, so more requests than the limit may have been in it. %s", lost
+                    "A view took longer than its lease, so more requests than the limit may have run at once. %s", lost
                 )
             except StoreUnavailable as error:
                 logger.warning("A slot was not given back, and stays taken until its lease ends. %s", error)

@@ -45,7 +45,7 @@ def answer_refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the response to a refused request: 429, or 503 if it was refused because the store did not answer.
 
     The `RESPONSE` setting may return it. Otherwise the Accept header chooses: problem+json, the page of the `TEMPLATE`
-    setting, or plain text. Raises `ConfigurationError` if `RESPONSE` returns something else than a response.
+    setting, or plain text. Raises `ConfigurationError` if `RESPONSE` returns anything other than a response.
     """
     status = refusal_status(decision)
     response = _of_the_site(request, decision)

@@ -1,4 +1,4 @@
-"""System checks of rules: the configured rules, the decorators on your views, and how they go together.
+"""System checks of rules: the configured rules, the decorators on your views, and how they fit together.
 
 The middleware applies rules that have a `match`. Views are those that the URLs lead to.
 """
@@ -82,9 +82,9 @@ def check_rules() -> Iterator[CheckMessage]:
             check_keys(rule)
         except RuleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
-            text = str(cause).removesuffix(cause.hint).strip()
+            problem = str(cause).removesuffix(cause.hint).strip()
             code = _RULE_IDS.get(type(cause), "E006")
-            yield finding(code, f'QUOTA["RULES"][{name!r}]: {text}', cause.hint or _RULE_HINT)
+            yield finding(code, f'QUOTA["RULES"][{name!r}]: {problem}', cause.hint or _RULE_HINT)
         else:
             named.append(rule)
     site = _Site(named, slots)
@@ -178,7 +178,9 @@ def _check_sessions(site: _Site) -> Iterator[CheckMessage]:
     elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
         problem = "a session in a signed cookie has no lasting key"
     if problem:
-        hint = "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE, with another SESSION_ENGINE "
+        hint = (
+            "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE, and use a SESSION_ENGINE other "
+        )
         yield finding(
             "W015",
             f"Rule {rule.name!r} needs the session, but {problem}: everybody is limited by IP.",
@@ -220,7 +222,7 @@ _VIEW_HINT = "Use the name= of a path(), for example 'api:search'."
 def _of_root_urls(code: str, problem: str, hint: str) -> CheckMessage:
     """Return a warning that is wrong about URLs that a middleware sets as `request.urlconf`, such as one for each host.
 
-    Nobody can know these beforehand, so it must not be an error.
+    A check cannot know these, so it must not be an error.
     """
     other = f"Only the URLs of ROOT_URLCONF are looked at: if a middleware sets request.urlconf, silence {code}."
     return finding(code, problem, f"{hint} {other}")
@@ -250,7 +252,7 @@ def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _token_reader(endpoint: Endpoint) -> type | None:
-    """Return the class that authenticates a view of Django REST framework by something else than the session."""
+    """Return a class that authenticates a view of Django REST framework by a token or the like, not by the session."""
     of_class = getattr(endpoint.view_class, "authentication_classes", ())
     for each in endpoint.given.get("authentication_classes", of_class):
         if isinstance(each, type) and all(base.__name__ != _BY_SESSION for base in each.__mro__):
@@ -325,7 +327,7 @@ def _check_paths(site: _Site) -> Iterator[CheckMessage]:
                 yield _of_root_urls(
                     "W041",
                     f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL begins with {begins!r}, so it limits only '
-                    "requests that are a 404.",
+                    "requests that get a 404.",
                     "Correct the path. If you mean requests for pages that do not exist, silence W041.",
                 )
 
@@ -360,7 +362,7 @@ _NO_OPERATOR = re.compile(r"(?:[^\\.^$*+?{}\[\]|()](?![*?{]))*")
 
 
 def _check_exemptions(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules whose `exempt` has all addresses of IPv4 or IPv6."""
+    """Find rules whose `exempt` contains all IPv4 or all IPv6 addresses."""
     for rule in _unique([*site.named, *site.rules]):
         networks = () if rule.exempt is None else rule.exempt.networks
         for version in (4, 6):
@@ -368,13 +370,13 @@ def _check_exemptions(site: _Site) -> Iterator[CheckMessage]:
             if any(network.prefixlen == 0 for network in collapse_addresses(of_version)):
                 yield finding(
                     "W040",
-                    f"Rule {rule.name!r} limits nobody who has an address of IPv{version}: its exempt has all of them.",
+                    f"Rule {rule.name!r} limits no client with an IPv{version} address: all of them are in its exempt.",
                     "Name the networks that you mean, such as '10.0.0.0/8', or remove the rule.",
                 )
 
 
 def _check_methods(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules whose `methods` no view behind them answers. What a view function answers cannot be seen."""
+    """Find rules whose `methods` no view they apply to answers. Which methods a view function answers is unknown."""
     answered: dict[Rule, set[str] | None] = {}
     for endpoint in site.endpoints:
         of_view = chain.from_iterable(map(rules_on, limited_views([endpoint.pattern])))
@@ -393,7 +395,7 @@ def _check_methods(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _methods_of(endpoint: Endpoint) -> set[str] | None:
-    """Return the methods of HTTP that a view answers; None for a function, which may answer any."""
+    """Return the HTTP methods that a view answers; None for a function, which may answer any."""
     view_class = endpoint.view_class
     if view_class is None or not issubclass(view_class, View):
         return None
@@ -492,14 +494,14 @@ def _check_prefetch(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _check_open(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules in front of a code or money that allow everything without the store."""
+    """Find rules that guard a form or charge usage, and allow everything while the store does not answer."""
     for rule in dict.fromkeys([*site.named, *site.rules]):
         if rule.on_unavailable == "allow" and (rule.reads_body or rule.settle is not None):
             what = "limits by a field of the body" if rule.reads_body else "charges what a response used"
             yield finding(
                 "W044",
                 f'Rule {rule.name!r} {what}, and has on_unavailable="allow": it fails open. While the store does not '
-                "answer, anybody may go on without a limit.",
+                "answer, nobody is limited.",
                 'Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',
             )
 

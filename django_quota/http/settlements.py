@@ -49,7 +49,7 @@ def settle_by_response_flow(request: HttpRequest, response: Any, receipts: Seque
     """Settle what a request took, by its response or by the error that left the view.
 
     A streaming response is settled when it ends. After a `CancelledError`, because the client went away, what was taken
-    stays spent: the view has worked for it. If the function of a rule raises an error, the other rules are settled
+    stays spent: the view has done the work. If the function of a rule raises an error, the other rules are settled
     before the error is raised again.
     """
     if isinstance(response, Exception):
@@ -93,11 +93,11 @@ def _end_flow(
     request: HttpRequest,
     response: HttpResponseBase,
 ) -> Flow[None]:
-    """Settle a stream that is over."""
+    """Settle after a stream has ended."""
     try:
         costs = yield from _costs_flow(asks, counted, request, response)
     except Exception:
-        logger.exception("A stream is over, and settle= failed: the estimate stays spent.")
+        logger.exception("settle= failed after a stream had ended: the estimate stays spent.")
         costs = list(reservation.costs)
     yield from reservation.settling(costs)
 

@@ -1,8 +1,8 @@
 """The rules and slots that the settings apply by a `match`, and which of them fit a request.
 
-A site may have thousands of such rules, and a request may spend only microseconds on them. So an index picks candidates
-by the name of the view, its namespaces, the first parts of the path and the host, and only these are compared with the
-request. The index remembers what fits a path, a view and, if a rule asks for it, a host.
+A site may have thousands of such rules, and finding those of a request must take only microseconds. So an index picks
+candidates by the name of the view, its namespaces, the first parts of the path and the host, and only these are
+compared with the request. The index remembers what fits a path, a view and, if a rule asks for it, a host.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from django_quota.core.rules import Rule
 MAX_KNOWN, MAX_PATH = 1_000, 200
 """For how many places a process remembers the rules, and how many characters the path and the host of one have."""
 
-
 ANY_HOST: tuple[Kind, str] = ("host", "")
-"""The key of all rules that the index has by host."""
+"""The key under which the index has every rule that it has under a host."""
 
 
 class RequestTarget(NamedTuple):
@@ -48,9 +47,9 @@ class RequestTarget(NamedTuple):
                 end = self.view.find(":", end + 1)
 
     def host_keys(self, dots: int) -> Iterator[tuple[str, str]]:
-        """Return the keys of rules by host; `dots`: the most that such a key has. A client chooses those of its host.
+        """Return the keys of rules by host. `dots`: the most that such a key has; a host of a client may have more.
 
-        A host that Django does not allow may meet any of these rules.
+        Any of these rules may fit a host that Django does not allow.
         """
         host = self.host
         if host is None:
@@ -99,7 +98,7 @@ class RuleIndex(Generic[P]):
         self._asks_host = False
         """Whether the host of a request matters, too."""
         self._known: dict[tuple[str, str, str | None], list[P]] = {}
-        """The rules that fit a path, a view and a host, as it was sent; without the host if no rule asks for it."""
+        """The rules that fit a path, a view and a host as it was sent; no host (None) if no rule asks for it."""
         for rule in rules:
             self._add(rule)
         self._dots = max((key.count(".") for kind, key in self._by_key if kind == "host"), default=0)

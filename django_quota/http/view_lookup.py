@@ -42,11 +42,11 @@ C = TypeVar("C", bound=ViewCheck)
 def register_view_check(check: C) -> C:
     """Register a system check of the views of an integration; it can be used as a decorator.
 
-    The check gets the URL patterns, and returns messages as any system check does. A message of several views is
-    reported once; a `ConfigurationError` ends the check, since the values of the settings are reported anyway.
+    The check gets the URL patterns, and returns messages as any system check does. A message about several views is
+    reported once. A `ConfigurationError` ends the check, because other checks report wrong settings.
 
-    Django's own `register` is too late for a module that only the views import: the URLs are loaded by the first check
-    that needs them, and by then Django has its list of checks.
+    Django's own `register` is too late for a module that only the views import: the first check that needs the URLs
+    loads them, and by then Django has its list of checks.
     """
     view_checks.append(check)
     return check
@@ -120,7 +120,7 @@ class DecoratedView(NamedTuple, Generic[N]):
     owner: type | None = None
     """The class of the view, if the decorator is on a method of it."""
     method: Any = None
-    """That method."""
+    """The method that the decorator is on; None if it is on the whole view."""
     called_by: type | None = None
     """The class whose `dispatch()` calls it; None if it runs before that, or if there is no class."""
 

@@ -1,8 +1,8 @@
 """A view as our decorators see it: its kind, the path that names it, and what they note on it.
 
 Each decorator leaves one attribute on its wrapper, as `csrf_exempt` does. `functools.wraps` and `as_view()` copy it to
-what is around the wrapper, so that the view behind a URL has it too. What a decorator hides that does not use
-`functools.wraps` has no attribute that anybody could see.
+what is around the wrapper, so that the view behind a URL has it too. A decorator that does not use `functools.wraps`
+hides the attribute, and what is below it cannot be found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django_quota.conf import is_async_callable
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import dotted_path, format_arguments
-from django_quota.http import finders  # noqa: F401 — without the app, this registers what finds our marks
+from django_quota.http import finders  # noqa: F401 — registers them even if the app is not installed
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -54,7 +54,7 @@ _functions: dict[str, Callable[..., Any]] = {}
 
 
 def mark(wrapper: Any, view: Any, path: str, noted: Noted) -> None:
-    """Note something on a wrapper, beside what decorators of the same kind have noted on the view in it."""
+    """Note something on a wrapper, after what decorators of the same kind have noted on the view in it."""
     setattr(wrapper, noted.attribute, (*marks_of(view, type(noted)), Mark(noted, view, path, wrapper)))
     name = wrapper.__qualname__.rpartition("<locals>.")[2]
     if "." not in name and bound_to_class(view) is None:  # `method_decorator` decorates a method for each request
@@ -89,7 +89,7 @@ def is_dispatch(view: Any) -> bool:
 
 
 def is_stand_in(view: Any) -> bool:
-    """Return whether this is the empty function that `method_decorator` decorates to see which attributes that adds."""
+    """Return whether this is the empty function that `method_decorator` decorates to see which attributes are added."""
     return getattr(view, "__module__", "") == "django.utils.decorators"
 
 

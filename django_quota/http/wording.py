@@ -1,6 +1,6 @@
-"""Texts for visitors, in their language: rates, waits and the reason of a refusal.
+"""What visitors read, in their language: rates, waits and the reason for a refusal.
 
-They name no rule, view or subject. For operators and logs there is `Decision.explain`.
+It names no rule, view or subject. For operators and logs there is `Decision.explain`.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def message(decision: Decision) -> str:
 
 
 def _needs_captcha(decision: Decision) -> bool:
-    """Return whether the limits allow what is answered as a refusal; see `contrib.auth.CaptchaRequired`."""
+    """Return whether the limits allow the login, and only a CAPTCHA is missing; see `contrib.auth.CaptchaRequired`."""
     return decision.binding is not None and decision.binding.allowed
 
 
 def _limit_sentences(binding: Outcome) -> Iterator[str]:
-    """Yield what the limit is, and why this request does not fit into it."""
+    """Yield the sentences that say what the limit is, and why this request exceeds it."""
     numbers = {"cost": binding.cost, "left": binding.remaining, "most": binding.limit}
     words = {name: number_format(number, use_l10n=True, force_grouping=True) for name, number in numbers.items()}
     words["rate"] = rate_in_words(binding.rate)
@@ -152,5 +152,5 @@ def _limit_sentences(binding: Outcome) -> Iterator[str]:
 
 
 def _sentences(*sentences: str) -> str:
-    """Join sentences with a space, which Chinese does not put between them."""
+    """Join sentences with a space, or without one in Chinese."""
     return " ".join(sentences).replace("。 ", "。")

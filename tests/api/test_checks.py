@@ -430,7 +430,7 @@ def test_w031_the_tables_of_overrides_are_missing(tmp_path: Path, django_db_bloc
             cursor.execute("CREATE TABLE django_migrations (id integer)")
         ((code, message),) = _database_findings()
     assert code == "W031"
-    assert "lacks the tables django_quota_overridechange, django_quota_quotaoverride" in message
+    assert "does not have the tables django_quota_overridechange, django_quota_quotaoverride" in message
 
 
 @pytest.mark.parametrize(

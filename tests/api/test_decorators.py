@@ -137,7 +137,7 @@ def test_what_stands_in_between_runs_and_the_limits_around_it_are_two(names: Any
 @pytest.mark.parametrize(
     ("rates", "options", "words"),
     [
-        ((), {}, "@quota got none"), (("1/m",), {"key": "usr"}, "Did you mean 'user'"), ((), {"rule": 5}, "5"),
+        ((), {}, "@quota has no rate"), (("1/m",), {"key": "usr"}, "Did you mean 'user'"), ((), {"rule": 5}, "5"),
         ((), {"limit": "5/m"}, r"'limit' is not an option .* The first argument is the rate: write '5/m' first\."),
         ((), {"rate": 5}, r"'rate' is not an option .* The first argument is the rate: write '10/m' first\."),
         (("search",), {}, r"If it is the name of a configured rule, write @quota\(rule='search'\)"),
