@@ -1,1 +1,18 @@
-"""What your code calls besides limits: counters, slots, reservations, bans, usage and events."""
+"""What your code calls besides limits: a folder for each noun, a module for a small one.
+
+A folder has `calls` (what your code calls) and `operations` (what runs in the store). A `.lua` file is an operation on
+Redis, and the Python class of the same name is its specification.
+
+* `bans`: bans that your code sets and lifts, and the lists of them.
+* `counters`: named totals, daily counts and counts of distinct values.
+* `events`: the log of refusals, bans and near-limit warnings.
+* `reservations`: an estimate that is spent now and settled later.
+* `resets`: what rules have counted is deleted, and bans are lifted.
+* `slots`: a limited number of callers hold one at a time, each with a lease.
+* `usage`: what subjects have used on each day, and the roll-up to rows.
+* `logins`: who a failed login counts for, and how to unlock them.
+* `once`: whether a value is new.
+* `raised_limits`: more units for the running period.
+* `request_end`: what must happen when a request or a stream ends.
+* `subject_contents`: what the store holds for one subject.
+"""

@@ -1,6 +1,6 @@
 """Limits on failed logins: who is limited, and how an operator unlocks somebody.
 
-The rules come from the setting `LOGIN`. `django_quota.contrib.auth` has the backend that asks them.
+The rules come from the setting `LOGIN`. `django_quota.contrib.auth` has the backend that applies them.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def login_hits(names: Iterable[object], request: HttpRequest | None) -> list[tup
 def unlock(name: str | int | UUID, address: str | None = None) -> int:
     """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
 
-    `address`: only those from this address. Without one, this walks through all keys of the store, since only they know
+    `address`: only those from this address. Without one, this scans all keys of the store, because only the keys have
     the addresses. Limits by address alone stay: reset the address itself. Raises `RuleError` for an empty name,
     `StoreUnavailable` if the store does not answer.
     """
     rules, subject = current().login, login_subject(name)
-    there = with_addresses(subject) if address is None else [named_subject(f"{subject}+ip:{address}")]
-    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *there])
+    longer = with_addresses(subject) if address is None else [named_subject(f"{subject}+ip:{address}")]
+    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *longer])
 
 
 def with_addresses(subject: str) -> list[str]:
-    """Return the longer subjects of a user name's subject, one for each address in the store; empty for others.
+    """Return the subjects that combine a user name with an address in the store; empty if `subject` is not a user name.
 
-    This walks through all keys of the store.
+    This scans all keys of the store.
     """
     if not subject.startswith(LOGIN) or "+" in subject:
         return []

@@ -24,10 +24,10 @@ Value = str | bytes | int
 def once(name: str, value: Value, ttl: Duration = 3600) -> bool:
     """Return whether a value is new, and remember the value.
 
-    `if once("payment", event_id): ...`. `name`: what the values are; the same value under two names is two values.
+    `if once("payment", event_id): ...`. `name`: what the values are; the same value under two names counts as two.
     `value`: a string, bytes or a whole number, of any length. A number equals the string of its digits, and a string
-    equals its UTF-8 bytes. `ttl`: above 0 and up to 366 days, for which the value is remembered from the first time
-    on. A repeated value does not extend that.
+    equals its UTF-8 bytes. `ttl`: how long the value is remembered from the first time on, above 0 and up to 366
+    days. A repeated value does not extend that.
 
     Raises `RuleError` for a wrong argument, and `StoreUnavailable`.
     """

@@ -1,4 +1,4 @@
-"""`raise_limit`: a subject gets more of a rule for the running period, as when a customer buys units."""
+"""`raise_limit`: a subject gets more units under a rule for the current period, as when a customer buys some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raise_limit(
     by: int,
     until: datetime | Duration | None = None,
 ) -> datetime | None:
-    """Add units to what a subject has left under a rule; return until when they hold, None for no end.
+    """Add units to what a subject has left under a rule; return when they end, None for never.
 
     It saves an override with `"+500"`: the units come on top of the rule's own rate, whichever tier the subject has or
     gets. Of several rates, the one with the longest period is raised. If an override sets the rate, that rate is raised
@@ -39,14 +39,14 @@ def raise_limit(
 
     `rule`: the name of a rule in the settings or of a view, or a `Rule`. `subject`: a string such as `"org:7"`, a user,
     or a request, from which the rule's key takes the subject. `by`: units, 1 to 10^12. `until`: a moment, or a duration
-    from now; by default the end of the running period for `algorithm="calendar"`, and one window from now for the
+    from now; by default the end of the current period for `algorithm="calendar"`, and one window from now for the
     others.
 
-    At `until` the override ends, and what held before holds again. If an override of this subject and rule ends later,
-    or never, so does the raised rate: the result says so.
+    At `until` the override ends, and what applied before applies again. If the subject already has an override under
+    this rule that ends later, or never, so does the raised rate: the result says when.
 
     Raises `RuleError` if an argument is wrong, for a bucket, which refills all the time and has no period, for a rule
-    without a rate, and if the subject is blocked, exempt or in shadow by an override.
+    without a rate, and if an override blocks or exempts the subject, or puts it in shadow.
     """
     return run_call(_raise_flow(rule, subject, by, until))
 
@@ -73,7 +73,7 @@ def _raise_flow(
 
 
 def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) -> datetime | None:
-    # The tables need the apps, which are not loaded yet when this module is imported.
+    # It needs the models, which are not loaded yet when this module is imported.
     from django_quota.limiting import override_rows  # noqa: PLC0415
 
     def values(row: QuotaOverride | None) -> dict[str, Any]:
@@ -82,20 +82,22 @@ def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) 
         return {**raised, "expires": override_rows.moment_of_row(ends) if ends else None}
 
     overrides.refresh()
-    saved = override_rows.change_override(rule.name, subject, values)  # whoever raises it at the same time waits here
+    saved = override_rows.change_override(
+        rule.name, subject, values
+    )  # a call that raises it at the same time waits here
     return None if saved.expires is None else moment_of(override_rows.microseconds_of_row(saved.expires))
 
 
 def _raised_override(
     rule: Rule, subject: str, own: Override | None, by: int, until: datetime | Duration | None
 ) -> tuple[dict[str, Any], int]:
-    """Return the fields of the raised override, and its end in microseconds, 0 for none; `own`: what it is now."""
+    """Return the fields of the raised override, and its end in microseconds, 0 for never. `own`: the present one."""
     from django_quota.limiting import override_rows  # noqa: PLC0415
 
     now = clock.now()
     if own is not None and own.begins > now:
         raise RuleError(
-            f"An override of {subject} begins later under rule {rule.name!r}, and there can be only one.",
+            f"Rule {rule.name!r} has an override of {subject} that begins later, and there can be only one.",
             f"Clear it first: `manage.py quota_override clear {subject} --rule {rule.name}`.",
         )
     rates, limits = _raised(rule, _held(rule.name, subject, own, now), by)
@@ -112,7 +114,7 @@ def _raised_override(
 
 
 def _held(rule: str, subject: str, own: Override | None, now: int) -> Override | None:
-    """Return the override that holds for a subject under a rule; `own`: the subject's own in the database."""
+    """Return the override that applies to a subject under a rule. `own`: the subject's own, as the database has it."""
     others = [each for each in overrides.table.of_subject(subject) if (each.subject, each.rule) != (subject, rule)]
     return OverrideTable([*others, own] if own else others).find(rule, subject, now)
 
@@ -121,7 +123,7 @@ def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit
     """Return the raised rates as an override has them, and the raised limits of all tiers; `held`: what holds now."""
     if held is not None and held.mode != "rate":
         raise RuleError(
-            f"The override of {held.subject} says {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
+            f"The override of {held.subject} is {held.mode!r} for rule {rule.name!r}, so there is no rate to raise.",
             "Clear that override first.",
         )
     tiers = [tier if held is None else rule_under(tier, held) for tier in rule.tiers.values() or [rule]]
@@ -138,6 +140,6 @@ def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit
 def _end_of_period(rule: Rule, limits: Sequence[Limit], now: int) -> int:
     """Return when the longest period ends: that of a calendar, or one window from now."""
     if not limits:
-        raise RuleError(f"Rule {rule.name!r} has rates that only a request tells: pass until=.")
+        raise RuleError(f"Rule {rule.name!r} has rates that depend on a request: pass until=.")
     longest = max(limits, key=lambda limit: limit.rate.period)
     return now + longest.rate.period if longest.algorithm.timeless else longest.parameters(now).b

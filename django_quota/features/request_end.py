@@ -1,11 +1,12 @@
-"""What has to happen at the end of the present request or of a stream, whatever became of the response.
+"""What must happen at the end of the current request or of a stream, whatever becomes of the response.
 
 A middleware may replace a streaming response or raise an error, and a client may leave before the stream begins. Then
-nobody reads the response, and nobody closes it. But Django always sends `request_finished`: when the server has closed
-the response that it was given, or once the task of the request was cancelled.
+the response is never read or closed. But Django sends `request_finished` when the server has closed the response that
+it was given, or after the task of the request was cancelled.
 
-It does not if a WSGI server drops a response without closing it, or if an ASGI server fails to send or cancels the
-application itself. Then whoever holds something is collected unfinished, and ends in the background; see `end_later`.
+Django does not send it if a WSGI server drops a response without closing it, or if an ASGI server fails to send or
+cancels the application itself. Then the garbage collector finds what is still held, and it ends in the background; see
+`end_later`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _of_request: WeakKeyDictionary[Any, list[AtEnd]] = WeakKeyDictionary()
 
 
 def at_request_end(action: AtEnd) -> Callable[[], None] | None:
-    """Call a function when the present request ends, in a thread that may block; return how to withdraw it.
+    """Call a function when the current request ends, in a thread that may block; return a function that withdraws it.
 
     Outside of a request it is never called, and None is returned.
     """
-    if hearing.made is None:  # the app is not in INSTALLED_APPS: nobody has heard this request begin
+    if hearing.made is None:  # the app is not in INSTALLED_APPS, so the begin of this request was not noticed
         hearing.get()
         _begin()
     actions = _actions()
@@ -59,17 +60,8 @@ def at_request_end(action: AtEnd) -> Callable[[], None] | None:
     return withdraw
 
 
-def closers_of(response: Any) -> list[AtEnd]:
-    """Return the functions that a response calls when it is closed; its `close()` also says that the request is over.
-
-    Django has no public way to add one.
-    """
-    found: list[AtEnd] = getattr(response, "_resource_closers", [])
-    return found
-
-
 def _actions() -> list[AtEnd] | None:
-    """Return the actions of the present request; None outside of one."""
+    """Return the actions of the current request; None outside of one."""
     request = SyncToAsync.thread_sensitive_context.get(None)
     return _of_context.get() if request is None else _of_request.setdefault(request, [])
 
@@ -85,7 +77,7 @@ def _end(**_: Any) -> None:
 
 
 def end_later(action: AtEnd) -> None:
-    """Call a function in the background. It is for `__del__`, which may run in any thread, also in an event loop's."""
+    """Call a function in the background. For `__del__`, which may run in any thread, even that of an event loop."""
     flusher.call_at(clock.elapsed(), partial(_do, [action]))
 
 
@@ -94,7 +86,7 @@ def _do(actions: list[AtEnd]) -> None:
         try:
             actions.pop()()
         except Exception:
-            logger.exception("A request is over, and a part of what it held was not given back.")
+            logger.exception("A request has ended, but a part of what it held was not given back.")
 
 
 def _hear() -> bool:
@@ -104,7 +96,7 @@ def _hear() -> bool:
 
 
 hearing = runtime.part(_hear, depends=lambda *_: False)
-"""Whether this process hears requests begin and end. `AppConfig.ready` makes it so."""
+"""Whether this process is connected to the signals of requests. `AppConfig.ready` connects it."""
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -112,11 +104,20 @@ hearing = runtime.part(_hear, depends=lambda *_: False)
 StreamT = TypeVar("StreamT")
 
 Ending = Callable[[], Flow[Any]]
-"""Makes the flow to run when a stream is over."""
+"""Makes the flow to run when a stream has ended."""
+
+
+def closers_of(response: Any) -> list[AtEnd]:
+    """Return the functions that a response calls when it is closed; its `close()` also sends `request_finished`.
+
+    Django has no public way to add one.
+    """
+    found: list[AtEnd] = getattr(response, "_resource_closers", [])
+    return found
 
 
 def at_stream_end(stream: StreamT, ending: Ending) -> StreamT:
-    """Return a stream that runs a flow once when it is over. A response is returned itself.
+    """Return a stream that runs a flow once when it has ended. A response is changed and returned itself.
 
     Raises `RuleError` if the stream is neither a streaming response nor an iterator.
     """
@@ -165,7 +166,7 @@ class _Stream:
         try:
             yield from self._make_flow()
         except Exception:
-            logger.exception("A stream is over, and a part of what it held was not given back.")
+            logger.exception("A stream has ended, but a part of what it held was not given back.")
 
 
 class _SyncStream(_Stream, Iterator[Any]):
@@ -178,7 +179,7 @@ class _SyncStream(_Stream, Iterator[Any]):
 
 
 class _AsyncStream(_Stream, AsyncIterator[Any]):
-    """Its end comes even if its task is cancelled: a client often goes away right after the last part."""
+    """Its ending runs even if its task is cancelled: a client often leaves right after the last part."""
 
     async def __anext__(self) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""What the store holds under the name of a subject: its bans, its leases, and the rules that have counted something."""
+"""What the store holds for a subject: its bans, its leases, and the rules that have counted something."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import all_well
 
 KEYS_A_STEP = 1_000
-"""Keys that one step of a scan looks at."""
+"""Keys that one step of a scan reads."""
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -89,7 +89,7 @@ class Contents:
         return {name for part in parts - {""} if (name := keys.named(part)) is not None}
 
     def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
-        """Return the bans in force; `rules` are names that a digest may stand for."""
+        """Return the bans in force. `rules`: the names that are known, so that a digest of one can be read."""
         names = {keys.field(name): name for name in rules}
         for field_name, value in sorted(self.fields.items()):
             kind, _, part = field_name.partition(":")
@@ -100,7 +100,7 @@ class Contents:
 
 
 def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
-    """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
+    """Read a subject's hash and its leases. `sets`: the name of each slot, by key. Raises `StoreUnavailable`."""
     operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
     now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
     contents = _contents(now, flat)
@@ -125,7 +125,7 @@ def _contents(now: int, flat: Iterable[str | bytes]) -> Contents:
 
 
 def scan_keys(subject: str) -> dict[str, keys.Key] | None:
-    """Find all keys of a subject by walking through all keys of the store; None for the memory of a process."""
+    """Find all keys of a subject by scanning all keys of the store; None for the memory of a process."""
     store, prefix = get_limiter().store, current().prefix
     if not store.is_shared:
         return None

@@ -301,7 +301,7 @@ class TestBan:
             ),
             pytest.param(
                 "without",
-                "Rule 'without' has no ban=, so its checks look for no ban. .* quota_override set",
+                "Rule 'without' has no ban=, so its checks do not look for bans. .* quota_override set",
                 id="under a rule without ban=",
             ),
             pytest.param(

@@ -163,8 +163,11 @@ def test_wrong_arguments_are_named(arguments: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        *(({"mode": mode}, f"says '{mode}' for rule 'tokens'") for mode in ("blocked", "exempt", "shadow")),
-        ({"rule": "tokens", "rate": "5/month", "starts": NOW + HOUR}, "begins later under rule 'tokens'"),
+        *(({"mode": mode}, f"is '{mode}' for rule 'tokens'") for mode in ("blocked", "exempt", "shadow")),
+        (
+            {"rule": "tokens", "rate": "5/month", "starts": NOW + HOUR},
+            "that begins later",
+        ),
     ],
 )
 def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(override: Any, says: str) -> None:
@@ -197,7 +200,7 @@ def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
     assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
     raise_limit("tokens", "org:7", 500)
     assert (row().rate, left()) == ("x3+500", 3_500)
-    with pytest.raises(RuleError, match="rates that only a request tells: pass until="):
+    with pytest.raises(RuleError, match="rates that depend on a request: pass until="):
         raise_limit(of_request, "org:7", 5)
     raise_limit(of_request, "org:7", 5, until="1h")
     assert peek(of_request, HttpRequest()).limit == 17

@@ -304,7 +304,7 @@ class TestReserveAll:
             pytest.param({"tpm": -3}, "-3", id="a cost below 0"),
             pytest.param(
                 640,
-                r"One number, 640, for 3 entries with different estimates, .* settle\({'org-tpm': 640}\)",
+                r"got one number, 640, for 3 entries with different estimates, .* settle\({'org-tpm': 640}\)",
                 id="one number for different estimates",
             ),
             pytest.param([1, "2", 3], "'2'", id="a string as a number"),

@@ -80,7 +80,7 @@ class TestSync:
             raise ZeroDivisionError
 
         assert list(at_stream_end(iter("ab"), ending)) == ["a", "b"]
-        assert "A stream is over, and a part of what it held was not given back." in caplog.text
+        assert "A stream has ended, but a part of what it held was not given back." in caplog.text
 
 
 class TestAsync:

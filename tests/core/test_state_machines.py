@@ -407,7 +407,7 @@ class Leases(Machine):
         ends = sorted(self.ends[holder] - self.now for holder in self.holders())
         assert (free, reset) == (max(0, limit - len(ends)), ends[-1])
         over = max(0, len(ends) - limit)
-        if before.get(KEYS.lately):  # the rate at which slots were given back, and never later than leases end
+        if before.get(KEYS.recent):  # the rate at which slots were given back, and never later than leases end
             assert 0 < wait <= ends[over]
             assert wait <= max(1, max(self.spans) * (over + 1) / len(ends))
             assert wait >= min(ends[over], int(min(self.spans) * (over + 1) / len(ends)))
@@ -434,12 +434,12 @@ class Leases(Machine):
         self.ends.pop(token, None)
         others = {other: stop for other, stop in before.get(KEYS.leases, {}).items() if other != token}
         assert self.kept().get(KEYS.leases, {}) == others
-        if was_held and since is not None and KEYS.lately in before:
-            took, lately = max(1, self.now - since), int(before[KEYS.lately])
+        if was_held and since is not None and KEYS.recent in before:
+            took, lately = max(1, self.now - since), int(before[KEYS.recent])
             self.spans.append(took)
-            assert int(self.kept()[KEYS.lately]) == ((7 * lately + took) // 8 if lately else took)
+            assert int(self.kept()[KEYS.recent]) == ((7 * lately + took) // 8 if lately else took)
         else:
-            assert self.kept().get(KEYS.lately) == before.get(KEYS.lately)
+            assert self.kept().get(KEYS.recent) == before.get(KEYS.recent)
 
     @rule()
     def the_holders_are_looked_at(self) -> None:

@@ -1,1 +1,1 @@
-"""Bans: what your code calls, and what operators ask."""
+"""Bans: set and lift one, and list those in force."""

@@ -9,7 +9,7 @@ local ends, level, remembered = string.match(redis.call('HGET', status_key, fiel
 ends, level, remembered = tonumber(ends or 0), tonumber(level or 0), tonumber(remembered or 0)
 local stop = now + ARGV[3]
 if ends >= stop then return { ends, 0 } end
--- A longer ban is the same one.
+-- A ban that is only made longer stays the same one in its series.
 if ends <= now then level = remembered > now and level + 1 or 1 end
 remembered = math.max(remembered, stop + ARGV[4])
 redis.call('HSET', status_key, field, integer(stop) .. ' ' .. integer(level) .. ' ' .. integer(remembered))

@@ -31,13 +31,13 @@ logger = logging.getLogger("django_quota.bans")
 def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
     """Ban a subject under a rule from now on; return the refusal that it gets.
 
-    `rule`: the name of a rule in the settings or of a view, or a `Rule`. It needs `ban=`, because checks under other
-    rules look for no ban: block the subject by an override there. `subject`: a string such as `"ip:203.0.113.9"`, a
+    `rule`: the name of a rule in the settings or of a view, or a `Rule`. It needs `ban=`, because checks of other rules
+    do not look for bans: block the subject by an override instead. `subject`: a string such as `"ip:203.0.113.9"`, a
     user, or a request, from which the rule's key takes the subject. `duration`: above 0 and up to 366 days. A ban that
     lasts longer already stays as it is; to shorten one, call `unban` first.
 
     The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
-    lift it. The next ban of the rule lasts for the next of its durations.
+    lift it. The next ban of this subject by the rule lasts for the next duration of `ban=`.
 
     Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule without `ban=`, with
     `shadow=True`, or without a rate. Raises `StoreUnavailable` if the store does not answer.
@@ -71,7 +71,7 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flo
         raise RuleError(f"Rule {rule.name!r} is a shadow, which never refuses: a ban would have no effect.")
     if rule.ban is None:
         raise RuleError(
-            f"Rule {rule.name!r} has no ban=, so its checks look for no ban.",
+            f"Rule {rule.name!r} has no ban=, so its checks do not look for bans.",
             "Give it ban=, or block the subject by an override: `manage.py quota_override set <subject> blocked`.",
         )
     ask = _ask(rule, name)
@@ -130,8 +130,8 @@ def _lift_flow(fields: Collection[str] | None, subject: str) -> Flow[int]:
 
 
 def _ask(rule: Rule, subject: str) -> Ask:
-    """Return what shows the ban. Raises `RuleError` if the rule never asks the store."""
-    if rule.dynamic:  # only a request knows its rates; a ban holds whatever they are
+    """Return an ask whose peek shows the ban. Raises `RuleError` if the rule never asks the store."""
+    if rule.dynamic:  # its rates depend on a request; a ban holds whatever they are
         rule = rule.with_rates("1/m")
     if not rule.limits:
         raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks the store: a ban would have no effect.")

@@ -20,16 +20,16 @@ from django_quota.stores.scanning import time_of
 from django_quota.subjects.subject import is_bare, parts_of
 
 MOST = 10_000
-"""Bans that are looked at, those that end first."""
+"""How many bans are read: those that end first."""
 
 NEWEST_EVENTS = 5_000
-"""Events that are looked at, the newest."""
+"""How many events are read: the newest."""
 
 Fate = Literal["in force", "ended", "lifted", "replaced"]
 """What became of a ban. A newer ban of the same subject and rule replaces it, even one that only lasts longer."""
 
 BanPair = tuple[str | None, str | None]
-"""The subject and the rule of a ban; None for a name that is so long that only a digest is known."""
+"""The subject and the rule of a ban. None for a name that is so long that only its digest is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class ActiveBan:
 
 
 class BanFilter(NamedTuple):
-    """Whose bans, and from which rule."""
+    """Which bans to find: of which subjects, and by which rule."""
 
     subjects: Sequence[str] = ()
-    """The subjects, alone or combined; a word that is not a subject matches each that contains it. Empty: all."""
+    """The subjects, alone or combined. A word that is not a subject matches each that contains it. Empty: all."""
     rule: str = ""
     """The rule's name. Empty: all."""
 
@@ -63,9 +63,9 @@ class BanList(NamedTuple):
 
     bans: list[ActiveBan]
     rules: list[str]
-    """The rules of all bans that were looked at."""
+    """The rules of all bans that were read, sorted."""
     total: int
-    """The number of bans; above `MOST`, not all were looked at."""
+    """The number of bans in force. Above `MOST`, not all of them were read."""
 
 
 def find_bans(wanted: BanFilter) -> BanList:
@@ -114,11 +114,11 @@ class RecentBans(NamedTuple):
     events: list[Event]
     """The newest first."""
     since: int
-    """The time of the oldest event that was looked at, in microseconds; 0 if there is none."""
+    """The time of the oldest event that was read, in microseconds; 0 if there is none."""
 
 
 def recent_bans(wanted: BanFilter) -> RecentBans:
-    """Return the bans that began recently, by the events; empty if the store keeps no events.
+    """Return the bans that began recently, from the events; empty if the store keeps no events.
 
     Raises `StoreUnavailable`.
     """
@@ -135,7 +135,7 @@ def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[BanPair, BanSta
 
 
 def fates(events: Sequence[Event], now: int, in_force: Collection[BanPair]) -> Iterator[Fate]:
-    """Yield what became of bans that began, given as events, the newest first; see `read_bans`."""
+    """Yield what became of each ban. `events`: when they began, the newest first. The others: see `read_bans`."""
     later: dict[BanPair, Event] = {}
     for event in events:
         pair = (event.subject, event.rule)

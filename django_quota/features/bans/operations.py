@@ -1,4 +1,4 @@
-"""The operations of bans: set one, lift some. A decision sets bans itself after too many refusals."""
+"""The operations of bans: set one, lift some. After too many refusals, a decision sets the ban itself."""
 
 from __future__ import annotations
 

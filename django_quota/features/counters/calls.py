@@ -48,8 +48,9 @@ def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None)
     `ttl`: how long the counter of a subject lives after its last change, one second to a hundred years, by default
     400 days. Each month of daily counts has its own TTL.
 
-    `group`: a name, for a Redis Cluster. All counters of one group are in one slot there, so `transfer` reaches any two
-    of them; one server does all their work. Choose it before you count: in another group everything begins at zero.
+    `group`: a name, for a Redis Cluster. All counters of one group are in one slot there, so `transfer` works between
+    any two of them; one server does all their work. Choose it before you count: in another group all counts begin at
+    zero.
 
     Raises `ConfigurationError` for a wrong name, ttl or group.
     """
@@ -63,8 +64,8 @@ class Counter(CounterEntry):
     starts at midnight in the zone of the `TIME_ZONE` setting, by the store's clock. Each method is one atomic call to
     the store, and has an async form. Each raises
 
-    * `CounterError` if an argument is out of range, the result does not fit into 64 bits, or the key in the store holds
-      something else. Nothing has changed then.
+    * `CounterError` if an argument is out of range, the result does not fit into 64 bits, or the key in the store is
+      not a counter. Then nothing has changed.
     * `RuleError` for a wrong subject.
     * `StoreUnavailable` if the store does not answer. If only the answer was lost, the change was made.
     """
@@ -157,10 +158,10 @@ class Counter(CounterEntry):
         itself changes nothing. The days stay as they are.
 
         If it raises `StoreUnavailable`, the amount may have moved: both totals have changed, or neither has. No
-        transfer is repeated by itself. Read the totals before you transfer again.
+        transfer is repeated automatically. Read the totals before you transfer again.
 
-        In a Redis Cluster both totals must be in one slot, since no script reaches two: give the counter a `group`.
-        Without one it raises `ConfigurationError`, and nothing changes.
+        In a Redis Cluster both totals must be in one slot, because a script cannot reach two: give the counter a
+        `group`. Without one it raises `ConfigurationError`, and nothing changes.
         """
         return run_call(self._transfer(a, b, n))
 
@@ -168,14 +169,14 @@ class Counter(CounterEntry):
         """Move an amount from one total to another; see `transfer`."""
         return await run_async(self._transfer(a, b, n))
 
-    # --- different values ---------------------------------------------------------------------------------------------
+    # --- distinct values ----------------------------------------------------------------------------------------------
 
     def unique(self, subject: AnySubject, value: str | int) -> bool:
         """Count a distinct value, in total and for the day; return whether the total count has changed.
 
-        Redis keeps a HyperLogLog of at most 12 KB, whose count is right to about 0.8 %: now and then a new value does
-        not change it, and a known one never does. The values cannot be read back. The other stores are exact, and keep
-        32 characters for each value. 1 and "1" are the same value. The counter's total is not changed.
+        Redis keeps a HyperLogLog of at most 12 KB, whose count is right to about 0.8 %: sometimes a new value does not
+        change it; a known value never does. The values cannot be read back. The other stores are exact, and keep 32
+        characters for each value. 1 and "1" are the same value. The counter's total is not changed.
         """
         return run_call(self._unique(subject, value))
 
@@ -191,7 +192,7 @@ class Counter(CounterEntry):
         """Return how many distinct values were counted; see `unique_count`."""
         return await run_async(self._unique_count(subject, day))
 
-    # --- flows --------------------------------------------------------------------------------------------------------
+    # --- the work of the methods --------------------------------------------------------------------------------------
 
     def _incr(self, subject: AnySubject, n: int) -> Flow[int]:
         name = _named(subject)
@@ -267,7 +268,7 @@ class Counter(CounterEntry):
                 name,
                 Translatable("%(value)s is not a value to count. Use a string or a whole number", value=repr(value)),
             )
-        # A digest has one length for all values, and nobody can read the value in the store.
+        # A digest has the same length for all values, and hides them in the store.
         digest = hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).hexdigest()
         total, days = self._key("u", name), partial(self._key, "u", name)
 
@@ -286,9 +287,9 @@ class Counter(CounterEntry):
     # --- calls to the store -------------------------------------------------------------------------------------------
 
     def _call(self, operation: operations.CounterOperation, *names: str) -> Flow[Any]:
-        """Do an operation; the flow's result is the reply. `names`: the subjects of its keys; the last is for the rest.
+        """Run an operation; the flow's result is the reply. `names`: the subject of each key; the last is for the rest.
 
-        Raises `CounterError` if a key is wrong.
+        Raises `CounterError` if a key is not a counter, or its value would overflow.
         """
         reply = yield store_call(operation)
         if reply[0] in _PROBLEMS:
@@ -298,14 +299,17 @@ class Counter(CounterEntry):
         return reply
 
     def _call_of_day(self, on: Callable[[Day], operations.CounterOperation], name: str) -> Flow[Any]:
-        """Do the operation of the current day by the store's clock; the flow's result is the reply."""
+        """Run the operation for the current day by the store's clock; the flow's result is the reply.
+
+        `on`: makes the operation for a day. The first guess is the day of this process. The reply corrects it.
+        """
         guess = now()
         for _ in range(MAX_GUESSES):
             reply = yield from self._call(on(day_of(guess, current().time_zone)), name)
             if reply[0] != operations.WRONG_DAY:
                 return reply
             guess = reply[1]
-        raise StoreUnavailable("its clock is in another day with each call")
+        raise StoreUnavailable("its clock keeps changing day")
 
     def _key(self, kind: str, name: str, *parts: str) -> str:
         if self.group is None:
@@ -329,7 +333,7 @@ class Counter(CounterEntry):
                 name,
                 Translatable("%(value)d is less than %(least)d. Use %(least)d or more", value=value, least=least),
             )
-        return int(value)  # the member of an enumeration would be written as its name
+        return int(value)  # a member of an IntEnum could be written as its name
 
     def _check_day(self, name: str, day: object) -> date:
         if not isinstance(day, date) or isinstance(day, datetime):

@@ -2,8 +2,8 @@
 --
 -- KEYS   the days of each month of the range
 -- ARGV   [1] now: not used; [n + 1] the first and the last day of KEYS[n], "<first> <last>"
--- reply  {DONE, for each month the counts of its days as one text, in order and with spaces between: 0 if there is
---        none}
+-- reply  {DONE, then for each month the counts of its days as one string, in order and with spaces between; 0 for a
+--        day without a count}
 local fields = {}
 for day = 1, 31 do fields[day] = string.format('%02d', day) end
 

@@ -6,12 +6,12 @@
 local from_key, to_key = KEYS[1], KEYS[2]
 local total, problem = read_total(1)
 if problem then return problem end
--- A key that holds no counter is reported even if nothing moves.
+-- A key that is not a counter is reported even if nothing moves.
 local _, other_problem = read_total(2)
 if other_problem then return other_problem end
 if not at_least(total, ARGV[2]) then return { REFUSED } end
 if from_key == to_key then return { DONE } end
--- Add first: only that can fail.
+-- Add first: subtracting cannot fail, adding can.
 local added = redis.pcall('INCRBY', to_key, ARGV[2])
 if failed(added) then return fault(added, 2) end
 redis.call('DECRBY', from_key, ARGV[2])

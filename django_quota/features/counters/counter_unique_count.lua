@@ -1,4 +1,4 @@
--- counter_unique_count: says how many different values were counted, to about 0.8 %.
+-- counter_unique_count: reads how many distinct values were counted, to about 0.8 %.
 --
 -- KEYS   [1] the values: a HyperLogLog
 -- ARGV   [1] now: not used

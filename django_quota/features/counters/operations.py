@@ -1,7 +1,6 @@
-"""Operations of counters: totals, counts of days, and counts of different values.
+"""The operations of counters: totals, counts of days, and counts of distinct values.
 
-Each script of `lua/counter_*.lua` has its specification here. The caller knows the keys, the fields and the
-edges of the day.
+Each class is the specification of a `counter_*.lua`. The caller passes the keys, the fields and the edges of the day.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from django_quota.engine.scatter import Scatter, SlotOf, scatter
 ValueT = TypeVar("ValueT")
 
 DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
-"""The status at the beginning of a reply; see `lua/counter_common.lua`."""
+"""The status at the beginning of a reply; see `engine/lua/counter_common.lua`."""
 
 TWO_SLOTS = -4
-"""The status of a transfer between two slots of a Redis Cluster, which no script reaches."""
-
+"""The status of a transfer between two slots of a Redis Cluster, which one script cannot reach."""
 
 _HERE = "features/counters/"
 
@@ -31,7 +29,7 @@ def _script(name: str) -> Script:
 
 
 class FaultError(Exception):
-    """A key holds no counter, or its total would leave 64 bits: the status, and the key's number from 1."""
+    """A key is not a counter, or its total would overflow 64 bits: the status, and the key's number from 1."""
 
     def __init__(self, status: int, number: int) -> None:
         self.reply = [status, number]
@@ -97,7 +95,7 @@ class Pop(Get):
 
 
 class _Changing(CounterOperation):
-    """An operation with an amount or a value, and how long what it writes lives, in microseconds."""
+    """An operation that writes. Its first arguments: an amount or a value, and how long it lives in microseconds."""
 
     def has_written(self, reply: Any) -> bool:
         """Say whether the operation was done."""
@@ -110,7 +108,7 @@ class Set(_Changing):
     script: ClassVar[Script] = _script("counter_set")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Write the amount if the key holds a counter or nothing."""
+        """Write the amount if the key is a counter or does not exist."""
         amount, ttl = self.arguments()
         self.read(states, now, 1, 0)
         states.put(self.keys[0], amount, now + ttl)
@@ -118,7 +116,7 @@ class Set(_Changing):
 
 
 class TakeUnits(_Changing):
-    """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or REFUSED if the total is less."""
+    """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or TOO_FEW if the total is less."""
 
     script: ClassVar[Script] = _script("counter_take")
 
@@ -133,7 +131,7 @@ class TakeUnits(_Changing):
 
 
 class Transfer(_Changing):
-    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is as for `Take`."""
+    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is as for `TakeUnits`."""
 
     script: ClassVar[Script] = _script("counter_transfer")
 
@@ -156,11 +154,11 @@ class Transfer(_Changing):
 class _DayOperation(CounterOperation):
     """An operation that counts in total and for a day; its last arguments: `begins <= now < ends` (microseconds).
 
-    At another time the reply is WRONG_DAY and the store's time: the caller sends the day of that time.
+    At another time the reply is WRONG_DAY and the store's time, and the caller tries the day of that time.
     """
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Run the operation if that day has not ended."""
+        """Run the operation if it is that day."""
         begins, ends = self.arguments()[-2:]
         return super().run(states, now) if begins <= now < ends else [WRONG_DAY, now]
 
@@ -226,7 +224,7 @@ class Unique(_Changing, _DayOperation):
 
 
 class UniqueCount(Get):
-    """Count the different values under a key; the reply is DONE and how many."""
+    """Count the distinct values under a key; the reply is DONE and how many."""
 
     script: ClassVar[Script] = script("counter_common", _HERE + "counter_unique_count")
 

@@ -1,1 +1,1 @@
-"""Events: what was refused, banned or is near its limit."""
+"""Events: what was refused or banned, and what is near its limit."""

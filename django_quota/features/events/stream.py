@@ -1,7 +1,7 @@
 """The event log: refusals, bans and near-limit warnings of all processes, in one capped stream in Redis, or in a table.
 
-Decisions write the log. An `EventReader` reads it for anybody. An `EventGroup` reads the stream as a consumer group of
-Redis: each event goes to one reader of the group, and stays until it is acknowledged.
+Decisions write the log. Any number of `EventReader`s read all of it. An `EventGroup` reads the stream as a consumer
+group of Redis: each event goes to one reader of the group, and stays until it is acknowledged.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from django_quota.stores.redis.store import RedisStore
 
 EVENT_KINDS = ("refused", "banned", "near")
-"""The kinds of events: a refusal, a ban that began, a limit that is near."""
+"""The kinds of events: a refusal, a ban that began, a limit that is almost reached."""
 
 BEGINNING = "0-0"
 """The id before all others."""
 
 STREAM_TTL = 400 * 86_400
-"""Seconds for which the stream is kept after its last event; `lua/event_log.lua` has the same."""
+"""Seconds for which the stream is kept after its last event; `engine/lua/event_log.lua` has the same."""
 
 SEARCHED = 5_000
-"""How many events a page of the admin looks at: it is read again every few seconds."""
+"""How many events a page of the admin searches: few, because it is read again every few seconds."""
 
 EVENTS_A_PAGE = 500
 """Entries that one call reads."""
 
 CONSUMER = "quota_events"
-"""The Redis consumer that all readers of a group share: only its idle time shows that a reader has left an event."""
+"""The Redis consumer that all readers of a group share. How long an entry is idle shows that its reader is gone."""
 
 LEFT_AFTER = 60_000
 """Milliseconds after which an event that was handed out and not acknowledged is handed out again."""
 
 _GONE = ("NOGROUP", "no such key")
-"""Errors of Redis if the stream or the group is gone; they differ by command and version."""
+"""Words in the error of Redis if the stream or the group is gone. They differ by command and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Event:
     rule: str | None
     """The rule's name; None if it is so long that only a digest is known."""
     subject: str | None
-    """Whom the event is about, such as `"ip:203.0.113.9"`; None if it is so long that only a digest is known."""
+    """Who the event is about, such as `"ip:203.0.113.9"`; None if it is so long that only a digest is known."""
     until: int
     """When the same hit is admitted again, or the ban ends. 0: never; a near-limit warning has 0 too."""
     level: int
@@ -68,13 +68,13 @@ class Event:
     capacity: int
     """The limit."""
     remaining: int
-    """What was left of the limit."""
+    """How many units of the limit were left."""
     share: float
     """The share of `warn_at` that a near-limit warning reports, such as 0.8; 0 for other events."""
 
     @classmethod
     def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:
-        """Return the event of an entry. Raises `ValueError` for an entry that we have not written."""
+        """Return the event of an entry. Raises `ValueError` for an entry that another program has written."""
         try:
             kind = fields["kind"]
             numbers = {name: int(fields[name]) for name in ("until", "level", "capacity", "remaining")}
@@ -121,7 +121,7 @@ def entry_time(entry_id: str) -> int:
 
 
 class StreamEntry(NamedTuple):
-    """An entry of the stream; `event` is None for an entry that we have not written."""
+    """An entry of the stream; `event` is None for an entry that another program has written."""
 
     id: str
     event: Event | None
@@ -133,11 +133,11 @@ class Search(NamedTuple):
     events: list[Event]
     """The newest first."""
     is_whole: bool
-    """Whether it found as many as it should, or looked at all events."""
+    """Whether it found as many as were wanted, or has searched all events."""
 
 
 class EventReader(ABC):
-    """Reads what was written, for anybody. Each method raises `StoreUnavailable` if the store does not answer."""
+    """Reads the log and changes nothing. Each method raises `StoreUnavailable` if the store does not answer."""
 
     def last(self, count: int, wanted: Callable[[Event], bool]) -> list[Event]:
         """Return the last `count` events for which `wanted` is true, the oldest first. It may read all events."""
@@ -207,7 +207,7 @@ class EventRows(EventReader):
         self._table = EventTable(store, system_key(prefix, "events"))
 
     def last_id(self) -> str:
-        """Return the id of the last entry that a follower would have seen."""
+        """Return the id of the last entry that a reader can have seen; see `after`."""
         position = self._table.end()
         return f"0-{position.batch}.{position.id}"
 
@@ -216,7 +216,7 @@ class EventRows(EventReader):
         return list(map(_of_row, self._table.newest(count, _position(before).id if before else None)))
 
     def after(self, entry_id: str) -> list[StreamEntry]:
-        """Return the entries after this one, in the order in which they could be read first."""
+        """Return the entries after this one, in the order in which they became visible."""
         return list(map(_of_row, self._table.after(_position(entry_id), EVENTS_A_PAGE)))
 
 
@@ -240,14 +240,14 @@ def event_log(store: Store, prefix: str) -> EventReader | None:
 
 
 def newest_events(store: Store, prefix: str, count: int) -> list[Event]:
-    """Return the events among the last `count` entries, the newest first; none of a store that keeps no events."""
+    """Return the events among the last `count` entries, the newest first; empty if the store keeps no events."""
     log = event_log(store, prefix)
     entries = [] if log is None else log.newest(count)
     return [entry.event for entry in entries if entry.event is not None]
 
 
 class Delivery(NamedTuple):
-    """What a reader of a group does next."""
+    """What a reader of a group got: entries to handle, and what was lost."""
 
     entries: list[StreamEntry]
     """The entries to handle and to acknowledge."""
@@ -258,7 +258,7 @@ class Delivery(NamedTuple):
 
 
 class EventGroup:
-    """A consumer group. Each event goes to one reader, and once more if it is not acknowledged in `LEFT_AFTER`.
+    """A consumer group. Each event goes to one reader, and to another if it is not acknowledged in `LEFT_AFTER`.
 
     Each method raises `StoreUnavailable` if Redis does not answer.
     """
@@ -306,13 +306,13 @@ class EventGroup:
         return next((each for each in client.xinfo_groups(self.stream.key) if text(each["name"]) == self.name), {})
 
     def _is_whole(self, client: Any, read: str, entries: Sequence[StreamEntry]) -> bool:
-        """Say whether nothing was trimmed between the last id that the group had read and these entries.
+        """Return whether nothing was trimmed between the last id that the group had read and these entries.
 
-        It looks after reading, so that no flood trims anything unnoticed.
+        It is called after reading, so that it notices what a flood has trimmed until then.
         """
         if read != BEGINNING:
             return bool(client.xrange(self.stream.key, read, read))
-        # The group was made while there was nothing. Redis counts how many entries there were up to the last one read.
+        # The group was made while the stream was empty. Redis counts the entries up to the last one that was read.
         state = self._state(client)
         by_others = client.xrange(self.stream.key, f"({entries[-1].id}", text(state["last-delivered-id"]))
         return (state.get("entries-read") or 0) <= len(entries) + len(by_others)

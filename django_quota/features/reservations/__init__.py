@@ -1,1 +1,1 @@
-"""Reservations: an estimate is spent now, and settled later."""
+"""Reservations: spend an estimate now, and settle it later."""

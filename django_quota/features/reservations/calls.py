@@ -1,8 +1,8 @@
 """Reservations: spend an estimate now, and settle it when the real cost is known.
 
 For work whose cost is known only afterwards, such as the tokens of a language model. The estimate counts like any hit,
-so the decisions in between are right. `settle()` gives back what was too much, and `cancel()` gives back all, where it
-was counted. If neither happens, the estimate stays spent until its window has passed.
+so the decisions in between are right. `settle()` gives back what was too much, and `cancel()` gives back everything, in
+the window where it was counted. If neither is called, the estimate stays spent until its window has passed.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Reservation:
         self.costs: tuple[int, ...] = tuple(ask.cost for ask in receipt.asks)
         """The estimate of each entry, in units."""
         self.decided_at: int | None = receipt.decided_at
-        """When the store counted it, in microseconds since 1970; None without an answer of the store."""
+        """When the store counted it, in microseconds since 1970; None if the store did not answer."""
         self._receipt = receipt
-        """What it took; nothing if nothing was spent or counted for a day, if no store answered, and once settled."""
+        """What it took: nothing if nothing was counted, if the store did not answer, and after it was settled."""
         self._has_stream = False
         """Whether a stream settles it. Then the end of a `with` block leaves it open."""
 
@@ -83,11 +83,11 @@ class Reservation:
         entries, if they have the same estimate.
 
         If `actual` is less than the estimate, the rest is given back, as far as it still counts. With `leaky_bucket`,
-        only the newest hit can be returned. If `actual` is more, the difference is spent now, even past the limit, and
-        the next hits wait. Of a counter, the difference is always given back or taken, even below zero: then the
+        only the newest hit can be given back. If `actual` is more, the difference is spent now, even past the limit,
+        and the next hits wait. With a counter, the difference is always given back or taken, even below zero: then the
         customer owes it, `over` of the outcome says how much, and the next top-up pays it.
 
-        The limits are those that hold now: an override may have changed them since. A second call changes nothing.
+        The limits are those that apply now: an override may have changed them since. A second call changes nothing.
         While the store does not answer, the Decision is `degraded`, and the estimate stays spent. Raises `RuleError`
         for any other value.
         """
@@ -110,8 +110,8 @@ class Reservation:
 
         `return reservation.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
 
-        `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
-        over, has failed or was closed; it returns what `settle` takes.
+        `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream has
+        ended, failed or was closed; it returns what `settle` takes.
 
         If `used` raises, the error is logged and the estimate stays spent. The end of a `with` block leaves the
         reservation to the stream. If you leave a loop over an iterator early, call its `close()` or `aclose()`.
@@ -125,9 +125,9 @@ class Reservation:
     def dumps(self) -> str:
         """Return a signed string to store with your job; any process can settle `Reservation.loads(string)`.
 
-        Settle it once, here or there: each further time gives back again. So delete the row of the job first, in the
-        same transaction. The string has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so
-        nobody can change it; but whoever has it can settle it, so keep it on your servers.
+        Settle it once, here or there: each further call gives back again. So delete the row of the job first, in the
+        same transaction. The string has under 1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so it
+        cannot be changed; but anybody who has it can settle it, so keep it on your servers.
         """
         return sign_receipt(self._receipt)
 
@@ -153,7 +153,7 @@ class Reservation:
         try:
             actual: Actual = self._costs_of(used())
         except Exception:
-            logger.exception("A stream is over, and used= failed: the estimate of its reservation stays spent.")
+            logger.exception("used= failed after a stream had ended: the estimate of its reservation stays spent.")
             actual = self.costs
         return (yield from self.settling(actual))
 
@@ -174,7 +174,8 @@ class Reservation:
         else:
             if actual and len(set(self.costs)) > 1:
                 raise RuleError(
-                    f"One number, {actual!r}, for {len(names)} entries with different estimates, {self.costs}.",
+                    f"settle() got one number, {actual!r}, for {len(names)} entries with different estimates, "
+                    f"{self.costs}.",
                     f"Name the rules: settle({{{names[-1]!r}: {actual!r}}}); the others keep their estimates.",
                 )
             given = [actual] * len(names)
@@ -225,7 +226,7 @@ class _Reserving:
     """What `areserve` returns: await it, or use it with `async with`."""
 
     def __init__(self, flow: Flow[Reservation]) -> None:
-        self._reserving = run_async(flow)  # Python warns if nobody awaits it
+        self._reserving = run_async(flow)  # Python warns if it is never awaited
 
     def __await__(self) -> Generator[Any, Any, Reservation]:
         return self._reserving.__await__()
@@ -258,14 +259,14 @@ def _reserve_flow(asking: Flow[Sequence[Ask]]) -> Flow[Reservation]:
     asks = yield from asking
     for rule in [ask.rule for ask in asks]:
         if rule.distinct is not None:
-            raise RuleError(f"Rule {rule.name!r} counts different values: a part of a value cannot be given back.")
+            raise RuleError(f"Rule {rule.name!r} counts distinct values: a part of a value cannot be given back.")
     check_costs(asks)
     answers: list[Answer] = []
     estimates = [ask._replace(is_estimate=True) for ask in asks]
     try:
         yield to_the_end(_spend_flow(estimates, answers))
     except asyncio.CancelledError:
-        if answers and (receipt := answers[0].receipt()).taken:  # nobody gets the reservation
+        if answers and (receipt := answers[0].receipt()).taken:  # the caller does not get the reservation
             yield to_the_end(settlement_flow(Settlement.undone(receipt, is_refused=False)))
         raise
     answer = answers[0]
@@ -274,11 +275,11 @@ def _reserve_flow(asking: Flow[Sequence[Ask]]) -> Flow[Reservation]:
 
 
 def _spend_flow(estimates: Sequence[Ask], answers: list[Answer]) -> Flow[None]:
-    """Spend estimates, and note the answer, which a cancelled caller gets no longer."""
+    """Spend estimates, and note the answer: a flow that is run to the end returns nothing to a cancelled caller."""
     answers.append((yield from answer_flow(estimates, "check")))
 
 
-# --- the string of a reservation --------------------------------------------------------------------------------------
+# --- reservations as signed strings -----------------------------------------------------------------------------------
 
 FORMAT_VERSION = 1
 
@@ -288,7 +289,7 @@ _OPTIONS = (
     *("algorithm", "burst", "precision", "tz", "count_refused", "share", "prefetch"),
     *("block", "shadow", "daily", "on_unavailable", "warn_at"),
 )
-"""What settling needs of a rule that is not configured. The others are for requests, and for refusals."""
+"""The options of a rule outside the settings that settling needs. The others matter to requests and refusals."""
 
 
 def sign_receipt(receipt: Receipt) -> str:
@@ -298,15 +299,15 @@ def sign_receipt(receipt: Receipt) -> str:
         taken = receipt.taken.get(ask.place)
         found = None if taken is None else (taken.moment, taken.limits)
         entries.append((_written(ask.rule), ask.subject, ask.cost, found))
-    said = {"reservation": FORMAT_VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
-    return signing.dumps(said, salt=_SALT)
+    content = {"reservation": FORMAT_VERSION, "id": receipt.id, "decided_at": receipt.decided_at, "entries": entries}
+    return signing.dumps(content, salt=_SALT)
 
 
 def read_receipt(text: str) -> Receipt:
     """Return what a reservation took. Raises `RuleError`."""
     try:
         read = signing.loads(text, salt=_SALT)
-    except (signing.BadSignature, AttributeError, TypeError):  # changed, of another site, or no string
+    except (signing.BadSignature, AttributeError, TypeError):  # it was changed, is of another site, or is not a string
         read = {}
     if read.get("reservation") != FORMAT_VERSION:
         raise RuleError(
@@ -325,7 +326,7 @@ def read_receipt(text: str) -> Receipt:
 
 
 def _written(rule: Asked) -> dict[str, Any]:
-    """Return what finds or makes a rule again: its name, its rates and options, or the group of a counter."""
+    """Return what is needed to find or make a rule again: its name, with its rates and options or a counter's group."""
     if isinstance(rule, Take):
         return {"counter": rule.name, "group": rule.group, "ttl": rule.ttl}
     if rule.name in current().rules:
@@ -338,7 +339,7 @@ def _written(rule: Asked) -> dict[str, Any]:
 
 
 def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Asked:
-    """Return the rule that was written; a configured one as it is now. Raises `RuleError` if that is gone."""
+    """Return the rule that `_written` wrote; a configured one as it is now. Raises `RuleError` if that is gone."""
     if "counter" in written:
         return Take(written["counter"], written["group"], written["ttl"])
     if "rates" in written:

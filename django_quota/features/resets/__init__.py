@@ -1,1 +1,1 @@
-"""Resets: what rules have counted is deleted, and bans are lifted."""
+"""Resets: delete what rules have counted, and lift bans."""

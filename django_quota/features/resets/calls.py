@@ -46,7 +46,7 @@ def reset(rule: RuleOrRate, subject: AnySubject, **rule_options: Unpack[CallOpti
 
     `reset("login", user)`, or `reset("*", user)` for all rules: those of the settings and the views, and those that the
     subject's own bans, refusals and daily counts name. Rules that only calls in your code name may be missing.
-    `manage.py quota_reset` finds these, too: it walks through all keys of the store.
+    `manage.py quota_reset` finds these, too: it scans all keys of the store.
 
     `rule`: the name of a rule in the settings or of a view, a rate with its options, or a `Rule`. Without options, a
     rate stands for the rules of all algorithms. All tiers of a rule are reset, unless `tier=` names one. `subject`: as
@@ -65,12 +65,12 @@ async def areset(rule: RuleOrRate, subject: AnySubject, **rule_options: Unpack[C
 
 
 def reset_named(rule: str, subject: str) -> int:
-    """Delete what the rule of this name, or `"*"` for all, has counted, also while `ENABLED` is False; see `reset`."""
+    """Delete what a rule, or all (`"*"`), has counted, even while `ENABLED` is False; see `reset`."""
     return run_sync(_forget_flow(_rules_of([rule] if rule != ALL_RULES else _names_of(subject)), subject))
 
 
 class ResetReport(NamedTuple):
-    """What a search in the store has found of a subject."""
+    """What a search of the store has found for a subject."""
 
     rules: list[str]
     """The rules that have counted something or ban the subject."""
@@ -79,7 +79,7 @@ class ResetReport(NamedTuple):
 
 
 def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = False) -> ResetReport:
-    """Delete what these rules, or all (None), have counted, by walking through all keys of a store that is shared.
+    """Delete what these rules, or all (None), have counted, by scanning all keys of a shared store.
 
     `dry_run`: delete nothing. Raises `StoreUnavailable`.
     """
@@ -132,25 +132,25 @@ def _rules_flow(
 
 
 def _each_of(named: NamedRule) -> Sequence[Rule]:
-    """Return the rule of each tier, or of each algorithm that a rate may mean; none if no rule can be read."""
+    """Return the rule of each tier, or of each algorithm that a rate may mean; empty if no rule can be read."""
     if isinstance(named, Rule):
         return list(named.tiers.values()) or [named]
     return [] if isinstance(named, str) else named
 
 
 def _names_of(subject: str) -> set[str]:
-    """Return the names of the rules that are known, and of those that the subject's own keys and days name."""
+    """Return the names of the known rules, and of those in the subject's own keys and daily counts."""
     return known_rules().keys() | read_contents(subject).rules | set().union(*recent_usage(subject).values())
 
 
 def _rules_of(names: Collection[str]) -> list[Sequence[Rule]]:
-    """Return the rules of each of these names; none for a name that no rule can be read from."""
+    """Return the rules of each of these names; an empty list for a name that is not a rule."""
     known = known_rules()
     return [_each_of(known.get(name) or rules_named(name)) for name in names]
 
 
 def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:
-    """Delete what these rules have counted, also under overrides. `rules`: those of one name together."""
+    """Delete what these rules have counted, also under overrides. `rules`: one sequence for each name."""
     refreshing = overrides.refreshing()
     if refreshing is not None:
         yield refreshing

@@ -27,7 +27,7 @@ class RuleState(NamedTuple):
 
     @classmethod
     def of(cls, rules: Sequence[Rule], status_key: str) -> RuleState:
-        """Return the keys of rules of one name, which differ in their limits, under the subject of a status."""
+        """Return the keys of rules of one name, which differ in their limits. `status_key`: that of the subject."""
         base, first = status_key.removesuffix("s"), compiled(rules[0])
         limits = [limit.key for rule in rules for limit in compiled(rule).limits]
         return cls(first.field, status_key, [base + part for part in dict.fromkeys([*limits, f"b:{first.field}"])])

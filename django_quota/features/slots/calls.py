@@ -1,10 +1,10 @@
 """Slots, which a limited number of callers hold at a time, and locks, which are slots of one.
 
-A `Slot` says what there is: a name, a limit, a subject. Whoever takes it gets a `Lease`, and holds the slot until the
-lease is released or ends.
+A `Slot` has a name, a limit and a subject. A caller that takes it gets a `Lease`, and holds the slot until the lease is
+released or ends.
 
-Slots and locks guard work that must not run twice at once. So they ignore the setting `ENABLED`, and raise
-`StoreUnavailable` if the store does not answer, rather than let anybody in.
+Slots and locks guard work that must not run twice at a time. So they ignore the setting `ENABLED`, and raise
+`StoreUnavailable` if the store does not answer, rather than let a caller in.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Lease(FlowBlock["Lease"]):
         self._since: int | None = None
         """When the lease began, by the store's clock; None while that is unknown."""
         self._may_hold = False
-        """Whether the lease may have begun: the store was asked, and has not said no."""
+        """Whether the lease may have begun: the store was asked, and has not refused."""
         self._is_counted = False
-        """Whether the lease has begun in the store. It has not if the holder was let in without an answer."""
+        """Whether the lease has begun in the store. It has not if its holder was let in without the store."""
         self._was_lost = False
         """Whether the lease had ended before a renewal in the background: another caller may have held the slot."""
         self._was_tried = False
-        """Whether a release was sent before. The store may have done it, and only the answer was lost."""
+        """Whether a release was sent before. The store may have done it even if its answer was lost."""
         self._is_released = False
 
     def __repr__(self) -> str:
@@ -113,9 +113,9 @@ class Lease(FlowBlock["Lease"]):
             raise self._lost()
 
     def keeping(self) -> Flow[None]:
-        """Start the lease again; if it has ended or never began, as after an outage, take the slot whatever is free.
+        """Start the lease again. If it has ended or never began, as in an outage, take the slot even if none is free.
 
-        So there may be more holders than the limit. Nobody else gets in until enough of them have left.
+        So there may be more holders than the limit. No other caller gets in until enough of them have left.
         """
         try:
             yield from self.renewing()
@@ -124,7 +124,7 @@ class Lease(FlowBlock["Lease"]):
                 return
             self._was_lost = self._is_counted
             yield self._call(Renew(self._keys, self.token, self._span, again=True))
-            if self._was_tried:  # by a caller that does not wait for this one
+            if self._was_tried:  # a release in another thread did not wait for this renewal
                 yield from self._abandoning()
                 return
         self._is_counted = True
@@ -183,7 +183,7 @@ class Lease(FlowBlock["Lease"]):
                 yield from caller.waiting(pause)
 
     def _asking(self) -> Flow[Sequence[int]]:
-        """Ask for the slot. A call that is cut off may reach the store after the release, and keep the slot."""
+        """Ask for the slot. Run it to the end: a call that is cut off may reach the store after the release."""
         self._may_hold = True
         reply: Sequence[int] = yield self._call(Acquire(self._keys, self.token, self._slot.limit, self._span))
         self._may_hold = bool(reply[0])
@@ -210,7 +210,7 @@ class Lease(FlowBlock["Lease"]):
             yield from self._giving_back()
 
     def _giving_back(self) -> Flow[bool]:
-        """Give the slot back, and have the next caller ask; the flow's result is whether the lease held it."""
+        """Give the slot back, and wake the next caller; the flow's result is whether the lease held it."""
         held = yield self._call(Release(self._keys, self.token, self._since, self._span))
         self._is_released = True
         slot_queues.wake_next(self._place)
@@ -229,7 +229,7 @@ class Lease(FlowBlock["Lease"]):
 
 
 def count_later(lease: Lease, slot: Slot) -> None:
-    """Have a lease that the store did not answer take its slot once the store answers again, whatever is free then."""
+    """Let a lease that began without the store take its slot when the store answers again, even if none is free."""
     renewer.add(lease, slot.lease / 3, first=RETRY)
 
 
@@ -238,7 +238,7 @@ class Slot(FlowBlock[Lease]):
     """A slot that a limited number of callers hold at a time, each until its lease ends. `slot` makes it.
 
     It is a sync and async context manager that any number of threads and tasks may share. A block may end in another
-    thread or task than it began in. If the block raises, that error is raised even if the lease was lost.
+    thread or task than the one it began in. If the block raises, that error is raised even if the lease was lost.
     """
 
     name: str
@@ -296,7 +296,7 @@ class Slot(FlowBlock[Lease]):
 
     def leaving(self, error: BaseException | None) -> Flow[None]:
         """Release the lease of the block that ends."""
-        return self._left().leaving(error)  # found here, not in the flow, which may run in another task
+        return self._left().leaving(error)  # found here: the flow may run in another task
 
     def _left(self) -> Lease:
         """Return the last lease of this task or thread, or else the last lease of any other."""
@@ -341,8 +341,8 @@ def slot(
 
     `with slot("export", 10, lease=30, wait=5) as lease: ...`, or `async with`.
 
-    `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. Then the slot comes free by itself, so a
-    caller that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
+    `limit`: how many, 1 to 1,000,000. `lease`: above 0 and up to 366 days. After it the slot is free again, so a caller
+    that crashed does not keep it. `wait`: how long to wait for a slot if all are held; None or 0: do not wait.
     `subject`: whose slot it is, a string (`"user:42"`) or a user; None: one slot for everybody. `renew`: renew the
     lease in the background, by one thread of the process, for work that may take longer; a holder whose lease ended in
     an outage is counted again, even above the limit.

@@ -1,4 +1,4 @@
--- lease_common: what the scripts of the leases share. It precedes each of them, and follows clock.
+-- lease_common: what the lease scripts share. It comes before each of them, and after clock.
 --
 -- KEYS   those of the script after it: [1] the leases: a sorted set, token -> when it ends
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the token that asks

@@ -1,4 +1,4 @@
--- lease_holders: says who holds a slot; nothing is written.
+-- lease_holders: reads who holds a slot; nothing is written.
 --
 -- KEYS   [1] the leases
 -- ARGV   [1] now; [2] not used

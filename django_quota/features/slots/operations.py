@@ -1,4 +1,7 @@
-"""Leases: slots of which a limited number can be held at once. Each specifies a `lease_*.lua` beside it."""
+"""The operations of slots: take, renew and release one, and list the holders.
+
+Each class is the specification of the `lease_*.lua` of its name.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ class SlotKeys(NamedTuple):
     """The keys of a slot."""
 
     leases: str
-    lately: str
-    """How long holders have recently kept the slot."""
+    recent: str
+    """How long holders have kept the slot recently."""
 
 
 class _LeaseOperation(Operation):
@@ -53,24 +56,24 @@ class Acquire(_LeaseOperation):
         """Take a slot if one is free."""
         asking, limit, span = self.arguments()
         live = {token: stop for token, stop in self.held(states).items() if stop > now}
-        lately, granted = states.get(self.keys[1]), asking in live or len(live) < limit
+        recent, granted = states.get(self.keys[1]), asking in live or len(live) < limit
         if granted:
             live[asking] = now + span
             self.put(states, live)
-            if len(live) >= limit and lately is None:
+            if len(live) >= limit and recent is None:
                 states.put(self.keys[1], 0, now + span)
         over, ends = max(0, len(live) - limit), sorted(live.values())
         wait = ends[over] - now
-        if lately:
-            wait = max(1, min(wait, lately * (over + 1) // len(live)))
+        if recent:
+            wait = max(1, min(wait, recent * (over + 1) // len(live)))
         return [int(granted), max(0, limit - len(live)), wait, ends[-1] - now, now]
 
 
 class Renew(_LeaseOperation):
     """Extend a lease for `span` microseconds from now; the reply is 1, or 0 if it has ended.
 
-    `again`: if the lease has ended, take the slot again even if all are held: its holder is still at work, and must
-    count.
+    `again`: if the lease has ended, take the slot again even if all are held: its holder is still working, and must
+    be counted.
     """
 
     script: ClassVar[Script] = _lease_script("renew")
@@ -93,7 +96,7 @@ class Release(_LeaseOperation):
     """Give a slot back; the reply is 1, or 0 if the lease has ended.
 
     `since`: when it was taken, in microseconds of the store's clock; None if that is not known. `span`: how long a
-    lease lasts, and how long the store remembers how long the slot was held.
+    lease lasts, in microseconds. The store remembers for as long how long the slot was held.
     """
 
     script: ClassVar[Script] = _lease_script("release")
@@ -111,15 +114,15 @@ class Release(_LeaseOperation):
             self.put(states, leases)
         if stop is None or stop <= now:
             return 0
-        lately = states.get(self.keys[1])
-        if lately is not None and since != "":
+        recent = states.get(self.keys[1])
+        if recent is not None and since != "":
             took = max(1, now - since)
-            states.put(self.keys[1], (7 * lately + took) // 8 if lately else took, now + span)
+            states.put(self.keys[1], (7 * recent + took) // 8 if recent else took, now + span)
         return 1
 
 
 class Holders(_LeaseOperation):
-    """Say who holds a slot; the reply has for each the token, and the microseconds until its lease ends."""
+    """Read who holds a slot; the reply has for each the token, and the microseconds until its lease ends."""
 
     script: ClassVar[Script] = _lease_script("holders")
     is_reading: ClassVar[bool] = True

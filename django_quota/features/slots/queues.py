@@ -1,7 +1,7 @@
-"""The callers of this process that wait for slots. They queue, and only the first of a queue asks the store.
+"""The callers of this process that wait for slots. They queue, and only the first in a queue asks the store.
 
-The threads have one queue for each slot, and the tasks of each event loop have one of their own. So a loop that is
-blocked, or was closed with tasks in it, holds up nobody else.
+For each slot, the threads have one queue, and the tasks of each event loop have another. So a loop that is blocked, or
+was closed with tasks in it, delays no other callers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Caller:
         return self._queue[0] is self
 
     def waiting(self, seconds: float) -> Flow[None]:
-        """Wait for a `wake`, or for some seconds."""
+        """Wait until `wake` is called, or at most some seconds."""
         yield IOCall(self._wait, self._await, seconds)
 
     def wake(self) -> None:
-        """Wake the caller, from any thread. If it does not wait yet, it will not wait."""
+        """Wake the caller, from any thread. If it is not waiting yet, its next wait ends at once."""
         if self._loop is None:
             self._wakes_thread.set()
             return
@@ -88,7 +88,7 @@ class SlotQueues:
     def joined(self, slot: SlotInStore, limit: int, loop: Loop) -> Iterator[Caller]:
         """Queue for a slot in the block; yields the caller.
 
-        Callers with another limit wait for another moment, so each limit has a queue of its own.
+        Callers with a higher limit may enter earlier, so each limit has a queue of its own.
         """
         place = (slot, (limit, loop))
         with self._changing:
@@ -116,7 +116,7 @@ slot_queues = SlotQueues()
 
 
 def running_loop() -> IOCall:
-    """Return the call that finds the event loop of a task; None for a thread."""
+    """Return the call whose result is the event loop of a task; None for a thread."""
     return IOCall(lambda: None, _running_loop)
 
 

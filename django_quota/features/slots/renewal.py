@@ -1,4 +1,4 @@
-"""Leases that are renewed in the background, by the flusher."""
+"""Renews leases in the background, in the thread of the flusher."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from django_quota.limiting.flusher import flusher
 
 logger = logging.getLogger("django_quota.slots")
 
-
 RETRY = 1.0
-"""Seconds until a lease is renewed again after the store has not answered: others may get in until it counts."""
+"""Seconds until a renewal is tried again if the store did not answer: until then, another caller may take the slot."""
 
 
 class Renewable(Protocol):
-    """A lease."""
+    """A lease that can be renewed."""
 
     def keeping(self) -> Flow[None]:
         """Start the lease again."""
@@ -47,15 +46,15 @@ class Renewer:
         return len(self._due)
 
     def add(self, lease: Renewable, interval: float, *, first: float | None = None) -> None:
-        """Renew a lease every `interval` seconds from now on. `first`: seconds until the first time, if not as many."""
+        """Renew a lease every `interval` seconds from now on. `first`: seconds until the first time, if fewer."""
         due = clock.elapsed() + min(interval, interval if first is None else first)
         with self._changing:
-            self._due[lease] = (due, interval, clock.time_alone())  # the request may end meanwhile
-            if due < self._next or self._next <= clock.elapsed():  # or it renews now, or had to start over
+            self._due[lease] = (due, interval, clock.time_alone())  # the request may end before
+            if due < self._next or self._next <= clock.elapsed():  # the second: that round runs now, or was lost
                 self._plan(due)
 
     def remove(self, lease: Renewable) -> None:
-        """Stop renewing a lease. A renewal that is under way goes on."""
+        """Stop renewing a lease. A renewal that has started is finished."""
         with self._changing:
             self._due.pop(lease, None)
 

@@ -1,7 +1,7 @@
 """Usage: what the rules allowed and refused a subject on each day, in checks and in units.
 
 The decision script counts into one hash for each subject and day, in the store. `rollup` moves the counts to rows of
-`DailyCounter`; on the way they are in a second hash, set aside under a token.
+`DailyCounter`. While it does, they are set aside in a second hash under a token.
 """
 
 from __future__ import annotations
@@ -119,14 +119,13 @@ _FIELDS: Mapping[str, Callable[[int], Count]] = {
     "r": lambda number: Count(refused=number),
     "u": lambda number: Count(units=number),
 }
-"""What a field of a hash counts; see `lua/count_day.lua`."""
-
+"""What a field of a hash counts; see `engine/lua/count_day.lua`."""
 
 MAX_TIER = 100
 """Characters of a tier that are kept."""
 
 MAX_TIER_ROWS = 50
-"""Rows in which the tiers that a subject had last are looked for."""
+"""How many rows, the newest, are searched for the tiers that a subject had last."""
 
 
 def _whole(value: str) -> int:
@@ -137,8 +136,9 @@ def _whole(value: str) -> int:
 def row_name(part: str) -> str:
     """Return the name of a subject or rule for a row, from the part of a key or field.
 
-    Mostly, this is the name itself. It is a tilde and the part if only a digest is known, if a database cannot hold the
-    name (lone surrogates, null characters), or if the name itself starts with a tilde. So no two names become one.
+    Usually, this is the name itself. If a database cannot hold the name (lone surrogates, null characters), or if the
+    name itself starts with a tilde, it is a tilde and the part. If only a digest is known, it is the digest, which
+    starts with a tilde. So two names never become one.
     """
     name = named(part)
     if name is None:
@@ -159,11 +159,11 @@ def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
     return escaped(name)
 
 
-# --- one subject ------------------------------------------------------------------------------------------------------
+# --- the counts of one subject ----------------------------------------------------------------------------------------
 
 
 def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = "day") -> dict[date, dict[str, Count]]:
-    """Return what a subject has used from the day `since` up to, but without, the day `until`: for a bill.
+    """Return what a subject has used from the day `since` until the day before `until`: for a bill.
 
     The result has, for each day (or month, by its first day), the rules with `allowed`, `refused` and `units`, the cost
     of the allowed checks. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
@@ -177,7 +177,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
         if not isinstance(day, date) or isinstance(day, datetime):
             raise RuleError(f"{name}={day!r} is not a date.", f"Use, for example, {name}=date(2026, 11, 1).")
     if until <= since:
-        raise RuleError(f"until={until!r} is not after since={since!r}.", "The day until is not part of the usage.")
+        raise RuleError(f"until={until!r} is not after since={since!r}.", "The day `until` is not part of the usage.")
     if by not in ("day", "month"):
         raise RuleError(f"by={by!r} is neither 'day' nor 'month'.")
     recent = recent_days(subject)
@@ -188,7 +188,7 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
         again = _rows(recent[0].subject, since, until)
         if rows == again:
             break
-        rows = again  # a roll-up has moved counts meanwhile
+        rows = again  # a roll-up moved counts between the two reads
     return _summed(rows, found, by)
 
 
@@ -211,7 +211,7 @@ def _counted(rows: Iterable[DailyCounter]) -> dict[RowKey, tuple[Count, int]]:
 def _summed(
     rows: Mapping[RowKey, tuple[Count, int]], found: Iterable[DayCounts], by: str = "day"
 ) -> dict[date, dict[str, Count]]:
-    """Return the sum of rows and of what the store has, without what was set aside and is in the rows already."""
+    """Return the sum of the rows and the store's counts, without counts set aside that the rows already have."""
     counts = {place: count for place, (count, _) in rows.items()}
     for each in found:
         for place, count in each.counts.items():
@@ -227,9 +227,9 @@ def _summed(
 def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
     """Return the counts of a subject by day and rule, for the days with checks among the last eight.
 
-    `subject`: a string such as `"ip:203.0.113.9"`, or a user. Older counts are in `DailyCounter` rows alone. Raises
-    `RuleError` for a wrong subject, and `StoreUnavailable`. It asks the store before it reads rows: what a roll-up
-    moves in between counts twice here, and is right the next time. Without a database, it returns the store's counts.
+    `subject`: a string such as `"ip:203.0.113.9"`, or a user. Older counts are only in `DailyCounter` rows. Raises
+    `RuleError` for a wrong subject, and `StoreUnavailable`. It reads the store before the rows, so counts that a
+    roll-up moves in between count twice in this result. Without a database, it returns the store's counts.
     """
     days = recent_days(subject)
     found = waiting(days)
@@ -239,49 +239,49 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
 def last_tiers(rules: Iterable[object], subject: Any) -> dict[str, str]:
     """Return, by rule, the tier that a subject had at its last check of a rule with a `tier` function.
 
-    Only subjects whose checks are counted by day have any. Nothing is asked if none of these rules has such a function.
-    While the store does not answer, it returns none; without a database, what the store knows. Raises `RuleError` for
-    a wrong subject.
+    Only subjects whose checks are counted by day have any. If none of these rules has such a function, nothing is read.
+    While the store does not answer, the result is empty; without a database, it is what the store has. Raises
+    `RuleError` for a wrong subject.
     """
     if not any(isinstance(rule, Rule) and rule.tier is not None for rule in rules):
         return {}
     days = recent_days(subject)
     try:
-        counted = waiting(days)  # before the rows: a roll-up may move it to them meanwhile
+        counted = waiting(days)  # before the rows: a roll-up may move counts to them in between
     except StoreUnavailable:
         return {}
     rows = _saved().filter(subject=days[0].subject).exclude(tier="").order_by("-day")[:MAX_TIER_ROWS]
     found = [(RowKey.of(row), row.tier) for row in _readable(rows)]
     found += [each for day in counted for each in day.tiers.items()]
-    found.sort(key=lambda each: each[0].day)  # of one day, what the store has is newer, and stays after the row
+    found.sort(key=lambda each: each[0].day)  # stable: of one day, the store's tier is newer, and stays after the row's
     return {place.rule: tier for place, tier in found}
 
 
 def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:
-    """Return the rows of these days of one subject; none if the database does not answer, which is logged."""
+    """Return the rows of these days of one subject; empty if the database does not answer, which is logged."""
     return _readable(_saved().filter(subject=days[0].subject, day__range=(days[0].day, days[-1].day)))
 
 
 def _saved() -> QuerySet[DailyCounter]:
-    """Return all rows of the database that a roll-up writes to: a replica lags, and the store has let them go."""
+    """Return all rows, from the database that a roll-up writes to: a replica may not have them yet."""
     from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
 
     return DailyCounter.objects.using(router.db_for_write(DailyCounter))
 
 
 def _readable(rows: Iterable[DailyCounter]) -> list[DailyCounter]:
-    """Return rows; none if the database does not answer, which is logged."""
+    """Return rows; empty if the database does not answer, which is logged."""
     try:
         return list(rows)
     except (DatabaseError, ImproperlyConfigured) as error:  # the second: there is no database
-        logger.warning("Usage is without the days that were rolled up: the database does not answer: %s", error)
+        logger.warning("Usage does not include the days in the database, which does not answer: %s", error)
         return []
 
 
 def recent_days(subject: Any) -> list[SubjectDay]:
-    """Return the days of a subject that the store may have counts of, oldest first.
+    """Return the days of a subject for which the store may have counts, the oldest first.
 
-    Clocks differ, so there is one more day at each end. `subject`: as for `recent_usage`, or its name in rows; see
+    Clocks differ, so there is one extra day at each end. `subject`: as for `recent_usage`, or its name in rows; see
     `row_name`. Raises `RuleError` for a wrong one.
     """
     if isinstance(subject, str):
@@ -317,11 +317,11 @@ def day_key(base: str, day: date) -> str:
     return key_of(base, "day", day.isoformat())
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- the days of all subjects -----------------------------------------------------------------------------------------
 
 
 def find_days(store: Store, prefix: str, batch: int, asked: AskedAgain = asked_once) -> Iterator[set[SubjectDay]]:
-    """Yield all days that the store has counts of, at most `batch` at a time; see `Store.names`."""
+    """Yield all days for which the store has counts, at most `batch` at a time; see `Store.names`."""
     matching = f"{pattern(prefix)}}}:day:*"
     if store.redis is None:
         pages = batched(store.names(matching, asked), batch)
@@ -332,7 +332,7 @@ def find_days(store: Store, prefix: str, batch: int, asked: AskedAgain = asked_o
 
 
 def _named_day(prefix: str, key: str) -> SubjectDay | None:
-    """Return what a key counts; None for a key that is not a day's."""
+    """Return the day and subject of a key; None for a key that is not of a day."""
     parts = read(prefix, key)
     if parts is None:
         return None

@@ -1,4 +1,4 @@
-"""The operations on the counts of a day: read them, set them aside for the roll-up, and delete those."""
+"""The operations on the counts of a day: read them, set them aside for the roll-up, and delete them after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django_quota.engine.operations import Operation, Script, States, script
 
-TOKEN_FIELD = "#"  # noqa: S105 — it is a field, no password
+TOKEN_FIELD = "#"  # noqa: S105 — it is a field, not a password
 """The field for the token, in counts that were set aside."""
 
 

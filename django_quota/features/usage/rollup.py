@@ -2,8 +2,9 @@
 
 A move sets the counts of a day aside under a token, adds them to their rows in one transaction, and deletes them. A row
 keeps the token of the counts that were added last, and each token is larger than the one before. So the next move
-finishes one that was killed: it adds counts that were set aside if their token is larger than the row's, and only
-deletes them otherwise. Of two moves at once, the second waits for the rows that the first has locked.
+finishes one that was killed: if the token of counts that were set aside is larger than the row's, it adds and deletes
+them; if not, it only deletes them. Of two moves at the same time, the second waits for the rows that the first has
+locked.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def roll_up(
 ) -> Iterator[RollupResult]:
     """Move all counts of the store, batch by batch; yield what each batch has done.
 
-    A call that is not answered is made again, for some seconds or until `stop` is set. Raises `StoreUnavailable` if the
-    store does not answer then (if a part of a Cluster does not, after all other servers), and Django's `DatabaseError`.
-    Batches before the error stay moved.
+    A call without an answer is repeated, for some seconds or until `stop` is set. Without an answer then, it raises
+    `StoreUnavailable`; in a Cluster, after it has moved the counts of the servers that answer. It also raises Django's
+    `DatabaseError`. Batches before the error stay moved.
     """
     walk, patience = Walk(store), Patience(stop)
     for days in find_days(store, current().prefix, batch, patience):
@@ -79,13 +80,13 @@ def move(
         missing, more = asked(partial(_move, store, days, database, done, asked))
         if missing and missing == made:
             raise DatabaseError(
-                f"The database takes the row of {missing[0].subject!r} and rule {missing[0].rule!r} for another one. "
+                f"The database confuses the row of {missing[0].subject!r} and {missing[0].rule!r} with another one. "
                 "Give the columns subject and rule a collation that compares bytes, such as utf8mb4_bin."
             )
-        if missing:  # they are made while nothing is locked, so that two moves never wait for each other
+        if missing:  # they are added while nothing is locked, so that two moves never wait for each other
             rows = [DailyCounter(subject=place.subject, rule=place.rule, day=place.day) for place in missing]
             DailyCounter.objects.using(database).bulk_create(rows, ignore_conflicts=True)
-        else:  # what a killed move had set aside is moved first; then the day has more
+        else:  # a day has more if the counts that a killed move had set aside were moved first
             days = [] if connections[database].in_atomic_block else more
         made = missing
     return done
@@ -96,7 +97,7 @@ def _move(
 ) -> tuple[list[RowKey], list[SubjectDay]]:
     """Move the counts that are aside, or else the current ones.
 
-    Return the rows that are missing (with any, nothing was added), and the days that have more counts.
+    Return the rows that are missing (if any are, nothing was added), and the days that have more counts.
     """
     with transaction.atomic(using=using):
         if not connections[using].features.has_select_for_update:  # SQLite: lock before reading what will change
@@ -126,7 +127,7 @@ def _locked_rows(days: Collection[SubjectDay], using: str) -> dict[RowKey, Daily
 def _add(found: Iterable[DayCounts], rows: Mapping[RowKey, DailyCounter], using: str, done: RollupResult) -> None:
     """Add counts that were set aside to their rows, unless the rows have them.
 
-    If counts were lost before a move, and are taken back now, no number becomes negative.
+    No number falls below zero, even if a refund is moved whose hit was lost with the store's data.
     """
     changed = []
     for each in found:
@@ -144,7 +145,7 @@ def _add(found: Iterable[DayCounts], rows: Mapping[RowKey, DailyCounter], using:
 
 def _save(rows: Collection[DailyCounter], using: str) -> None:
     """Save rows that exist, by an upsert: `bulk_update` takes ten times as long."""
-    has_target = connections[using].features.supports_update_conflicts_with_target  # MySQL takes none
+    has_target = connections[using].features.supports_update_conflicts_with_target  # MySQL does not accept one
     DailyCounter.objects.using(using).bulk_create(
         rows,
         update_conflicts=True,
