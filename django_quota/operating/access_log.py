@@ -1,4 +1,4 @@
-"""Access logs: what a line says of its request, in the combined format or as JSON. The first lines tell the format."""
+"""Access logs: reads the request in a line, in the combined format or as JSON. The first lines decide the format."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from django_quota.core.clock import SECOND, microseconds_of
 from django_quota.core.errors import ConfigurationError
 
 MAX_TIME = 10**17
-"""The latest time that a line may have, in the year 5138. Later ones have no next day or month to count in."""
+"""The latest time that a line may have, in the year 5138: far below the last year that Python can count in."""
 
 
 class LogLine(NamedTuple):
     """A request in a log."""
 
     time: int
-    """When it was logged, in microseconds."""
+    """When it was logged, in microseconds since 1970."""
     method: str
     path: str
     """The path, decoded, as `request.path_info` has it."""
@@ -36,7 +36,7 @@ class LogLine(NamedTuple):
 
 
 class UnreadableLineError(ValueError):
-    """A line that is not a request in this format; the text says why."""
+    """A line that is not a request in this format; the message says why."""
 
 
 LogFields = dict[str, str]
@@ -113,7 +113,7 @@ def read_time(text: str, latest: int = 0) -> int:
     except (ValueError, OverflowError):
         raise UnreadableLineError(f"{text!r} is not a time, such as 21/Nov/2026:04:40:00 +0000") from None
     if not 0 < time < MAX_TIME:
-        raise UnreadableLineError(f"its time is before 1970 or too late: {text!r}")
+        raise UnreadableLineError(f"its time is before 1970 or too far in the future: {text!r}")
     return time
 
 
@@ -205,10 +205,10 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
     for field, usual in _JSON_NAMES.items():
         best_first = sorted(filter(names.__contains__, usual.split()), key=lambda name: names[name].count("."))
         if best_first:
-            found[field] = names[best_first[0]]  # the server's own are at the top
+            found[field] = names[best_first[0]]  # the fields of the server itself are at the top level
     for name, given in names.items():
         kind, _, rest = name.partition("_")
-        is_host = name == "http_host"  # which the server's own field is
+        is_host = name == "http_host"  # already found, as a usual name of the host
         if kind in ("http", "cookie") and rest and not is_host and given not in found.values():
             found.setdefault(f"header:{rest.replace('_', '-')}" if kind == "http" else f"cookie:{rest}", given)
     for field in ("time", "request") if "request" in found else ("time", "method", "path"):
@@ -226,8 +226,8 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
 def _json_name(name: str) -> str:
     """Return a name as in `_JSON_NAMES`: of a nested name, such as `request.uri`, only the last part.
 
-    A client names its headers, so what is within an object of headers is a header, whatever its name. Those of the
-    response have no name.
+    A client chooses the names of its headers, so everything in an object of headers is a header, whatever its name. For
+    headers of the response, the name is empty.
     """
     *within, last = name.lower().replace("-", "_").split(".")
     if any("header" in each for each in within):

@@ -31,19 +31,19 @@ MINUTES = 60
 """Minutes that the overview shows, up to now."""
 
 RULES = 50
-"""Rules that are listed one by one, those with most checks today. The others are summed up."""
+"""How many rules are listed one by one: those with most checks today. The others are summed up."""
 
 SUBJECTS_SHOWN = 20
-"""Subjects that are listed, those that were refused most."""
+"""How many subjects are listed: those that were refused most."""
 
 BANS = 50
-"""Bans that are listed, those that end first."""
+"""How many bans are listed: those that end first."""
 
 MAX_SLOTS_READ = 200
-"""Slots that are read, those that were asked for last."""
+"""How many slots are read: those that were asked for last."""
 
 SLOTS_SHOWN = 20
-"""Slots that the overview lists, the fullest first."""
+"""How many slots the overview lists, the fullest first."""
 
 
 class Minute(NamedTuple):
@@ -51,7 +51,7 @@ class Minute(NamedTuple):
 
     allowed: int = 0
     refused: int = 0
-    """With a shadow rule, refusals that were let through."""
+    """With a shadow rule, hits that were let through although the limit was reached."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class RuleActivity:
     allowed: int = 0
     refused: int = 0
     shadowed: int = 0
-    """What a shadow rule would have refused, and let through."""
+    """What a shadow rule let through although the limit was reached."""
     minutes: list[Minute] = field(default_factory=list)
     """The last `MINUTES`, the oldest first; empty for the rules that are summed up."""
     rate: float = 0.0
@@ -121,7 +121,7 @@ class SlotUse:
 
     @property
     def is_full(self) -> bool:
-        """Whether all places are taken."""
+        """Whether as many callers hold it as may."""
         return self.held >= self.limit
 
 
@@ -176,7 +176,7 @@ class RunningTotals(NamedTuple):
     """What all processes have decided since the site was set up, or since the store last lost its data."""
 
     rules: list[RuleActivity]
-    """Only the totals of each. Rules that came after too many others are summed up, so no total ever falls."""
+    """Only the totals of each. Rules that come after too many others are summed up, so no total ever falls."""
     outages: int
     """Outages of the store, as each process has seen them: with four workers, an outage counts four times."""
     banned: int

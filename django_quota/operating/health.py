@@ -1,6 +1,6 @@
 """Health: whether Redis answers, how fast, and what may harm the limits.
 
-The checks change nothing. In a Cluster they ask all primaries, and report sums, or the worst value of what may harm.
+The checks change nothing. In a Cluster they ask all primaries, and report sums, or the worst of the values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django_quota.stores.redis.store import RedisStore, Server
 
 PROBE = ":probe"
-"""The end of the name of a key that never exists: ZADD XX changes nothing there, but fails if Redis takes no writes."""
+"""The end of the name of a key that never exists: ZADD XX changes nothing there, but fails if Redis refuses writes."""
 
 NEARLY_FULL = 0.9
 """The share of `maxmemory` above which Redis counts as nearly full."""
@@ -54,7 +54,7 @@ class Health:
     events: int | None = None
     """Entries of the event stream."""
     refuses: str = ""
-    """The error of a write, if Redis takes none: it is full, a replica, or cannot save. Then nothing is counted."""
+    """The error of a write, if Redis refuses it: it is full, a replica, or cannot save. Then nothing is counted."""
     parts: Sequence[Health] = ()
     """In a Cluster, the state of each server that answers."""
     silent: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Health:
 
     @property
     def servers(self) -> int:
-        """How many servers there are, with those that do not answer."""
+        """How many servers there are, including those that do not answer."""
         return max(1, len(self.parts)) + len(self.silent)
 
     @property
@@ -85,12 +85,12 @@ class Health:
 
     @property
     def is_full(self) -> bool:
-        """Whether Redis takes no writes because its memory is full."""
+        """Whether Redis refuses writes because its memory is full."""
         return is_full(self.refuses)
 
     @property
     def is_replica(self) -> bool:
-        """Whether Redis is a replica, which takes no writes."""
+        """Whether Redis is a replica, which refuses writes."""
         return any(part.is_replica for part in self.parts) or self.role == "slave"
 
 
@@ -191,12 +191,12 @@ def _joined(parts: Sequence[Health], silent: Sequence[str]) -> Health:
 
 
 def is_full(refusal: str) -> bool:
-    """Return whether Redis refuses a write with these words because its memory is full."""
+    """Return whether these words of an error mean that Redis refuses a write because its memory is full."""
     return "OutOfMemory" in refusal or "OOM" in refusal
 
 
 def refused_change(store: RedisStore, key: str) -> str:
-    """Return why the server of a key refuses a write; empty if it takes writes, or if we may not ask.
+    """Return why the server of a key refuses a write; empty if it accepts writes, or if our user may not ask.
 
     The probe changes nothing. Raises `StoreUnavailable` if the server does not answer.
     """

@@ -1,8 +1,8 @@
 """What is known of one subject: its limits, overrides, bans, leases and daily counts. Reading changes nothing.
 
 By default everything is read by name in a few round trips: the rules of the settings and the views, the rules that the
-subject's own keys name, and the slots of views. With `scan=True`, as in the commands, the code walks through all keys
-of the store, and so finds rules and slots that only calls in your code name.
+subject's own keys name, and the slots of views. With `scan=True`, as in the commands, all keys of the store are
+scanned, which also finds rules and slots that only calls in your code name.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import parts_of
 
 RULES_PER_CALL = 100
-"""Rules that one script call peeks at."""
+"""Rules that one call of the script reads."""
 
 MAX_RULES_NAMED = 500
-"""Rules outside the settings and the views that are read."""
+"""How many rules outside the settings and the views are read."""
 
 SLOTS_A_READ = 500
 """How many recently used slots, of all subjects, are searched for the slots of one subject."""
 
 MAX_REFUSALS = 20
-"""Refusals that `recent_refusals` returns."""
-
+"""How many refusals `recent_refusals` returns."""
 
 BY_REQUEST = gettext_lazy("its rates are functions of the request")
 UNLIMITED = gettext_lazy("it is unlimited")
@@ -74,7 +73,7 @@ WITHOUT_STORE = {
 T = TypeVar("T")
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- the values -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class LimitStatus:
     rate: str
     algorithm: str
     limit: int
-    """How much is left when nothing is used."""
+    """How many units are left when nothing is used."""
     used: int
     remaining: int
     retry_after: float | None
@@ -152,29 +151,29 @@ class SubjectSnapshot:
     unread: dict[str, str] = field(default_factory=dict)
     """By rule, why its limits could not be read."""
     counted: list[str] = field(default_factory=list)
-    """The rules in `unread` that have counted something, as a scan has found."""
+    """The rules in `unread` that have counted something. Only a scan finds them."""
     refuses: str = ""
     """The store's error while it takes no changes, so that nothing is counted; otherwise empty."""
 
     @property
     def overrides(self) -> list[Override]:
-        """The overrides that concern the subject, the most specific first, even those that have not begun."""
+        """The overrides that apply to the subject, the most specific first, even those that have not begun."""
         return self.table.of_subject(self.subject)
 
     def override_of(self, rule: str) -> Override | None:
-        """Return the override that holds for a rule."""
+        """Return the override that applies under a rule."""
         return self.table.find(rule, self.subject, self.now)
 
 
-# --- reading it -------------------------------------------------------------------------------------------------------
+# --- reading a subject ------------------------------------------------------------------------------------------------
 
 
 def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
     """Read all that is known of a subject, for these rules, or for all that can be found.
 
     Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier that the
-    subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it walks
-    through all keys of the store: use that in a command, not in a request. The memory store is always read by name.
+    subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it reads the
+    names of all keys of the store: use that in a command, not in a request. The memory store is always read by name.
 
     Raises `RuleError` for a name in `names` that is not a rule, `StoreUnavailable` if the store does not answer.
     """
@@ -208,7 +207,7 @@ def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str,
 def recent_refusals(subject: str) -> list[Event]:
     """Return a subject's refusals and bans among the newest events of all subjects, the newest first.
 
-    Rules that only a call in your code names appear here, too. Empty if the store keeps no events. Raises
+    They include those of rules that only calls in your code name. Empty if the store keeps no events. Raises
     `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, EVENTS_A_PAGE)
@@ -218,7 +217,7 @@ def recent_refusals(subject: str) -> list[Event]:
 
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
-    """Return the rules that have counted something, unless only a digest is known, and the slots by key."""
+    """Return the rules that have counted something, and the slots by key. Rules known only by a digest are left out."""
     counted: set[str] = set()
     leases: dict[str, str] = {}
     for key, read in scanned.items():
@@ -243,7 +242,7 @@ def _possible_slots(subject: str) -> list[str]:
 
 
 def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:
-    """Return a snapshot with the overrides and the bans."""
+    """Return a snapshot with the overrides and the bans; limits, leases and days are still empty."""
     snapshot = SubjectSnapshot(subject, contents.now, bans=list(contents.bans(rules)))
     overrides.refresh()
     snapshot.table = OverrideTable(overrides.table.of_subject(subject))
@@ -259,9 +258,9 @@ def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> Subj
 def possible_tiers(rule: Rule, subject: str, last_tiers: Mapping[str, str]) -> dict[str, Rule]:
     """Return the tiers of a rule that a subject may be in, or all tiers if that leaves none.
 
-    `last_tiers`: the tiers that the subject had last, by rule. Without one, a user is not anonymous. With
-    the key `"user"`, a subject that is not a user is not signed in. With another key, such as the address, the subject
-    may be signed in.
+    `last_tiers`: the tiers that the subject had last, by rule. If a rule is not in it, a user is not anonymous; a
+    subject that is not a user is not signed in if the key is `"user"`, and may be signed in if the key is another one,
+    such as the address.
     """
     known = last_tiers.get(rule.name, "")
     if rule.tier is not None and known in rule.tiers:
@@ -356,7 +355,7 @@ def _under(override: Outcome | None, limit: LimitStatus) -> LimitStatus:
 
 
 def _longer(one: float | None, other: float | None) -> float | None:
-    """Return the longer of two waits, where None is for ever."""
+    """Return the longer of two waits; None is forever."""
     return None if one is None or other is None else max(one, other)
 
 
@@ -370,7 +369,7 @@ class RuleChange:
     rule: str
     now: list[LimitStatus]
     then: list[LimitStatus] = field(default_factory=list)
-    """Empty where the override changes nothing."""
+    """Empty if the override changes nothing."""
     problem: str = ""
     """Why the override changes nothing: the rule has an override of its own, or this override does not fit the rule."""
 
@@ -389,7 +388,7 @@ class OverridePreview:
 def preview_override(subject: str, override: Override) -> OverridePreview:
     """Return what an override would do to a subject from now on, if it replaced the saved one with its primary key.
 
-    This changes nothing. Raises `RuleError` for a string that cannot be a subject, `StoreUnavailable`.
+    Nothing is saved. Raises `RuleError` for a string that cannot be a subject, `StoreUnavailable`.
     """
     rules = rules_for(override.rule)
     snapshot = _snapshot_of(subject, read_contents(subject), rules)
@@ -423,7 +422,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
 
 
 def rules_for(name: str) -> dict[str, NamedRule]:
-    """Return the rules that an override for this rule name is about."""
+    """Return the rules that an override with this rule name applies to, by name; empty if none is known."""
     known = known_rules()
     if name == ALL_RULES:
         return dict(known)
@@ -436,14 +435,14 @@ def rules_for(name: str) -> dict[str, NamedRule]:
     return {}
 
 
-# --- longer subjects --------------------------------------------------------------------------------------------------
+# --- subjects that have this one as a part ----------------------------------------------------------------------------
 
 MAX_LONGER = 20
-"""Subjects that are looked at."""
+"""How many subjects are read."""
 
 
 class LongerSubject(NamedTuple):
-    """A subject that another one is a part of."""
+    """A subject that has another one as a part, such as `user:42+ip:203.0.113.9`."""
 
     subject: str
     refusal: Outcome | None
@@ -451,11 +450,11 @@ class LongerSubject(NamedTuple):
 
 
 def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence[LongerSubject]:
-    """Return the subjects that count a subject together with others, those refused now first.
+    """Return the subjects that have a subject as a part, those refused now first.
 
     It finds subjects that were refused today, yesterday or in the last events, or are banned. Nothing is taken.
-    `other_names`: subjects that mean the same person, such as the failed logins of a user's name; they are looked at
-    themselves, too.
+    `other_names`: subjects that mean the same person, such as the failed logins of a user's name. They are in the
+    result themselves, too, if they are refused or were found.
 
     Raises `StoreUnavailable` if the store does not answer.
     """

@@ -1,7 +1,7 @@
-"""Find users, subjects and rules by what a person types, and say what is probably meant.
+"""Finds users, subjects and rules by what an operator types, and says what was probably meant.
 
-Nothing is refused here: a call may use any subject and any rule name. Where a typed text holds a plain value, as in
-`post:phone=+1555`, only the digest of the value is used. Never log or show such a string.
+Unknown subjects and rules are not errors: a call may use any of them. If the input has a plain value, as in
+`post:phone=+1555`, only the digest of the value is used. Never log or show such input.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from django_quota.subjects.subject import (
 )
 
 MAX_USERS = 20
-"""Users that one text may match."""
+"""How many users one string may match."""
 
 MAX_LOGIN_USERS = 5_000
-"""Users, the newest first, whose names are compared with the digest of a failed login."""
+"""How many users, the newest first, have their names compared with the digest of a failed login."""
 
 MAX_USER_TEXT = 320
-"""Characters of the longest text that is looked up as a user's name, e-mail address or key."""
+"""Characters of the longest string that is looked up as a user's name, e-mail address or key."""
 
-# --- from text to a subject -------------------------------------------------------------------------------------------
+# --- what the input means ---------------------------------------------------------------------------------------------
 
 _VALUE = re.compile(r"(?:(header|cookie|kwarg|get|post|json|login):([^=]+)|session)=(.*)", re.DOTALL)
 
 
 def parse_subject_input(text: str) -> str:
-    """Return the subject that a typed text means.
+    """Return the subject that the input means.
 
-    The text may be a subject, or what people write instead: `203.0.113.9` for `ip:203.0.113.9`, `post:phone=+1555` for
+    The input is a subject, or what people write instead: `203.0.113.9` for `ip:203.0.113.9`, `post:phone=+1555` for
     the digest of that value, `login:username=ann` for the failed logins of a user name, and any path. A plus sign joins
     the parts of a subject: `ip:203.0.113.9+post:username=ann`.
 
@@ -72,10 +72,10 @@ def parse_subject_input(text: str) -> str:
 
 
 def parse_override_input(text: str) -> str:
-    """Return the subject of an override that a typed text means: a subject, a network, a kind, or everybody.
+    """Return the subject of an override that the input means: a subject, a network, a kind, or everybody.
 
-    The text may be `198.51.100.0/24` or `ip:198.51.100.0/24`, `user:*`, `*`, or anything that `parse_subject_input`
-    takes. Raises `RuleError` for any other text.
+    The input is `198.51.100.0/24` or `ip:198.51.100.0/24`, `user:*`, `*`, or anything that `parse_subject_input`
+    accepts. Raises `RuleError` for any other string.
     """
     if text == EVERYBODY or (text.endswith(":*") and "=" not in text):
         return override_subject(text)
@@ -84,7 +84,7 @@ def parse_override_input(text: str) -> str:
 
 
 def parse_rule_input(text: str) -> str:
-    """Return the name of the rule that a typed text means. A rate has one name: `10 per minute` is `10/m`."""
+    """Return the name of the rule that the input means. A rate has one name: `10 per minute` is `10/m`."""
     if text not in known_rules():
         with suppress(RuleError):
             return rule_of(text, {}).name
@@ -105,7 +105,7 @@ def _parse_part(part: str) -> str:
 
 
 def _subject_of_value(kind: str, name: str, value: str) -> str:
-    """Return the subject of a request with this value, so that spelling and digest are those of real requests."""
+    """Return the subject of a request with this value, with the escapes and digests of real requests."""
     if not value.strip():
         raise RuleError(_("The value after the equals sign is missing."))
     if kind == "session":
@@ -118,12 +118,12 @@ def _subject_of_value(kind: str, name: str, value: str) -> str:
 
 
 class SubjectMatch(NamedTuple):
-    """A subject that a typed text may mean."""
+    """A subject that the input may mean."""
 
     subject: str
     user: Any = None
     is_guess: bool = False
-    """Whether nothing was found, so that the text itself is taken as the subject."""
+    """Whether nothing was found, so that the input itself is taken as the subject."""
 
 
 def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
@@ -145,7 +145,7 @@ def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
 
 
 def subject_hint(subject: str, *, with_users: bool = True) -> str:
-    """Say why no request has this subject, and what to write instead; empty if nothing is wrong.
+    """Return why no request has this subject, and what to write instead; empty if nothing is wrong.
 
     `with_users`: whether to look for users by name. Turn it off for people who may not see users.
     """
@@ -172,7 +172,7 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
 
 
 def network_hint(text: str) -> str:
-    """Say why a network is not a subject; empty for other strings, and for networks that IPv6 addresses count by."""
+    """Return why a network is not a subject; empty for other strings, and for networks that addresses count by."""
     bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
     if not is_network(bare) or "+" in text:
         return ""
@@ -186,7 +186,7 @@ def network_hint(text: str) -> str:
 
 
 def rule_hint(rule: str) -> str:
-    """Say that neither the settings nor the views have this rule, and name a similar one; empty if they have it."""
+    """Return that neither the settings nor the views have this rule, and a similar one; empty if they have it."""
     known = known_rules()
     if rule == ALL_RULES or rule in known:
         return ""
@@ -197,7 +197,7 @@ def rule_hint(rule: str) -> str:
 
 
 def override_problems(rule: str, subject: str, *, with_users: bool = True) -> list[str]:
-    """Return why an override can have no effect: no request has its subject (under this rule), or there is no rule.
+    """Return why an override may have no effect: no request has its subject (under this rule), or the rule is unknown.
 
     `subject` is as `override_subject` returns it. `with_users`: whether to look for users; turn it off for people who
     may not see users.
@@ -236,7 +236,7 @@ def is_group(subject: str) -> bool:
 def find_users(text: str, *, prefix: bool = False) -> list[Any]:
     """Return at most `MAX_USERS` users who have a string as key, name or e-mail address, in one query.
 
-    `prefix`: also those whose name or e-mail address begins with the text, if no user matches it in full.
+    `prefix`: if no user matches it in full, those whose name or e-mail address begins with it.
     """
     if len(text) > MAX_USER_TEXT or "\0" in text or not is_valid_name(text):
         return []
@@ -270,7 +270,7 @@ def user_names(subjects: Iterable[str]) -> dict[str, str]:
 
 
 def login_names(users: Iterable[Any]) -> dict[str, str]:
-    """Return what these users may type to log in, name and e-mail address, by its subject of failed logins."""
+    """Return what these users may type to log in, name and e-mail address, by the subject of its failed logins."""
     model: Any = get_user_model()
     fields = (model.USERNAME_FIELD, model.get_email_field_name())
     names = [str(getattr(user, field, None) or "") for user in users for field in reversed(fields)]
@@ -280,7 +280,7 @@ def login_names(users: Iterable[Any]) -> dict[str, str]:
 def login_names_among(subjects: Iterable[str], users: Iterable[Any]) -> dict[str, str]:
     """Return the names behind the digests of failed logins in these subjects: of these users, or else of the newest.
 
-    A digest tells no name, so the names of the newest `MAX_LOGIN_USERS` users are digested and compared.
+    A name cannot be read from a digest, so the names of the newest `MAX_LOGIN_USERS` users are digested and compared.
     """
     names = login_names(users)
     digests = {part for subject in subjects for part in parts_of(subject) if part.startswith(LOGIN)}
@@ -291,7 +291,7 @@ def login_names_among(subjects: Iterable[str], users: Iterable[Any]) -> dict[str
 
 @lru_cache(maxsize=1)
 def _newest_login_names(_minute: int) -> dict[str, str]:
-    """Return the names of the newest users by subject, found once in a minute: an open overview asks all the time."""
+    """Return the names of the newest users by subject, read once a minute: an open overview reloads often."""
     return login_names(_all_users().order_by("-pk")[:MAX_LOGIN_USERS])
 
 
@@ -315,7 +315,7 @@ def _values_of(field: str, text: str) -> list[Any]:
 
 
 def _user_key_of(subject: str) -> str | None:
-    """Return the text of the key in `user:<key>`; None for any other subject, and for a key that is a digest."""
+    """Return the key in `user:<key>` as a string; None for any other subject, and for a key that is a digest."""
     kind, colon, key = subject.partition(":")
     return unquote(key) if kind == "user" and colon and len(parts_of(subject)) == 1 and not is_digest(key) else None
 

@@ -20,10 +20,10 @@ ROWS_PER_QUERY = 1_000
 """Rows that one statement changes."""
 
 MAX_PROBLEMS = 10
-"""Wrong lines that an error names."""
+"""How many wrong lines an error names."""
 
 MAX_SHOWN = 50
-"""Characters of a wrong line that an error shows."""
+"""How many characters of a wrong line an error shows."""
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class ListChange:
     deleted: list[int] = field(default_factory=list)
     kept: int = 0
     others: list[str] = field(default_factory=list)
-    """Subjects that keep an override of their own under the rule, which has another label or none."""
+    """Subjects that already have an override under the rule with another label or none. They keep it."""
 
 
 def save_list(
@@ -94,13 +94,13 @@ def save_list(
                 if not dry_run:
                     _write(change, label, rule, values)
                 return change
-        except (IntegrityError, OperationalError):  # somebody has added the same rows, or it is a deadlock
+        except (IntegrityError, OperationalError):  # another process has added the same rows, or it is a deadlock
             if tries == TRIES:
                 raise
 
 
 def _lock(label: str) -> None:
-    """Wait for whoever saves the same list; all take its rows in one order."""
+    """Wait for other saves of the same list. All lock its rows in the same order, so there is no deadlock."""
     rows = QuotaOverride.objects.using(write_database()).filter(label=label)
     list(rows.select_for_update().order_by("pk").values_list("pk"))
 

@@ -42,13 +42,13 @@ ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
 
 SUBJECTS_SHOWN_AT_ONCE, MAX_TEXT = 3, 500
-"""How many unreadable lines are kept to show them, and how many characters of each."""
+"""How many unreadable lines a report shows, and how many characters of each."""
 
 PATHS_KNOWN = 20_000
 """How many places (method, path, host) and plans a process remembers."""
 
 SWEEP_INTERVAL = 50_000
-"""Requests after which expired states are dropped."""
+"""After how many requests expired states are dropped."""
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class LoggedRequest(HttpRequest):
     """A request as an access log shows it. It has no user, no session and no body."""
 
     def __init__(self, method: str, path: str, meta: Mapping[str, str], query: str = "") -> None:
-        # Not super().__init__(), which makes dicts for a form and for files.
+        # super().__init__() would make dicts for a form and for files, which takes time.
         self.META = {"SERVER_NAME": "", "SERVER_PORT": "80", **meta}
         self.method = method
         self.path = self.path_info = path
@@ -152,9 +152,9 @@ class RuleSet:
         only: Iterable[str] | None = None,
     ) -> None:
         self.rules: list[Rule] = []
-        """The rules that are replayed. Plans name them by their number."""
+        """The rules that are replayed. Plans refer to them by their index."""
         self.left_out: dict[str, str] = {}
-        """Why other rules are not replayed, by name."""
+        """By name, why other rules are not replayed."""
         self._own = rules
         of_views, self._find_in_view = views
         here = [rule for rule in rules.values() if rule.match is not None]
@@ -201,7 +201,7 @@ class RuleSet:
         return [rule for rule in rules if id(rule) in self._numbers], request.resolver_match
 
     def hits(self, key: PlanKey) -> Sequence[Hit]:
-        """Return the hits of a request, which can be decided."""
+        """Return the hits of a plan. They can be decided at any time of the log."""
         rules = [(self.rules[number], subject, value) for number, subject, value in key]
         asks = [Ask(rule, subject, cast("int", rule.cost), value) for rule, subject, value in rules]
         return hits_of(asks, Scope("replay", time_zone), 0)
@@ -224,7 +224,7 @@ class Traffic:
     def __init__(self) -> None:
         self.times = array("q")
         self.numbers = array("I")
-        """The number of each request's plan."""
+        """The number of the plan of each request."""
         self.plans: dict[PlanKey, int] = {}
         """The plans with their numbers, from 0 on."""
         self.lines = self.requests = self.unreadable = 0
@@ -249,14 +249,14 @@ class Traffic:
             self.shown.append(Unreadable(self.lines, reason, text[:MAX_TEXT]))
 
     def sort(self) -> None:
-        """Sort the requests by time. Those of one time stay in their order."""
+        """Sort the requests by time. Requests of the same time stay in the order of the log."""
         order = sorted(range(len(self.times)), key=self.times.__getitem__)
         self.times = array("q", map(self.times.__getitem__, order))
         self.numbers = array("I", map(self.numbers.__getitem__, order))
 
 
 def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *, is_of_server: bool = False) -> Traffic:
-    """Read a log. `is_of_server`: whether it is from the server behind the proxies, whose peer is the last proxy."""
+    """Read a log. `is_of_server`: whether the server behind the proxies wrote it. Then each peer is the last proxy."""
     traffic = Traffic()
     adds_peer = not is_of_server and current().trusted_proxy_count > 0
     for line in lines:
@@ -290,7 +290,7 @@ class ReplayedRefusals:
     _banned_until: dict[Place, int] = field(default_factory=dict)
 
     def note(self, position: int, hits: Sequence[Hit], reply: Reply) -> None:
-        """Note what a reply refuses."""
+        """Add what a reply refuses and bans."""
         if reply.verdict == REFUSED:
             self.positions.append(position)
         for at, hit in enumerate(hits):
@@ -306,7 +306,7 @@ class ReplayedRefusals:
 def find_refusals(
     rules: RuleSet, traffic: Traffic, advance: Callable[[int], object] = lambda _: None
 ) -> ReplayedRefusals:
-    """Decide the requests by the specification, from empty counts on. `advance` gets the number of requests done."""
+    """Decide the requests by the specification, from empty counts on. `advance` gets how many were decided since."""
     keys = list(traffic.plans)
     hits_for = lru_cache(maxsize=PATHS_KNOWN)(lambda number: rules.hits(keys[number]))
     states, refusals = DictStates(), ReplayedRefusals()

@@ -1,7 +1,7 @@
 """The sweep: drops expired entries from our sorted sets in Redis, or expired rows of a database, in small batches.
 
-Redis expires whole keys. An expired entry of a sorted set leaves only with its key, or at the next hit of its subject.
-So keys in constant use, or with a long TTL, keep entries that nobody needs. The sweep examines each of our keys, by
+Redis expires whole keys. An expired entry of a sorted set is removed only with its key, or by the next hit of its
+subject. So keys in constant use, or with a long TTL, keep useless entries. The sweep examines each of our keys, by
 kind:
 
 | kind | what it is | expired entries | TTL for a key without one |
@@ -9,12 +9,12 @@ kind:
 | `r`, `b`, `a` | limits, refusals, units taken ahead | dropped from sorted sets | until the last expires, or 400 days |
 | `l` | leases | dropped | until the last expires, or an hour |
 | `{!}:bans` | the index of bans | dropped | until the last expires, or an hour |
-| `lately`, `sent` | how long slots were held lately, the last message of a process | none | an hour |
+| `lately`, `sent` | how long slots were held recently, the last message of a process | none | an hour |
 | `day` | the checks of a day | none | 8 days |
 | `s`, `c`, `u`, `once` | subject status, counters, distinct values, `once` | none | 400 days |
 | `{!}:` anything else | events and such | none | 400 days |
 
-The sweep leaves all other keys alone, and uses the clock of Redis.
+The sweep ignores all other keys, and uses the clock of Redis.
 
 Each call does a fixed amount of work, so that no call holds Redis for more than 2 ms. After each call the sweep pauses,
 so that it uses Redis for at most `budget_ms` of each second.
@@ -41,7 +41,7 @@ from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Walk
 
 SWEEP_SCAN_COUNT = 500
-"""Keys of the database that one SCAN passes."""
+"""Keys of the database, ours or not, that one SCAN visits."""
 
 KEYS_PER_CALL = 100
 """Keys that one call examines."""
@@ -53,9 +53,7 @@ POSITION_TTL = 3_600
 """Seconds for which a sweep that was stopped can be resumed."""
 
 SAVE_INTERVAL = 1.0
-"""Seconds between two saves of the position. A sweep that is killed repeats at most as much."""
-
-T = TypeVar("T")
+"""Seconds between two saves of the position. After a kill, the next sweep repeats at most this much."""
 
 HOUR_IN_MS = 3_600_000
 DAY_IN_MS = 24 * HOUR_IN_MS
@@ -70,9 +68,11 @@ SWEPT = frozenset({"r", "b", "a", "l", "bans"})
 SweptKey = tuple[str, str]
 """One of our keys, and its kind."""
 
+T = TypeVar("T")
+
 
 def kind_of(prefix: str, key: str) -> str | None:
-    """Return the kind of a key; None for a key that is not ours."""
+    """Return the kind of a key, as the table above lists them; None for a key that is not ours."""
     parts = read(prefix, key)
     if parts is None:
         return None
@@ -95,7 +95,7 @@ class SweepReport:
     repaired: int = 0
     """Keys that got a TTL because they had none."""
     missed: int = 0
-    """Servers of a Cluster, or batches of keys, that did not answer. The next sweep examines them."""
+    """Servers of a Cluster, or batches of keys, without an answer. The next sweep examines them."""
     resumed: bool = False
     """Whether this sweep continued one that was stopped."""
     complete: bool = False
@@ -123,8 +123,8 @@ class Sweeper:
     def sweep(self, stop: threading.Event, advance: Callable[[int], object]) -> SweepReport:
         """Sweep once, from where the last sweep was stopped, until the end or until `stop` is set.
 
-        `advance` gets the number of keys of the database that were passed, ours or not. Raises `StoreUnavailable`. In a
-        Cluster it sweeps the servers that answer, and the report says that others did not.
+        `advance` gets the number of keys that were visited, ours or not. Raises `StoreUnavailable`. In a Cluster it
+        sweeps the servers that answer, and the report counts the others.
         """
         self._stop, self._patience = stop, Patience(stop)
         self._report = report = SweepReport()
@@ -145,10 +145,9 @@ class Sweeper:
         return report
 
     def _sweep_server(self, client: Any, position: str, advance: Callable[[int], object]) -> None:
-        """Sweep the keys of one server, until the end or until `stop` is set. `position`: the key that remembers it."""
-        run = text(
-            self._asked(partial(client.info, "server"))["run_id"]
-        )  # a cursor is valid for this run of the server
+        """Sweep one server, until the end or until `stop` is set. `position`: the key with the place to go on from."""
+        # A cursor is valid only for this run of the server.
+        run = text(self._asked(partial(client.info, "server"))["run_id"])
         before, _, found = text((position and self._asked(partial(client.get, position))) or "").partition(" ")
         cursor = int(found) if before == run else 0
         self._report.resumed = self._report.resumed or cursor != 0
@@ -172,7 +171,7 @@ class Sweeper:
             self._asked(partial(client.delete, position))
 
     def total(self) -> int:
-        """Return how many keys the database has: about the sum of what `advance` gets."""
+        """Return how many keys the database has: about the sum of the numbers that `advance` gets."""
         total, walk, patience = 0, Walk(self._store), Patience()
         for server in walk.servers:
             with walk.part(), self._store.commands(server) as client:
@@ -180,7 +179,7 @@ class Sweeper:
         return total
 
     def _sweep_keys(self, keys: Sequence[str]) -> None:
-        """Look at keys, give a TTL to those without one, and remove what has expired."""
+        """Examine keys: give a TTL to those without one, and remove expired entries."""
         targets = [(key, kind) for key in keys if (kind := kind_of(self._prefix, key)) is not None]
         for first in range(0, len(targets), KEYS_PER_CALL):
             if self._stop.is_set():
@@ -205,7 +204,7 @@ class Sweeper:
             queue = [target for target, each in zip(queue, found, strict=True) if each.left and not self._dry_run]
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """Make a call that may be made twice, at the pace of the budget; see `Patience`."""
+        """Make a call at the pace of the budget, and repeat it if it is not answered; see `Patience`."""
 
         def paced() -> T:
             with self._paced():
@@ -215,7 +214,7 @@ class Sweeper:
 
     @contextmanager
     def _paced(self) -> Iterator[None]:
-        """Pause after a call as the budget says."""
+        """Pause after a call, in proportion to how long it took, to keep to the budget."""
         began = time.perf_counter()
         yield
         self._stop.wait((time.perf_counter() - began) * (1_000 - self._budget_ms) / self._budget_ms)
@@ -229,11 +228,11 @@ ROWS_PER_CALL = 1_000
 
 @dataclass(slots=True)
 class RowReport:
-    """What a sweep has deleted, or would delete in a dry run."""
+    """What a sweep of a database has deleted."""
 
     rows: Expired
     is_complete: bool = False
-    """Whether the sweep came to the end."""
+    """Whether all expired rows were deleted."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -247,7 +246,7 @@ def sweep_rows(
     """Delete what has expired by `now`, until the end or until `stop` is set.
 
     `keep`: how many events of each log stay. `advance` gets the number of deleted rows. `budget_ms`: how much of each
-    second it may use the database, 1 to 1000 milliseconds. A call that is not answered is made again, for some seconds.
+    second it may use the database, 1 to 1000 milliseconds. A call without an answer is repeated for some seconds.
     Raises `StoreUnavailable`.
     """
     report, began, patience = RowReport(Expired()), time.monotonic(), Patience(stop)

@@ -1,8 +1,8 @@
 """The tightest rate of a rule that refuses none of the requests in a log.
 
-The search tries one count after the other, in the same window, and runs the algorithm of the rule over all requests
-that the rule applies to. No other rule takes part, so subjects are independent of each other. Most subjects are never
-run: the search skips a subject that a count cannot refuse, whatever the order of its requests.
+The search tries different counts with the same window, and runs the algorithm of the rule over all requests that the
+rule applies to. Other rules do not matter, so subjects are independent of each other. Most subjects are never run: the
+search skips a subject that a count cannot refuse, whatever the order of its requests.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def demands(rules: RuleSet, traffic: Traffic) -> dict[str, Demand]:
 
 
 def tightest(demand: Demand, limit: Limit) -> int | None:
-    """Return the smallest count of a limit that refuses nobody, while one less refuses some; None if there is none."""
+    """Return the smallest count of a limit that refuses no request; one less refuses some. None if there is none."""
     if limit.algorithm is DISTINCT:
         found = max([1, *(_most_values(hits, limit.rate.period) for hits in demand.subjects.values() if demand.cost)])
         return found if found <= MAX_VALUES else None
@@ -81,7 +81,7 @@ def tightest(demand: Demand, limit: Limit) -> int | None:
     try:
         while not refuses_nobody(highest):
             highest *= 2
-    except RuleError:  # the algorithm takes no such count
+    except RuleError:  # the algorithm does not allow this count
         return None
     return bisect_left(range(1, highest), True, key=refuses_nobody) + 1
 
@@ -112,10 +112,10 @@ def _refuses(limit: Limit, times: Sequence[int], cost: int) -> bool:
 
 
 def _most_values(hits: Hits, window: int) -> int:
-    """Return how many different values a subject had in a window at most.
+    """Return the most distinct values that a subject had in a window.
 
-    The specification copies all values for each hit. This function does not copy them: a client may send any number of
-    values.
+    The specification copies all values for each hit. That would take too long here, since a client may have sent any
+    number of values.
     """
     known: dict[str, int] = {}
     endings: list[tuple[int, str]] = []
