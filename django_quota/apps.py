@@ -11,14 +11,14 @@ from django.utils.translation import gettext_lazy as _
 
 
 class QuotaConfig(AppConfig):
-    """Registers the system checks, and lets decisions use the overrides in the database."""
+    """Registers the system checks, and connects the overrides in the database and the ends of requests."""
 
     name = "django_quota"
     verbose_name = _("Quotas")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and what finds rules, and connect signals."""
+        """Register the checks and the finders of rules, and connect signals."""
         # Apps must be loaded before these are imported.
         from django_quota.features.request_end import hearing  # noqa: PLC0415
         from django_quota.http import finders  # noqa: F401, PLC0415 — it registers them
@@ -33,7 +33,7 @@ class QuotaConfig(AppConfig):
         override_rows.connect()
 
 
-# The checks import much, and a server that has started never runs them.
+# The checks import many modules, and a server does not run them after its start.
 
 
 def _check_settings(**given: Any) -> Sequence[CheckMessage]:

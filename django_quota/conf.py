@@ -1,8 +1,8 @@
 """The settings: `current()` reads `settings.QUOTA` as typed values.
 
-A value is read when it is first needed, and kept until Django sends `setting_changed`. So `override_settings` works,
-and a dict that you change in place does not. A wrong value raises `ConfigurationError`; the system checks read every
-value at start.
+A value is read when it is first needed, and kept until Django sends `setting_changed`. So `override_settings` works;
+changing the dict in place does not. A wrong value raises `ConfigurationError`, and the system checks read every value
+at start.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ UNIX = "unix"
 """The name in `TRUSTED_PROXIES` of a peer on a unix socket."""
 
 DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "username", "30/h": "ip"}
-"""The default of `LOGIN`. The limit by name alone is high, since anybody can use it up for another user."""
-
+"""The default of `LOGIN`. The limit by name alone is high, because anybody can use it up for another user."""
 
 DRAFT = "draft-11"
-"""The draft of draft-ietf-httpapi-ratelimit-headers that responses follow. A minor version keeps it."""
+"""The draft of draft-ietf-httpapi-ratelimit-headers that responses follow. It stays the same in minor versions."""
 
 
 class Setting(Generic[T]):
     """Declares a setting: its default, which values are right, and what to write instead of a wrong one.
 
-    `read` makes the value from what is written. No error shows what `is_secret`.
+    `fits` says whether what is written is right, and `read` makes the value from it. Errors do not show a value that
+    `is_secret`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ def _read_prefix(ours: QuotaSettings, prefix: str) -> str:
         return prefix
     name = ours.given.get("CACHE", "default")
     of_alias = settings.CACHES.get(name, {}).get("KEY_PREFIX") if isinstance(name, str) else None
-    return f"{escape(str(of_alias))}:{prefix}" if of_alias else prefix  # braces would name a slot of a Cluster
+    return f"{escape(str(of_alias))}:{prefix}" if of_alias else prefix  # braces would choose a slot of a Cluster
 
 
 def _read_proxies(_: QuotaSettings, given: Any) -> tuple[Network | Literal["unix"], ...]:
@@ -142,7 +142,7 @@ def _network(value: object) -> Network:
 def _read_proxy_count(ours: QuotaSettings, count: int) -> int:
     if count and ours.given.get("TRUSTED_PROXIES"):
         raise ConfigurationError(
-            f'QUOTA["TRUSTED_PROXY_COUNT"] is {count!r} beside TRUSTED_PROXIES.',
+            f'QUOTA["TRUSTED_PROXY_COUNT"] is {count!r}, and TRUSTED_PROXIES is set, too.',
             "Use one of them: TRUSTED_PROXIES if you know the addresses of your proxies.",
         )
     return count
@@ -152,7 +152,7 @@ def _read_client_ip_header(ours: QuotaSettings, name: str) -> str:
     """Return the name of the header in `request.META`; empty for X-Forwarded-For."""
     if name and not ours.given.get("TRUSTED_PROXIES"):
         raise ConfigurationError(
-            f'QUOTA["CLIENT_IP_HEADER"] is {name!r}, but TRUSTED_PROXIES is empty, so nobody may send it.',
+            f'QUOTA["CLIENT_IP_HEADER"] is {name!r}, but TRUSTED_PROXIES is empty, so the header would be ignored.',
             'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
         )
     return f"HTTP_{name.upper().replace('-', '_')}" if name else ""
@@ -197,7 +197,7 @@ class QuotaSettings:
         return self._raw
 
     enabled = _flag(True)
-    """Whether limits apply. If not, everything is allowed, and no store is asked."""
+    """Whether limits apply. If not, everything is allowed, and the store is not asked."""
 
     store: Setting[Literal["redis", "database", "memory"]] = _one_of(("redis", "database", "memory"), "redis")
     """Where limits count: "database" for a site without Redis, "memory" for tests and single processes."""
@@ -237,7 +237,7 @@ class QuotaSettings:
         read=_read_client_ip_header,
     )
     """The header with the client's address, as `request.META` names it; empty: X-Forwarded-For. Only `TRUSTED_PROXIES`
-    may send it."""
+    may set it."""
 
     ipv4_prefix = _number(32, 1, 32, 24)
     """How many bits of an IPv4 address identify a client."""
@@ -257,10 +257,10 @@ class QuotaSettings:
     ) -> OnUnavailable:
         """Return what a rule or a slot does after a failure of the store.
 
-        `said`: its own `on_unavailable`; None: the default. `is_precious`: whether it stands before a password, a code
-        or money. Such a rule counts locally rather than allow, unless it says so itself. So does every rule that does
-        not say, while the store is full; and each, whatever it says, while this process is too busy to ask the store.
-        Otherwise a client could switch the limits off by filling the store or by keeping the process busy.
+        `said`: its own `on_unavailable`; None: the default. `is_precious`: whether it guards a password, a code or
+        money. "local" replaces "allow" while this process is too busy to ask the store. If the rule has none of its
+        own, "local" also replaces "allow" if the rule is precious, or while the store is full. Otherwise a client could
+        switch the limits off by filling the store or by keeping the process busy.
         """
         how = said or self.on_unavailable
         is_urged = issubclass(failure, StoreBusy)
@@ -315,7 +315,7 @@ class QuotaSettings:
 
     digest_key: Setting[str | bytes] = Setting(
         "",
-        "Use a long random text.",
+        "Use a long random string.",
         lambda value: isinstance(value, str),
         lambda _, key: key or settings.SECRET_KEY,
         is_secret=True,
@@ -328,11 +328,11 @@ class QuotaSettings:
         lambda value: isinstance(value, Mapping),
         lambda _, rules: {name: given for name, given in rules.items() if not _is_slot(given)},
     )
-    """The named rules, as they are written; `slots` are not among them."""
+    """The named rules, as they are written, without the `slots`."""
 
     def slots(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the entries of `RULES` with `at_once`, as they are written."""
-        rules = self.rules  # raises for what is not a dict
+        rules = self.rules  # raises ConfigurationError if it is not a dict
         return {str(name): each for name, each in self.given.get("RULES", {}).items() if name not in rules}
 
     login: Setting[tuple[Rule, ...]] = Setting(DEFAULT_LOGIN, read=_read_login)
@@ -345,7 +345,7 @@ class QuotaSettings:
             rules = self.rules
             if name in self.slots():
                 raise RuleError(
-                    f'QUOTA["RULES"][{name!r}] has no rate: it limits how many run at once, where its match fits.',
+                    f'QUOTA["RULES"][{name!r}] is a concurrency limit (at_once), not a rate.',
                     "Name a rule with a rate.",
                 )
             if name not in rules:
@@ -377,7 +377,7 @@ def current() -> QuotaSettings:
 
 
 def force_enabled(enabled: bool | None) -> bool | None:
-    """Give `ENABLED` a value, however a test changes the settings; None: follow the settings. Return the one before."""
+    """Set `ENABLED`, whatever the settings say; None: follow the settings. Return the value that was set before."""
     before = runtime.wanted
     runtime.wanted = before._replace(enabled=enabled)
     _settings.forget()
@@ -443,7 +443,7 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     settings = current()
     if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
         return _with_options(settings.rule(rule_or_rate), options)
-    if options and isinstance(options.get("ban"), Mapping):  # a dict cannot be a key of the cache
+    if options and isinstance(options.get("ban"), Mapping):  # a dict has no hash, which the cache needs
         options = {**options, "ban": BanOption.read(options["ban"])}
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
@@ -451,7 +451,7 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
         if error.text != rule_or_rate or not isinstance(rule_or_rate, str):
             raise
         if rule_or_rate in settings.slots():
-            settings.rule(rule_or_rate)  # says what it is
+            settings.rule(rule_or_rate)  # raises an error that says what it is
         near = did_you_mean(rule_or_rate, map(str, settings.rules))
         hint = f'{error.hint} Nor is it a rule in QUOTA["RULES"].{near}'
         raise RateError(error.text, error.position, error.problem, hint) from None
@@ -478,8 +478,8 @@ def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule
     # The same rate, however it is written, is the same rule: "10/m" and "10 per minute" share their state.
     if any(map(is_lambda, rule.rates)):  # the name of a lambda is its line, which changes
         raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
-    spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
-    return rule.renamed("; ".join(spelt) or "unlimited")
+    written = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
+    return rule.renamed("; ".join(written) or "unlimited")
 
 
 # --- limits on failed logins ------------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ USERNAME = "login:username"
 _LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
 
 _LOGIN_OPTIONS = ("on_unavailable", "shadow", "exempt", "ban")
-"""The options of a rule that `LOGIN` takes beside rates, for all its rules; `ban` for those by address."""
+"""The options that `LOGIN` may have besides rates. They are for all its rules, `ban` for those by address."""
 
 _LOGIN_EXAMPLE = f"Use, for example, {DEFAULT_LOGIN}."
 
@@ -506,7 +506,7 @@ def limits_logins() -> bool:
 def login_rules(given: object, on_unavailable: OnUnavailable = "local") -> tuple[Rule, ...]:
     """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong.
 
-    `on_unavailable`: what holds if the setting does not say.
+    `on_unavailable`: the value if the setting has none.
     """
     if not isinstance(given, Mapping):
         raise ConfigurationError(f'QUOTA["LOGIN"] is {given!r}, not a dict of limits.', _LOGIN_EXAMPLE)
@@ -540,7 +540,7 @@ def _login_key(rate: object, given: object) -> tuple[str, ...]:
 
 def _login_rule(parts: tuple[str, ...], rates: list[object], options: Mapping[str, object]) -> Rule:
     key = tuple(_LOGIN_KEYS[part] for part in parts)
-    if "ip" not in parts:  # anybody who knows a name could have its owner banned
+    if "ip" not in parts:  # anybody who knows a name could get its owner banned
         options = {name: value for name, value in options.items() if name != "ban"}
     try:
         rule = Rule.make("-".join(("login", *parts)), *rates, key=key if len(key) > 1 else key[0], **options)

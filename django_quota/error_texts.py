@@ -16,7 +16,7 @@ from django_quota.core.errors import (
 
 
 def error_in_words(error: QuotaError) -> str:
-    """Return what an error says, in the active language. What only a store or a setting says stays as it is."""
+    """Return the message of an error in the active language. The words of a store or a setting are not translated."""
     if isinstance(error, StoreUnavailable):
         return gettext("The quota store is unavailable: %s") % error.reason
     if isinstance(error, (ConfigurationError, CounterError, LeaseLost)):
@@ -25,7 +25,7 @@ def error_in_words(error: QuotaError) -> str:
 
 
 def text_in_words(text: object) -> str:
-    """Return a text in the active language, as far as it is Translatable."""
+    """Return a string in the active language if it is `Translatable`, else as it is."""
     return _translated(text).strip().replace("。 ", "。")
 
 

@@ -1,6 +1,6 @@
-"""The tables: overrides and the log of their changes, the daily usage, and what the database store keeps.
+"""The tables: overrides and the log of their changes, the daily usage, and the state of the database store.
 
-Each process keeps a copy of the overrides, see `limiting.overrides`. `rollup` moves usage here from the store.
+Each process keeps a copy of the overrides; see `limiting.overrides`. `quota_rollup` moves usage here from the store.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from django_quota.error_texts import error_in_words
 from django_quota.subjects.subject import override_subject, user_subject
 
 overrides_changed: Signal = Signal()
-"""Overrides were saved or deleted. Sent within the transaction.
+"""Overrides were saved or deleted. It is sent within the transaction.
 
-It carries `using`, the database; `rows`, a query for the saved ones; and `removed`, the primary keys of deleted ones.
+It carries `using`, the alias of the database; `rows`, a query for the saved ones; and `removed`, the primary keys of
+deleted ones, if there are any.
 """
 
 
 class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
-    """Overrides. What these methods change takes effect at once in this process, and within two seconds in others.
+    """Overrides. Changes by these methods take effect immediately in this process, and within two seconds in others.
 
     Rows that `_raw_delete` or your own SQL adds, changes or deletes take effect within a minute.
     """
@@ -49,34 +50,31 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         )
 
     def update(self, **values: Any) -> int:
-        """Change rows."""
         if isinstance(values.get("subject"), str):
             values["subject"] = override_subject(values["subject"])
         self._for_write = True  # a replica may lag
         with transaction.atomic(using=self.db):
             values["change"] = next_change(self.db)
             changed = super().update(**values)
-            self._tell(values["change"])
+            self._announce(values["change"])
         return changed
 
     update.alters_data = True  # type: ignore[attr-defined]
 
     def delete(self) -> tuple[int, dict[str, int]]:
-        """Delete rows."""
         self._for_write = True
         with transaction.atomic(using=self.db):
             change = next_change(self.db)  # first: SQLite refuses a transaction that reads before it writes
             removed = list(self.values_list("pk", flat=True))
             deleted = super().delete()
             OverrideChange.objects.using(self.db).filter(pk=change).update(removed=_joined(removed))
-            self._tell(change, removed)
+            self._announce(change, removed)
         return deleted
 
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
-        """Add rows."""
         rows = list(objs)
         self._for_write = True
         with transaction.atomic(using=self.db):
@@ -87,17 +85,16 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
             if kwargs.get("update_fields"):
                 kwargs["update_fields"] = [*kwargs["update_fields"], "change"]
             added = super().bulk_create(rows, *args, **kwargs)
-            self._tell(change)
+            self._announce(change)
         return added
 
     def bulk_update(self, objs: Iterable[QuotaOverride], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Change rows."""
         rows = list(objs)
         for row in rows:
             row.normalize()
         return super().bulk_update(rows, fields, batch_size)  # calls `update`
 
-    def _tell(self, change: int, removed: Collection[int] = ()) -> None:
+    def _announce(self, change: int, removed: Collection[int] = ()) -> None:
         rows = self.model.objects.using(self.db).filter(change=change)
         overrides_changed.send(self.model, using=self.db, rows=rows, removed=removed)
 
@@ -106,7 +103,6 @@ class QuotaOverrideManager(models.Manager["QuotaOverride"]):
     """All overrides. Its methods are those of `QuotaOverrideQuerySet`; one is written out for type checkers."""
 
     def get_queryset(self) -> QuotaOverrideQuerySet:
-        """Return all overrides."""
         return QuotaOverrideQuerySet(self.model, using=self._db)
 
     def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:
@@ -161,7 +157,7 @@ class QuotaOverride(models.Model):
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True)
     created_by = models.CharField(_("created by"), max_length=255, blank=True, default="", editable=False)
-    """The name of who saved it in the admin, as it was then. Users may be in another database."""
+    """The name of the user who saved it in the admin. It is not a key, because users may be in another database."""
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: at once."))
     expires = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
     label = models.CharField(
@@ -170,7 +166,7 @@ class QuotaOverride(models.Model):
     created = models.DateTimeField(_("created"), auto_now_add=True)
     updated = models.DateTimeField(_("updated"), auto_now=True)
     change = models.PositiveBigIntegerField(default=0, editable=False, db_index=True)
-    """The number of its last change, see `next_change`."""
+    """The number of its last change; see `next_change`."""
 
     objects: ClassVar[QuotaOverrideManager] = QuotaOverrideManager()
 
@@ -217,7 +213,6 @@ class QuotaOverride(models.Model):
             overrides_changed.send(type(self), using=using, rows=rows)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Delete the override."""
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
             removed = [self.pk]
@@ -284,7 +279,7 @@ class QuotaOverride(models.Model):
 
 
 class Subject(QuotaOverride):
-    """A subject in the admin. It has no table, only a page and permissions."""
+    """A subject in the admin: a page and permissions, without a table."""
 
     class Meta:
         """Blocks, exemptions and other rates are overrides, and use their permissions."""
@@ -300,7 +295,7 @@ class Subject(QuotaOverride):
 
 
 class Overview(QuotaOverride):
-    """The overview in the admin. It has no table, only a page and a permission."""
+    """The overview in the admin: a page and a permission, without a table."""
 
     class Meta:
         """It can only be viewed."""
@@ -312,10 +307,10 @@ class Overview(QuotaOverride):
 
 
 class Ban(QuotaOverride):
-    """The page of bans in the admin. It has no table, only a page and a permission."""
+    """The bans in the admin: a page and a permission, without a table."""
 
     class Meta:
-        """It can only be viewed. To lift a ban is a permission of `Subject`."""
+        """It can only be viewed. The permission to lift a ban belongs to `Subject`."""
 
         proxy = True
         verbose_name = _("ban")
@@ -324,10 +319,10 @@ class Ban(QuotaOverride):
 
 
 class OverrideChange(models.Model):
-    """A change of overrides; or that the database is full. Kept for an hour: processes ask for what is new to them.
+    """A change of overrides, or a note that the database is full. Kept for an hour, for processes to read what is new.
 
-    Transactions may end in another order than the numbers of their changes. So none waits for another one, and who
-    reads asks again for numbers that were left out, see `limiting.overrides`.
+    Transactions may end in a different order than the numbers of their changes, so that none has to wait for another.
+    Readers ask again for numbers that were missing; see `limiting.overrides`.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -335,16 +330,14 @@ class OverrideChange(models.Model):
     at = models.BigIntegerField()
     """Microseconds since 1970."""
     removed = models.TextField(default="")
-    """The primary keys of the overrides that it deleted, with blanks between. Those that it saved have its number.
+    """The primary keys of the overrides that it deleted, separated by spaces. Those that it saved have its number.
 
-    No JSON: on SQLite the system checks of such a field ask the database, which may not be there.
+    It is not a JSONField: on SQLite the system checks of that field ask the database, which may not exist yet.
     """
     full = models.BooleanField(default=False)
-    """Whether it changes nothing, but says that the database had no connection left."""
+    """Whether it is only a note that the database had no free connection."""
 
     class Meta:
-        """Nobody edits it."""
-
         default_permissions = ()
 
     def __str__(self) -> str:
@@ -352,7 +345,7 @@ class OverrideChange(models.Model):
 
 
 KEEP_CHANGES = 3600 * clock.SECOND
-"""Microseconds for which changes stay in the log. A process that has not asked for as long reads all overrides."""
+"""Microseconds for which changes stay in the log. A process that has not read it since reads all overrides."""
 
 
 def _joined(pks: Collection[int]) -> str:
@@ -362,14 +355,14 @@ def _joined(pks: Collection[int]) -> str:
 def next_change(using: str, removed: Collection[int] = (), *, full: bool = False) -> int:
     """Log a change of overrides in its transaction; return its number. It waits for no other transaction.
 
-    `removed`: the primary keys of the overrides that the change deletes. `full`: it only says that the database is.
+    `removed`: the primary keys of the overrides that the change deletes. `full`: only note that the database is full.
     """
     transaction.on_commit(partial(_forget_changes, using), using=using, robust=True)
     return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=_joined(removed), full=full).pk
 
 
 def _forget_changes(using: str) -> None:
-    """Delete old changes, except the newest of them: the log is never empty."""
+    """Delete old changes except the newest of them, so that the log is never empty."""
     changes = OverrideChange.objects.using(using)
     newest = changes.filter(at__lt=clock.machine_now() - KEEP_CHANGES).aggregate(pk=models.Max("pk"))["pk"]
     if newest is not None:
@@ -388,7 +381,6 @@ class DailyCounterManager(models.Manager["DailyCounter"]):
     """All daily counters. Its methods are those of `DailyCounterQuerySet`; one is written out for type checkers."""
 
     def get_queryset(self) -> DailyCounterQuerySet:
-        """Return all daily counters."""
         return DailyCounterQuerySet(self.model, using=self._db)
 
     def of_user(self, user: Any) -> DailyCounterQuerySet:
@@ -399,7 +391,7 @@ class DailyCounterManager(models.Manager["DailyCounter"]):
 class DailyCounter(models.Model):
     """What a rule allowed and refused a subject on a day, as far as `quota_rollup` has moved it from the store.
 
-    `units` is what the allowed checks cost. A reservation counts what it was settled with; a cancelled one is no check.
+    `units` is what the allowed checks cost. A reservation counts with its settled cost; a cancelled one does not count.
     """
 
     subject = models.CharField(
@@ -446,29 +438,27 @@ class DailyCounter(models.Model):
 
     @property
     def user_pk(self) -> str | None:
-        """The primary key of the user, as text; None for a subject that is not a user."""
+        """The primary key of the user, as a string; None for a subject that is not a user."""
         kind, _colon, name = self.subject.partition(":")
         return unquote(name) if kind == "user" and name and "+" not in name else None
 
 
 class QuotaState(models.Model):
-    """A state of the database store on PostgreSQL: what a key holds, and until when.
+    """A state of the database store on PostgreSQL: the value of a key, and when it expires.
 
     Only `stores.database` reads and writes it. SQLite has the same table in a file of its own.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
-    """128 bits of the digest of the key: keys are long, and their index would be longer than the table."""
+    """128 bits of the digest of the key: keys are long, and an index of them would be larger than the table."""
     key = models.TextField()
     value = models.TextField()
     expires = models.BigIntegerField()
-    """Microseconds since 1970. It has no index: then a hit changes the row in place."""
+    """Microseconds since 1970. It has no index, so that PostgreSQL can change the row in place."""
     hour = models.IntegerField(db_index=True)
-    """The hour since 1970 from which on a sweep deletes the row."""
+    """The hour since 1970 from which a sweep may delete the row."""
 
     class Meta:
-        """Nobody edits it."""
-
         default_permissions = ()
 
     def __str__(self) -> str:
@@ -488,8 +478,6 @@ class QuotaEvent(models.Model):
     """A JSON array; see `engine.events.EventRecord`."""
 
     class Meta:
-        """Nobody edits it."""
-
         default_permissions = ()
         indexes = (models.Index(fields=["batch", "id"], name="django_quota_event_order"),)
 
@@ -509,8 +497,6 @@ class QuotaBan(models.Model):
     """Microseconds since 1970."""
 
     class Meta:
-        """Nobody edits it."""
-
         default_permissions = ()
 
     def __str__(self) -> str:

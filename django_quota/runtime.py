@@ -1,11 +1,11 @@
-"""What this process has made from the settings: one object, which alone hears of their changes.
+"""What this process has made from the settings: one object, the only one that listens to their changes.
 
-A layer declares a part of it: the typed settings, the limiter with its store, answers that are kept. A part is made
-when somebody needs it. So the app can be imported before Django has its settings, and used without
-`INSTALLED_APPS`. When a setting changes, each part that depends on it is ended, and made anew when it is needed again.
+A layer declares a part of it: the typed settings, the limiter with its store, cached answers. A part is made when it is
+first needed. So the app can be imported before Django has its settings, and used without `INSTALLED_APPS`. When a
+setting changes, each part that depends on it is ended, and made again when it is next needed.
 
-A test may want something else than the settings say (`Wanted`). What a test runner changes after `django.setup()` is
-found by comparing: see `Runtime.is_tested`.
+A test may replace some of the settings (`Wanted`). `Runtime.is_tested` notices a test runner by what it has changed
+since `django.setup()`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Wanted(NamedTuple):
-    """What a test wants, whatever the settings say. None: follow the settings."""
+    """What a test uses in place of the settings. None: follow the settings."""
 
     enabled: bool | None = None
     store: Store | None = None
@@ -38,7 +38,7 @@ class Site(NamedTuple):
 
     debug: bool
     databases: Mapping[str, Hashable]
-    """Where each alias led."""
+    """The name, host, port and user of the database of each alias."""
 
 
 class Part(Generic[T]):
@@ -58,10 +58,10 @@ class Part(Generic[T]):
         self._changes = 0
         """How often it was forgotten."""
         self.made: T | None = None
-        """What was made; None if nobody has needed it yet."""
+        """What was made; None if it was not needed yet."""
 
     def get(self) -> T:
-        """Return it; make it first if need be."""
+        """Return the part. It is made if there is none."""
         return self._new() if (made := self.made) is None else made
 
     def _new(self) -> T:
@@ -74,12 +74,12 @@ class Part(Generic[T]):
                     self.made = made
                     return made
                 kept = self.made
-            self._end(made)  # another thread was faster, or a setting has changed meanwhile
+            self._end(made)  # another thread was faster, or a setting has just changed
             if kept is not None:
                 return kept
 
     def forget(self) -> None:
-        """End what was made. The next caller makes it anew."""
+        """End what was made. The next `get` makes it again."""
         with self._runtime.changing:
             self._changes += 1
             made, self.made = self.made, None
@@ -87,7 +87,7 @@ class Part(Generic[T]):
             self._end(made)
 
     def see_change(self, setting: str) -> None:
-        """Forget what was made from a setting that has changed, or is being made."""
+        """Forget the part if it depends on a setting that has changed, or if it is just being made."""
         made = self.made
         if made is None or self._depends(made, setting):
             self.forget()
@@ -116,16 +116,16 @@ class Runtime:
         depends: Callable[[T, str], bool] = lambda *_: True,
         end: Callable[[T], object] = lambda _: None,
     ) -> Part[T]:
-        """Declare a part. `depends`: whether it depends on a setting, by its name; without it, on all of them.
+        """Declare a part. `depends`: whether what was made depends on a setting, by its name; by default, on each.
 
-        `end`: what closes it.
+        `end`: closes what was made.
         """
         part = Part(self, make, depends, end)
         self._parts.append(part)
         return part
 
     def listen(self) -> None:
-        """Hear of changes of settings from now on. Nothing that was made before can be out of date."""
+        """Listen to changes of settings from now on. Call it before a part is made."""
         if not self._listens:
             self._listens = True
             setting_changed.connect(self._see_change)
@@ -141,16 +141,16 @@ class Runtime:
         self.site = Site(settings.DEBUG, {alias: _target(database) for alias, database in settings.DATABASES.items()})
 
     def is_of_site(self, alias: str) -> bool:
-        """Say whether an alias leads where it led at setup. A test runner lets it lead to a test database.
+        """Return whether an alias has the same database as at setup. A test runner gives it a test database.
 
-        The runner drops that database at its end, and PostgreSQL drops none while a connection to it is open.
+        The runner drops that database at its end, which PostgreSQL refuses while a connection to it is open.
         """
         if self.site is None or alias not in self.site.databases:
             return True
         return self.site.databases[alias] == _target(connections.settings.get(alias, {}))
 
     def is_tested(self) -> bool:
-        """Say whether tests run: a test wants a store, or a test runner has changed DEBUG or a database."""
+        """Return whether tests run: a test has set a store, or a test runner has changed DEBUG or a database."""
         if self.wanted.store is not None:
             return True
         site = self.site
@@ -158,7 +158,7 @@ class Runtime:
 
 
 def _target(database: Mapping[str, Any]) -> Hashable:
-    """Return where a database of `DATABASES` leads. For Oracle, a test runner changes the user."""
+    """Return what identifies a database of `DATABASES`. For Oracle, a test runner changes the user."""
     return tuple([str(database.get(name) or "") for name in ("NAME", "HOST", "PORT", "USER")])
 
 

@@ -1,9 +1,9 @@
-"""Signals of this process: a hit was refused, a ban began, a limit is near; the store is gone, or back.
+"""Signals of this process: a hit was refused, a ban began, a limit is near; the store does not answer, or does again.
 
 `refused`, `banned` and `near_limit` are sent after the decision, in the process and thread (or event loop) that asked
-for it. While a subject is refused by a rule, `refused` is sent at most once a second; a refusal that a process repeats
-from memory (`cache_refusals`) sends none. The others are sent once for each ban, and once when a limit comes near. Each
-carries
+for it. `refused` is sent at most once a second for each subject and rule; a refusal that a process repeats from memory
+(`cache_refusals`) does not send it. `banned` is sent once for each ban, `near_limit` once each time that a limit comes
+near. Each carries
 
 `rule`      the `Rule`
 `subject`   the subject, such as `"ip:203.0.113.9"`
@@ -40,7 +40,6 @@ store_lost: Signal = Signal()
 
 store_back: Signal = Signal()
 """The store answers again: `seconds`, for which rules followed `on_unavailable`."""
-
 
 Announcement = tuple[Signal, dict[str, Any]]
 """A signal, and what it carries."""

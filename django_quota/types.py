@@ -1,6 +1,6 @@
 """The classes of what calls return and take, for your annotations: `def view(request: QuotaRequest) -> HttpResponse`.
 
-You need not make any of them yourself. `Decision`, `Rule` and `Subject` are in `django_quota`.
+You do not make any of them yourself. `Decision`, `Rule` and `Subject` are in `django_quota`.
 """
 
 from __future__ import annotations

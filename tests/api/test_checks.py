@@ -105,7 +105,7 @@ def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: 
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
-        ({"TRUSTED_PROXIES": ["unix"], "TRUSTED_PROXY_COUNT": 1}, [("E002", "beside TRUSTED_PROXIES.", "Use one")]),
+        ({"TRUSTED_PROXIES": ["unix"], "TRUSTED_PROXY_COUNT": 1}, [("E002", "is set, too.", "Use one")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
         (
             {"ENABLED": 1, "HEADERS": 1, "RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "1/m", "key": 1}}},

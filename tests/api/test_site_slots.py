@@ -93,7 +93,7 @@ class TestOptions:
             assert statuses("/export/") == [200]
 
     def test_a_slot_is_not_a_rate(self) -> None:
-        with pytest.raises(RuleError, match=r"\['exports'\] has no rate: it limits how many run at once"):
+        with pytest.raises(RuleError, match=r"\['exports'\] is a concurrency limit \(at_once\), not a rate"):
             check("exports", "user:1")
 
 
