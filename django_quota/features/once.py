@@ -62,11 +62,9 @@ class Once(Operation):
         super().__init__([key], span)
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether the value is new."""
         return bool(reply)
 
     def run(self, states: States, now: int) -> int:
-        """Look for the value, and remember it."""
         (key,), (span,) = self.keys, self.arguments()
         if states.get(key, now) is not None:
             return 0

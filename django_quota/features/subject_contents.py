@@ -35,7 +35,6 @@ class InspectSubject(Operation):
         super().__init__([status_key, *sets], MAX_READ)
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Read the subject; nothing is written."""
         fields = [part for pair in fields_of(states, self.keys[0]).items() for part in pair]
         return [now, fields, *(_live(states, key, now) for key in self.keys[1:])]
 

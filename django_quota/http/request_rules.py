@@ -184,5 +184,5 @@ def register_late_views(finder: F) -> F:
 
 
 def is_decided_later(view: Any) -> bool:
-    """Say whether a view itself decides the rules that need the user."""
+    """Return whether a view itself decides the rules that need the user."""
     return any(finder(view) for finder in _finders)

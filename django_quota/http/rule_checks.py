@@ -163,7 +163,7 @@ def _check_users(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _has_middleware_for(word: str) -> bool:
-    """Say whether a middleware may set the user or the session: Django's, or one of the project."""
+    """Return whether a middleware may set the user or the session: Django's, or one of the project."""
     return any(word in str(path).lower() for path in settings.MIDDLEWARE)
 
 
@@ -333,7 +333,7 @@ def _check_paths(site: _Site) -> Iterator[CheckMessage]:
 
 
 def _may_begin_with(patterns: Iterable[Any], path: str, before: str = "/") -> bool:
-    """Say whether a URL behind these patterns may begin with a path. From its first argument on it may be anything."""
+    """Return whether a URL of these patterns may begin with a path. After its first argument it may be anything."""
     for pattern in patterns:
         literal, is_open = _literal(pattern.pattern)
         begins = before + literal
@@ -512,7 +512,7 @@ def _chosen_key(rule: Rule) -> str | None:
 
 
 def _covers(view: str, other: Rule, rule: Rule, endpoint: Endpoint) -> bool:
-    """Say whether another rule limits each address that a rule limits at a URL, on any host, and refuses.
+    """Return whether another rule limits each address that a rule limits at a URL, on any host, and refuses.
 
     `view`: the path of the view that it is on; empty for a rule with a `match`.
     """
@@ -524,7 +524,7 @@ def _covers(view: str, other: Rule, rule: Rule, endpoint: Endpoint) -> bool:
 
 
 def lists_middleware(middleware: str) -> bool:
-    """Say whether MIDDLEWARE has the middleware of this path, or a subclass."""
+    """Return whether MIDDLEWARE has the middleware of this path, or a subclass."""
     for path in settings.MIDDLEWARE:
         with suppress(ImportError, TypeError, ValueError):  # Django reports it at start
             classes = getattr(import_string(path), "__mro__", ())

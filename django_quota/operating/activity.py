@@ -86,7 +86,6 @@ class RuleActivity:
 
     @property
     def total(self) -> int:
-        """All checks of today."""
         return self.allowed + self.refused + self.shadowed
 
     def add(self, counts: Mapping[str, int]) -> None:
@@ -138,7 +137,6 @@ class DayTotal(NamedTuple):
 
     @property
     def checks(self) -> int:
-        """Allowed and refused."""
         return self.allowed + self.refused
 
     @property

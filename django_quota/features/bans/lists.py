@@ -50,7 +50,7 @@ class BanFilter(NamedTuple):
     """The rule's name. Empty: all."""
 
     def fits(self, rule: str | None, subject: str | None) -> bool:
-        """Say whether the filter fits a ban."""
+        """Return whether the filter fits a ban."""
         if self.rule not in ("", rule) or not self.subjects:
             return self.rule in ("", rule)
         name = subject or ""

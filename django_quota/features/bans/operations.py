@@ -23,7 +23,6 @@ class BanSubject(Operation):
         super().__init__([status_key], rule, span, remembered)
 
     def run(self, states: States, now: int) -> list[int]:
-        """Ban the subject, unless it is banned for longer already."""
         (status_key,), (rule, span, kept) = self.keys, self.arguments()
         name = f"b:{rule}"
         ends, level, remembered = map(int, fields_of(states, status_key).get(name, "0 0 0").split(" "))
@@ -52,7 +51,6 @@ class LiftBans(Operation):
         self.log = log
 
     def run(self, states: States, now: int) -> int:
-        """End the bans."""
         lifted = 0
         for rule in self.rules:
             ban = fields_of(states, self.status_key).get(f"b:{rule}", "0")
@@ -61,7 +59,6 @@ class LiftBans(Operation):
         return lifted
 
     def log_keys(self) -> Sequence[str]:
-        """Return the keys of the event log."""
         return self.log.keys
 
     def lifted(self) -> list[EventRecord]:
@@ -69,7 +66,6 @@ class LiftBans(Operation):
         return lifted_bans(self.log, ((self.status_key, rule) for rule in self.rules))
 
     def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
-        """End the bans; return the reply and the events."""
         return self.run(states, now), self.lifted()
 
 

@@ -77,7 +77,6 @@ class Get(CounterOperation):
         super().__init__([key])
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read the total."""
         return [DONE, str(self.read(states, now, 1, 0))]
 
 
@@ -88,7 +87,6 @@ class Pop(Get):
     is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read the total, and drop it."""
         reply = super().apply(states, now)
         states.drop(self.keys[0])
         return reply
@@ -98,7 +96,6 @@ class _Changing(CounterOperation):
     """An operation that writes. Its first arguments: an amount or a value, and how long it lives in microseconds."""
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether the operation was done."""
         return bool(reply[0] == DONE)
 
 
@@ -108,7 +105,6 @@ class Set(_Changing):
     script: ClassVar[Script] = _script("counter_set")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Write the amount if the key is a counter or does not exist."""
         amount, ttl = self.arguments()
         self.read(states, now, 1, 0)
         states.put(self.keys[0], amount, now + ttl)
@@ -121,7 +117,6 @@ class TakeUnits(_Changing):
     script: ClassVar[Script] = _script("counter_take")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Take the whole amount or nothing."""
         amount, ttl = self.arguments()
         total = self.read(states, now, 1, 0)
         if total < amount:
@@ -136,11 +131,10 @@ class Transfer(_Changing):
     script: ClassVar[Script] = _script("counter_transfer")
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether the amount was moved, and something was written."""
+        """Return whether the amount was moved, and something was written."""
         return self.keys[0] != self.keys[1] and super().has_written(reply)
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Move the whole amount or nothing."""
         amount, ttl = self.arguments()
         source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
         if source < amount:
@@ -197,7 +191,6 @@ class Days(CounterOperation):
         self.ranges = ranges
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Read the counts."""
         reply: list[Any] = [DONE]
         for number, (first, last) in enumerate(self.ranges, 1):
             days: dict[str, int] = self.read(states, now, number, {})
@@ -215,7 +208,6 @@ class Unique(_Changing, _DayOperation):
     script: ClassVar[Script] = _script("counter_unique")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Count the value in total and for the day."""
         value, ttl, _, _ = self.arguments()
         known: list[frozenset[str]] = [self.read(states, now, number, frozenset()) for number in (1, 2)]
         for key, values in zip(self.keys, known, strict=True):
@@ -229,7 +221,6 @@ class UniqueCount(Get):
     script: ClassVar[Script] = script("counter_common", _HERE + "counter_unique_count")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        """Count the values."""
         return [DONE, len(self.read(states, now, 1, frozenset()))]
 
 

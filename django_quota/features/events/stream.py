@@ -185,17 +185,14 @@ class EventStream(EventReader):
         self.key = system_key(prefix, "events")
 
     def last_id(self) -> str:
-        """Return the id of the last entry."""
         entries = self.newest(1)
         return entries[0].id if entries else BEGINNING
 
     def newest(self, count: int, before: str = "") -> list[StreamEntry]:
-        """Return the last entries."""
         with self.store.commands() as client:
             return _page(client.xrevrange(self.key, f"({before}" if before else "+", "-", count))
 
     def after(self, entry_id: str) -> list[StreamEntry]:
-        """Return the entries after this one."""
         with self.store.commands() as client:
             return _page(client.xrange(self.key, f"({entry_id}", "+", EVENTS_A_PAGE))
 
@@ -212,7 +209,6 @@ class EventRows(EventReader):
         return f"0-{position.batch}.{position.id}"
 
     def newest(self, count: int, before: str = "") -> list[StreamEntry]:
-        """Return the last entries."""
         return list(map(_of_row, self._table.newest(count, _position(before).id if before else None)))
 
     def after(self, entry_id: str) -> list[StreamEntry]:

@@ -47,7 +47,6 @@ class Reset(Operation):
         self.log = log
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — expired states are dropped like the rest
-        """Drop everything."""
         dropped = 0
         for field, status_key, keys in self.rule_states:
             dropped += sum(states.drop(key) for key in keys)
@@ -56,7 +55,6 @@ class Reset(Operation):
         return dropped
 
     def log_keys(self) -> Sequence[str]:
-        """Return the keys of the event log."""
         return self.log.keys
 
     def lifted(self) -> list[EventRecord]:
@@ -64,7 +62,6 @@ class Reset(Operation):
         return lifted_bans(self.log, ((state.status_key, state.field) for state in self.rule_states))
 
     def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
-        """Drop everything; return the reply and the events."""
         return self.run(states, now), self.lifted()
 
 

@@ -28,7 +28,6 @@ class _LeaseOperation(Operation):
 
     @property
     def token(self) -> str:
-        """The token."""
         return str(self.arguments()[0])
 
     def held(self, states: States) -> Mapping[str, int]:
@@ -36,7 +35,6 @@ class _LeaseOperation(Operation):
         return states.get(self.keys[0]) or {}
 
     def put(self, states: States, leases: Mapping[str, int]) -> None:
-        """Replace the leases."""
         keep(states, self.keys[0], leases, max(leases.values(), default=0))
 
 
@@ -49,11 +47,9 @@ class Acquire(_LeaseOperation):
     script: ClassVar[Script] = _lease_script("acquire")
 
     def has_written(self, reply: Any) -> bool:
-        """Say whether the slot was taken."""
         return bool(reply[0])
 
     def run(self, states: States, now: int) -> list[int]:
-        """Take a slot if one is free."""
         asking, limit, span = self.arguments()
         live = {token: stop for token, stop in self.held(states).items() if stop > now}
         recent, granted = states.get(self.keys[1]), asking in live or len(live) < limit
@@ -83,7 +79,6 @@ class Renew(_LeaseOperation):
         super().__init__(keys[:1], token, span, int(again))
 
     def run(self, states: States, now: int) -> int:
-        """Renew the lease if it has not ended."""
         token, span, again = self.arguments()
         leases = self.held(states)
         if not again and leases.get(token, 0) <= now:
@@ -106,7 +101,6 @@ class Release(_LeaseOperation):
         super().__init__(keys, token, "" if since is None else since, span)
 
     def run(self, states: States, now: int) -> int:
-        """Give the slot back, and note how long it was held."""
         token, since, span = self.arguments()
         leases = dict(self.held(states))
         stop = leases.pop(token, None)
@@ -131,6 +125,5 @@ class Holders(_LeaseOperation):
         super().__init__(keys[:1], "")
 
     def run(self, states: States, now: int) -> list[int | str]:
-        """Read the holders, and write nothing."""
         live = sorted((stop, token) for token, stop in self.held(states).items() if stop > now)
         return [part for stop, token in live for part in (token, stop - now)]

@@ -55,12 +55,10 @@ class Count(NamedTuple):
 
     @property
     def checks(self) -> int:
-        """All checks."""
         return self.allowed + self.refused
 
 
 def total(counts: Iterable[Count]) -> Count:
-    """Return the sum of counts."""
     return Count(*map(sum, zip(*counts, strict=True)))
 
 
@@ -73,7 +71,6 @@ class RowKey(NamedTuple):
 
     @classmethod
     def of(cls, row: DailyCounter) -> RowKey:
-        """Return what a row counts."""
         return cls(row.subject, row.day, row.rule)
 
 

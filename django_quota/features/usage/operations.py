@@ -18,7 +18,6 @@ class ReadDays(Operation):
     is_reading: ClassVar[bool] = True
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
-        """Read the counts."""
         days = [states.get(key) or {} for key in self.keys]
         return [[str(part) for pair in day.items() for part in pair] for day in days]
 
@@ -36,7 +35,6 @@ class SetAside(Operation):
         super().__init__([day_key, aside_key], known)
 
     def run(self, states: States, now: int) -> list[Any]:
-        """Set the counts aside."""
         (day, aside), (known,) = self.keys, self.arguments()
         counts = states.get(day)
         if counts is not None and states.get(aside) is None:
@@ -56,6 +54,5 @@ class DropAside(Operation):
         super().__init__([aside_key], token)
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
-        """Delete the counts."""
         (aside,), (token,) = self.keys, self.arguments()
         return int((states.get(aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))
