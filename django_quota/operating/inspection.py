@@ -65,10 +65,10 @@ UNLIMITED = gettext_lazy("it is unlimited")
 
 WITHOUT_STORE = {
     "allow": gettext_lazy("the next hit is admitted, and not counted"),
-    "deny": gettext_lazy("no hit is admitted while Redis takes no changes"),
-    "local": gettext_lazy("each process decides by itself while Redis takes no changes"),
+    "deny": gettext_lazy("no hit is admitted while Redis refuses writes"),
+    "local": gettext_lazy("each process decides by itself while Redis refuses writes"),
 }
-"""What happens to a hit while the store takes no changes, by `on_unavailable`."""
+"""What happens to a hit while the store refuses writes, by `on_unavailable`."""
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class LimitStatus:
     is_last_tier: bool = False
     """Whether the subject had this tier at its last check. Otherwise it is one of several that it may have."""
     instead: str = ""
-    """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
+    """The `on_unavailable` that decides the next hit while the store refuses writes; else empty."""
     shadow: bool = False
     """Whether the limit only reports and never refuses."""
     taken_ahead: int = 0
@@ -153,7 +153,7 @@ class SubjectSnapshot:
     counted: list[str] = field(default_factory=list)
     """The rules in `unread` that have counted something. Only a scan finds them."""
     refuses: str = ""
-    """The store's error while it takes no changes, so that nothing is counted; otherwise empty."""
+    """The store's error while it refuses writes, so that nothing is counted; else empty."""
 
     @property
     def overrides(self) -> list[Override]:

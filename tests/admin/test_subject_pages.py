@@ -374,7 +374,7 @@ class TestRedisThatTakesNoChanges:
         raw.replicaof("NO", "ONE")
 
     def test_a_rule_that_denies_refuses(self) -> None:
-        words = "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes"
+        words = "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis refuses writes"
 
         assert words in verdict(page(superuser()))
 

@@ -261,9 +261,9 @@ class TestRedisThatTakesNoChanges:
     @pytest.mark.parametrize(
         ("rule", "words", "is_allowed"),
         [
-            ("deny", "no hit is admitted while Redis takes no changes", False),
+            ("deny", "no hit is admitted while Redis refuses writes", False),
             ("allow", "the next hit is admitted, and not counted", True),
-            ("local", "each process decides by itself while Redis takes no changes", True),
+            ("local", "each process decides by itself while Redis refuses writes", True),
             ("used", "the next hit is admitted in 1 minute", False),
             ("free", "the next hit is admitted (exempt)", True),
         ],
