@@ -37,7 +37,7 @@ _of_context: ContextVar[list[AtEnd] | None] = ContextVar("django_quota_request_e
 """The actions of a request that a thread serves, as under WSGI."""
 
 _of_request: WeakKeyDictionary[Any, list[AtEnd]] = WeakKeyDictionary()
-"""The actions of a request under ASGI, whose tasks have contexts of their own: by an object that each request has."""
+"""The actions of a request under ASGI, by an object that each request has: its tasks have different contexts."""
 
 
 def at_request_end(action: AtEnd) -> Callable[[], None] | None:
@@ -45,7 +45,7 @@ def at_request_end(action: AtEnd) -> Callable[[], None] | None:
 
     Outside of a request it is never called, and None is returned.
     """
-    if hearing.made is None:  # the app is not in INSTALLED_APPS, so the begin of this request was not noticed
+    if hearing.made is None:  # the app is not in INSTALLED_APPS, so the start of this request was not noticed
         hearing.get()
         _begin()
     actions = _actions()
@@ -76,6 +76,16 @@ def _end(**_: Any) -> None:
     _do(actions or [])
 
 
+def _connect() -> bool:
+    request_started.connect(_begin)
+    request_finished.connect(_end)
+    return True
+
+
+hearing = runtime.part(_connect, depends=lambda *_: False)
+"""Whether this process is connected to the signals of requests. `AppConfig.ready` connects it."""
+
+
 def end_later(action: AtEnd) -> None:
     """Call a function in the background. For `__del__`, which may run in any thread, even that of an event loop."""
     flusher.call_at(clock.elapsed(), partial(_do, [action]))
@@ -87,16 +97,6 @@ def _do(actions: list[AtEnd]) -> None:
             actions.pop()()
         except Exception:
             logger.exception("A request has ended, but a part of what it held was not given back.")
-
-
-def _hear() -> bool:
-    request_started.connect(_begin)
-    request_finished.connect(_end)
-    return True
-
-
-hearing = runtime.part(_hear, depends=lambda *_: False)
-"""Whether this process is connected to the signals of requests. `AppConfig.ready` connects it."""
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

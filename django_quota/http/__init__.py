@@ -1,4 +1,4 @@
-"""The way of a request: which limits hold for it, when they are decided, and what it is answered.
+"""The way of a request: which limits apply to it, when they are decided, and how it is answered.
 
 The modules, in the order in which a request meets them:
 

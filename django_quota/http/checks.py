@@ -137,7 +137,7 @@ def _check_tenants() -> Iterator[CheckMessage]:
     if ours:
         yield finding(
             "W046",
-            f"TENANT_APPS has {ours[0]!r}, so each tenant has overrides of its own. They have no effect: a process "
+            f"TENANT_APPS has {ours[0]!r}, so each tenant has its own overrides. They have no effect: a process "
             "reads those of one schema for all tenants. quota_rollup writes usage into one schema, too.",
             f"Name {ours[0]!r} in SHARED_APPS alone, and run `manage.py migrate_schemas --shared`.",
         )

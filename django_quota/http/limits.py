@@ -47,7 +47,7 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     """Return all limits that apply to a request or a subject; take nothing.
 
     The `outcomes` of the Decision have one entry for each limit: its rule, rate, how much is used and left, until when,
-    and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are looked at.
+    and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are read.
 
     Of a request: the configured rules that match it and those on its view, if their `methods`, `skip` and `exempt`
     let them apply. Rules that read the body are left out.
@@ -236,7 +236,7 @@ def limit_in_words(outcome: Outcome) -> str:
 
 
 def _moment_in_words(outcome: Outcome, until: datetime) -> str:
-    """Return the day on which a period of days ends; otherwise a time and its zone, with the date if it is far away."""
+    """Return the day on which a period of days ends; or a time and its zone, with the date if it is a day away."""
     calendar = _calendar(outcome)
     if not outcome.is_shut_out and calendar and calendar.rate.period >= DAY:
         # Half an hour more: the clocks may differ by seconds, and this must not name the day before the end.

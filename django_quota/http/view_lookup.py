@@ -189,7 +189,7 @@ def shared_names(patterns: Sequence[Any]) -> Iterator[tuple[str, str]]:
     yield from dict.fromkeys(clashing)
 
 
-# --- the walk ---------------------------------------------------------------------------------------------------------
+# --- finding decorators -----------------------------------------------------------------------------------------------
 
 
 def decorated_views(patterns: Iterable[Any], kind: type[N]) -> Iterator[DecoratedView[N]]:

@@ -75,7 +75,7 @@ def marks_of_function(view_class: type, kind: type[N]) -> tuple[Mark[N], ...]:
 
 
 def own(view: object, kind: type[N]) -> N | None:
-    """Return what a decorator noted on a wrapper of its own; None for other views."""
+    """Return what a decorator noted on its own wrapper; None if this is another view."""
     marks = marks_of(view, kind)
     return marks[-1].noted if marks and marks[-1].wrapper is view else None
 

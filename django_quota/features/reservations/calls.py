@@ -94,7 +94,7 @@ class Reservation:
         return run_sync(self.settling(actual))
 
     async def asettle(self, actual: Actual) -> Decision:
-        """Replace the estimate with the real cost, even if the task is cancelled meanwhile; see `settle`."""
+        """Replace the estimate with the real cost, even if the task is cancelled; see `settle`."""
         return await run_to_the_end(self.settling(actual))
 
     def cancel(self) -> Decision:

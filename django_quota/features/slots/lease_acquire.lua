@@ -5,7 +5,7 @@
 -- ARGV   [1] now; [2] the token; [3] the number of slots; [4] how long the lease lasts, in microseconds
 -- reply  {granted, free, wait, reset, now}: whole numbers, times in microseconds
 --        granted 1: the slot is the token's; 0: refused, and nothing has changed
---        free: slots that nobody holds; wait: an estimate of how long until one more is free; reset: until all leases
+--        free: slots that are not held; wait: an estimate of how long until one more is free; reset: until all leases
 --        end
 local recent_key = KEYS[2]
 local limit, span = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -15,7 +15,7 @@ local recent = tonumber(redis.call('GET', recent_key))
 
 local granted = is_held() and 1 or 0
 if granted == 1 or held < limit then
-  -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
+  -- Add first: a full server refuses the first write of a script, and accepts the writes after it.
   hold(span)
   redis.call('ZREMRANGEBYSCORE', leases_key, '-inf', integer(now))
   held, granted = held + 1 - granted, 1

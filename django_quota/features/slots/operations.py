@@ -91,7 +91,7 @@ class Release(_LeaseOperation):
     """Give a slot back; the reply is 1, or 0 if the lease has ended.
 
     `since`: when it was taken, in microseconds of the store's clock; None if that is not known. `span`: how long a
-    lease lasts, in microseconds. The store remembers for as long how long the slot was held.
+    lease lasts, in microseconds. For the same time, the store remembers how long the slot was held.
     """
 
     script: ClassVar[Script] = _lease_script("release")
