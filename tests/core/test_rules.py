@@ -68,6 +68,15 @@ def test_the_error_for_a_wrong_option_names_its_value_and_what_to_write(options:
     assert says in str(refused.value)
 
 
+def test_a_bucket_refills_within_ten_years() -> None:
+    """The error names the largest burst, which fits."""
+    with pytest.raises(RuleError) as refused:
+        Rule.make("r", "1/d", algorithm="token_bucket", burst=3_661)
+
+    assert "takes over ten years to refill. Use at most 3660." in str(refused.value)
+    assert Rule.make("r", "1/d", algorithm="token_bucket", burst=3_660).burst == 3_660
+
+
 @pytest.mark.parametrize(
     ("option", "function", "given"),
     [
