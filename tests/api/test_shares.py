@@ -41,6 +41,12 @@ def test_each_kind_fills_its_share_of_one_count(algorithm: Any, the_clock_stands
         assert (admitted(rule, "batch"), admitted(rule, "critical")) == (0, 10)
 
 
+@pytest.mark.parametrize(("rate", "share", "capacity"), [("9/m", 0.001, 1), ("0/m", 0.5, 0)], ids=["some", "nothing"])
+def test_a_share_of_a_limit_that_admits(rate: str, share: float, capacity: int) -> None:
+    """A share is never rounded to nothing."""
+    assert Rule.make("r", rate, share=share).limits[0].capacity == capacity
+
+
 @pytest.mark.usefixtures("memory_store")
 def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: QuotaKit) -> None:
     """A refusal that a process remembers is that of one kind, too. Kinds without a function: visitors and users."""
