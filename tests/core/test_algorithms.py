@@ -268,6 +268,7 @@ def test_a_sliding_window_gives_back_in_the_slice_of_the_moment_alone(precision:
         ("calendar", 30, 2 * SECOND, 20, [20, 0]),  # midnight is between them
         ("token_bucket", 60, 50 * SECOND, 50, [50, 0]),  # that many have refilled, one a second
         ("leaky_bucket", 10, 1, 5, [15, 10]),  # the last place alone
+        ("leaky_bucket", 10, -1, 5, [15, 10]),  # also if the clock has stepped back
     ],
 )
 def test_only_what_still_counts_is_given_back(algorithm: str, first: int, gap: int, second: int, left: Any) -> None:
