@@ -258,6 +258,14 @@ def test_a_library_that_moves_the_clock_moves_the_limits(at: Any, kit: Callable[
             assert QuotaKit().now == later
 
 
+@pytest.mark.parametrize("at", [freezegun.freeze_time, partial(time_machine.travel, tick=False)])
+def test_the_kit_moves_the_limits_on_from_where_a_library_has_moved_the_clock(at: Any) -> None:
+    with at(NOON), quota_kit() as kit:
+        kit.advance(90)
+
+        assert kit.now == NOON + timedelta(seconds=90)
+
+
 # --- the kit ----------------------------------------------------------------------------------------------------------
 
 
