@@ -86,7 +86,7 @@ class TestSeveralShares:
     """`warn_at=[1.0, 0.5, 0.8]`."""
 
     @pytest.fixture
-    def shares(self, memory_store: None) -> Iterator[Callable[..., list[float]]]:
+    def shares(self, either_store: None) -> Iterator[Callable[..., list[float]]]:
         """Call a verb with a cost; return the shares that this emitted."""
         found: list[float] = []
 
