@@ -13,11 +13,9 @@ from tests.support.calls import get, run
 from tests.support.overridden import override
 from tests.support.steps import MINUTE, SECOND, START, SUBJECT
 
-HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
+HOUR = 3_600 * SECOND
 BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
 BUCKET = {"algorithm": "token_bucket"}
-EDGE = MINUTE - START % MINUTE
-"""Until a minute of the clock ends."""
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -100,36 +98,6 @@ def refuse(times: int, rule: str = "1/m", ban: Any = BAN) -> Decision:
     for _ in range(times):
         decision = check(rule, SUBJECT, ban=ban)
     return decision
-
-
-@pytest.mark.parametrize(
-    ("rate", "steps"),
-    [
-        # So many refusals in the window ban; one that is allowed is none.
-        ("1/m", [(0, 1, "", 0), (0, 1, "", 60), (0, 1, "", 60), (0, 1, "banned", 600), (MINUTE, 1, "banned", 540)]),
-        # A rule that would admit again still refuses who is banned.
-        ("1/s", [(0, 4, "banned", 600), (2 * SECOND, 1, "banned", 598), (10 * MINUTE, 1, "", 0)]),
-        # Refusals that are spread thinner do not ban; those on both sides of a clock minute do.
-        ("1/m", [(number * 30 * SECOND + 1, 1, "", number % 2 and 30) for number in range(20)]),
-        ("1/m", [(EDGE - 2, 1, "", 0), (EDGE - 1, 1, "", 60), (EDGE + 1, 1, "", 60), (EDGE + 2, 1, "banned", 600)]),
-        # Each further ban is longer, and the last length stays.
-        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE, 4, "banned", 3_600), (70 * MINUTE, 4, "banned", 86_400),
-                 (70 * MINUTE + DAY, 4, "banned", 86_400), (70 * MINUTE + 2 * DAY, 4, "banned", 86_400)]),
-        # A ban is remembered for the longest ban, even if it was short; who behaves for that long begins anew.
-        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY - 1, 4, "banned", 3_600)]),
-        ("1/m", [(0, 4, "banned", 600), (10 * MINUTE + DAY, 4, "banned", 600)]),
-        # Refused requests do not make a ban longer.
-        ("1/m", [(0, 4, "banned", 600), (9 * MINUTE, 50, "banned", 60), (10 * MINUTE, 1, "", 0)]),
-    ],
-    ids=["enough", "still", "thinner", "clock minute", "longer", "remembered", "anew", "not longer"],
-)  # fmt: skip
-def test_refusals_ban(rate: str, steps: list[tuple[int, int, str, int]]) -> None:
-    """Each step: when, how many checks, and what the last of them says: why, and for how many seconds."""
-    for moment, times, why, wait in steps:
-        with freeze(START + moment):
-            decision = refuse(times, rate)
-        assert decision.outcomes[0].why == why
-        assert decision.retry_after == pytest.approx(wait, abs=1e-4)
 
 
 def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it() -> None:
