@@ -172,6 +172,12 @@ class TestGuesses:
             assert [attempt() for _ in range(2)] == ["wrong", "refused"]
             assert attempt(PASSWORD, address=AWAY) == "in"
 
+    def test_a_second_backend_of_ours_counts_nothing(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Captcha", MODEL]
+
+        with freeze(START):
+            assert [guess() for _ in range(6)] == ["wrong"] * 5 + ["refused"]
+
     def test_nobody_is_locked_out_by_their_name_below_the_higher_limit(self) -> None:
         with freeze(START):
             for number in range(20):
