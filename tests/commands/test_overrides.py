@@ -234,6 +234,14 @@ class TestList:
 
         assert search["expires"].startswith("2126-01-31T")
 
+    def test_json_has_the_times_of_a_site_without_time_zones_in_utc(self, settings: Any) -> None:
+        settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+        said("set", SUBJECT, "exempt", "--rule", "search", "--until", "2126-01-31T12:00")
+
+        _, search = said("list", "--json")
+
+        assert search["expires"] == "2126-01-31T03:00:00+00:00"
+
     def test_a_line_says_whom_it_concerns_until_when(self) -> None:
         assert f"{SUBJECT}, all rules: 5/m, until " in said("list")
 
