@@ -79,6 +79,7 @@ urlpatterns = [
     path("public-tagged-async/", limited(public(async_tagged))),
     path("bare-304/", limited(not_modified)),
     path("private-304/", limited(cache_control(private=True)(not_modified))),
+    path("no-store-304/", limited(cache_control(no_store=True)(not_modified))),
     path("max-age/", limited(cache_control(max_age=60, private=True)(page))),
 ]
 CONDITIONAL = "django.middleware.http.ConditionalGetMiddleware"
@@ -135,6 +136,11 @@ def test_under_the_cache_of_the_site_a_limited_view_has_no_headers_unless_privat
         cache.clear()
         assert ask(route, ANN, BOB, ANN) == [None] * 3
     assert '"own"' in str(ask("private", BOB))
+
+
+def test_a_304_that_the_cache_of_the_site_keeps_has_no_headers(settings: Any) -> None:
+    settings.MIDDLEWARE = [FIRST, OURS, LAST]
+    assert ask("no-store-304", ANN) == [None]
 
 
 def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(settings: Any) -> None:
