@@ -282,3 +282,9 @@ def test_memory_and_policy_show_risks() -> None:
     for harmless in ({"used": 10, "most": 0, "policy": "allkeys-lru"}, {"used": None, "most": None, "policy": None}):
         found = Health(0.1, **harmless)
         assert (found.may_evict, found.is_nearly_full) == (False, False)
+
+
+def test_a_cluster_with_a_replica_among_its_servers_shows_that_nothing_is_counted_there() -> None:
+    found = Health(0.1, role="master", parts=[Health(0.1, role="master"), Health(0.1, role="slave")])
+
+    assert found.is_replica
