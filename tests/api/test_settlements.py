@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, ClassVar
+from contextlib import ExitStack
+from typing import Any, ClassVar, get_args
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -13,10 +14,12 @@ from django.views import View
 
 from django_quota import Rule, check, peek, quota, reserve
 from django_quota.adapters import adecide, asettle, attach_decision, decide, settle
+from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
+from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import START
 
@@ -250,6 +253,19 @@ def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": {"rate": "1000/h", "settle": SIZE, "match": "/"}}}
 
     assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
+
+
+@pytest.mark.parametrize("how", get_args(OnUnavailable))
+def test_what_is_settled_without_the_store_leaves_the_headers_as_decided(how: OnUnavailable, site: None) -> None:
+    with ExitStack() as outage:
+
+        def view(request: HttpRequest) -> HttpResponse:
+            outage.enter_context(no_answer())
+            return HttpResponse(b"x" * 300)
+
+        reply = quota("1000/h", name="bytes", settle=size, on_unavailable=how)(view)(RequestFactory().get("/"))
+
+    assert '"bytes";r=999' in reply.headers["RateLimit"]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
