@@ -214,6 +214,11 @@ def test_the_one_header_of_a_proxy_names_the_client(value: str | None, client: s
     assert found(BY_HEADER, "2001:db8::7", **claimed) == (client or "2001:db8::/64")
 
 
+@pytest.mark.parametrize("zone", ["", "%eth0", "%wlan0"])
+def test_the_zone_of_an_address_makes_no_client_of_its_own(zone: str) -> None:
+    assert found({"IPV6_PREFIX": 128}, f"fe80::1{zone}") == "fe80::1"
+
+
 @pytest.mark.parametrize(
     "value", [f"{PEER}:47110", "2001:4860:0:0:ab:cd:ef:7:4711", "2001:4860::ab:cd:ef:7:4711", "2001:4860::7:47110"]
 )
