@@ -164,6 +164,15 @@ def states(store: DatabaseStore) -> int:
     return len(list(store.names("*")))
 
 
+def test_the_names_of_several_pages_come_once_each(store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "KEYS_A_PAGE", 2)
+    fill(store, 5, now() + 3_600 * SECOND)
+
+    names = list(store.names("quota:*"))
+
+    assert (len(names), len(set(names))) == (5, 5)
+
+
 def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore, settings: Any) -> None:
     settings.QUOTA = {"STORE": "database", "EVENTS": 3}
     store, moment = current_store(), now()
