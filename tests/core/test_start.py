@@ -42,7 +42,7 @@ def started() -> list[str]:
 
 @pytest.mark.parametrize(
     "unneeded",
-    ["engine", "stores", "contrib", "limiting.limiter", "operating.inspection", "web.checks", "web.decorators"],
+    ["engine", "stores", "contrib", "limiting.limiter", "operating.inspection", "http.checks", "http.decorators"],
 )
 def test_a_process_starts_without_what_decides_checks_or_shows_pages(unneeded: str, started: list[str]) -> None:
     assert "django_quota.models" in started
