@@ -389,7 +389,7 @@ def test_with_the_shown_logging_an_outage_is_mailed_once() -> None:
     assert done.stderr.count("The quota store is unavailable") == 1
 
 
-FOLDERS = "core|engine|stores|requests|limiting|features|operating|web|admin|management|testing"
+FOLDERS = "|".join(path.parent.name for path in ROOT.glob("django_quota/*/__init__.py"))
 
 
 def anchors(text: str) -> set[str]:
@@ -413,6 +413,18 @@ def test_every_link_path_and_module_of_a_page_leads_somewhere(page: Path) -> Non
         found = ROOT / "django_quota" / module.rstrip("/")
         assert found.exists() or found.with_name(f"{found.name}.py").exists(), module
         assert not attribute or pkgutil.resolve_name(f"django_quota.{module.replace('/', '.')}:{attribute}")
+
+
+def test_every_module_in_the_picture_of_the_layers_exists() -> None:
+    picture = read(Path("docs/pictures/architecture.svg"))
+
+    shown = re.findall(r">(\w+/\w+)</text>", picture)
+
+    missing = [
+        name for name in shown if not [*ROOT.glob(f"django_quota/{name}"), *ROOT.glob(f"django_quota/{name}.py")]
+    ]
+    assert shown
+    assert missing == []
 
 
 def test_the_shown_tests_pass(memory_store: None, database: Any, client: Client, settings: Any) -> None:
