@@ -1,129 +1,31 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Optional
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
-from ninja import NinjaAPI, Router
-from ninja.decorators import decorate_view
-from ninja.security import APIKeyHeader, HttpBearer, django_auth
+from ninja import NinjaAPI
 
 from django_quota import check, peek
-from django_quota.adapters import limits_view
 from django_quota.contrib import ninja as contrib
-from django_quota.contrib.ninja import OperationRefused, install, limits
-from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.contrib.ninja import install, limits
+from django_quota.exceptions import RuleError
 from django_quota.limiting.known_rules import known_rules
+from tests.contrib import ninja_site
+from tests.contrib.ninja_site import ByTenant
 from tests.support.calls import calls_of, fetch
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
-# Ninja allows one API of a name in a process.
-api, own, throttled = (NinjaAPI(urls_namespace=f"quota-tests-{name}") for name in ("api", "own", "throttles"))
-
-
-class Token(HttpBearer):
-    def authenticate(self, request: HttpRequest, token: str) -> str | None:
-        return token if token != "wrong" else None
-
-
-class AccountKey(APIKeyHeader):
-    param_name = "X-Account"
-
-    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
-        return SimpleNamespace(pk=int(key)) if key else None
-
-
-def named(name: str) -> Any:
-    """Return a new operation of this name, which is async if the name ends so."""
-
-    def operation(request: HttpRequest, number: int = 1) -> float:
-        return 1 / number
-
-    async def in_the_loop(request: HttpRequest, number: int = 1) -> float:
-        return 1 / number
-
-    made: Any = in_the_loop if name.endswith("async") else operation
-    made.__name__ = made.__qualname__ = name
-    return made
-
-
-PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
-api.get("/above", auth=Token())(limits("2/m", name="above")(named("above")))
-limits("2/m", name="below")(api.get("/below", auth=Token())(named("below")))
-api.get("/async", auth=Token())(limits("2/m", name="async")(named("async")))
-api.get("/paid")(limits("1000/h", name="paid", **PAID)(named("paid")))
-api.get("/paid-async")(limits("1000/h", name="paid", **PAID)(named("paid-async")))
-api.get("/stacked")(limits("5/m", key="ip", name="wide")(limits("2/m", "9/h", key="global", name="narrow")(named("s"))))
-api.get("/accounts", auth=AccountKey())(limits("1/m", name="accounts")(named("accounts")))
-api.get("/users", auth=django_auth)(limits("1/m", name="users")(named("users")))
-api.get("/planned", auth=Token())(limits(rule="search")(named("planned")))
-api.get("/limits", auth=Token())(limits_view)
-own.get("/refused")(limits("1/m", key="ip", name="refused")(named("refused")))
-
-
-@own.get("/inside")
-def inside(request: HttpRequest, away: bool = False) -> str:
-    if away:
-        raise StoreUnavailable("away")
-    check("0/m", request, key="ip", name="inside").raise_if_refused()
-    raise AssertionError
-
-
-install(own)
-
-
-class ByTenant(contrib.SimpleRateThrottle):
-    """A throttle as a site has it: a rate without a scope, and a key of its own."""
-
-    def get_cache_key(self, request: HttpRequest) -> str | None:
-        return request.headers.get("X-Tenant")
-
-
-by_auth, of_two, of_three = (contrib.AuthRateThrottle(rate) for rate in ("2/m", "9/h", "3/m"))
-throttled.get("/both", auth=Token(), throttle=[by_auth, of_two])(named("both"))
-throttled.get("/again", auth=Token(), throttle=[contrib.AuthRateThrottle("2/m"), of_three])(named("again"))
-throttled.get("/anonymous", throttle=contrib.AnonRateThrottle("1/m"))(named("anonymous"))
-throttled.get("/visitors", throttle=contrib.UserRateThrottle("1/m"))(named("visitors"))
-throttled.get("/tenants", throttle=ByTenant("1/m"))(named("tenants"))
-throttled.get("/handled")(limits("0/m", key="ip", name="handled")(named("handled")))
-
-
-@throttled.exception_handler(OperationRefused)
-def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
-    assert isinstance(error, QuotaExceeded)
-    return HttpResponse(error.decision.rule, status=error.status_code)
-
-
-def seen(response: Any) -> Any:
-    response["X-Seen"] = "yes"
-    return response
-
-
-def unwrapped(run: Any) -> Any:
-    """A decorator of a site that forgets `functools.wraps`."""
-    return lambda request, **values: seen(run(request, **values))
-
-
-router = Router()
-
-
-decorated: Any = decorate_view(unwrapped)(named("sync"))
-router.get("/sync")(limits("2/m", key="ip", name="unwrapped")(decorated))
-api.add_router("/one", router)
-own.add_router("/two", router)
-urlpatterns = [path("api/", api.urls), path("own/", own.urls), path("throttled/", throttled.urls)]
-
 
 @pytest.fixture(autouse=True)
-def these_urls(settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = ninja_site.__name__
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "1/m", "key": "ip"}}}
 
 
@@ -133,7 +35,7 @@ def get(url: str, token: str | None = None, **headers: str) -> Any:
     return fetch("async" if "async" in url else "sync", url, 1, **headers)[0]
 
 
-def statuses(url: str, *tokens: str) -> list[int]:
+def statuses(url: str, *tokens: str | None) -> list[int]:
     return [get(url, token).status_code for token in tokens]
 
 
@@ -147,80 +49,180 @@ def with_middleware(request: pytest.FixtureRequest, settings: Any) -> None:
         settings.MIDDLEWARE = [each for each in settings.MIDDLEWARE if "django_quota" not in each]
 
 
+def paid_left() -> int | None:
+    return peek("1000/h", "ip:127.0.0.1", name="paid").remaining
+
+
 @pytest.mark.usefixtures("with_middleware")
 @pytest.mark.parametrize("url", ["/api/paid", "/api/paid-async"])
-def test_what_an_operation_took_is_settled_by_its_response(url: str) -> None:
-    assert get(f"{url}?number=none").status_code == 422
-    assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422
-    with pytest.raises(ZeroDivisionError):
-        get(f"{url}?number=0")
-    assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422 - 500
+class TestSettling:
+    def test_an_operation_is_settled_by_its_response(self, url: str) -> None:
+        reply = get(f"{url}?number=none")
+
+        assert reply.status_code == 422
+        assert paid_left() == 1_000 - 422
+
+    def test_an_operation_that_raises_is_settled_as_an_error_500(self, url: str) -> None:
+        with pytest.raises(ZeroDivisionError):
+            get(f"{url}?number=0")
+
+        assert paid_left() == 1_000 - 500
+
+    def test_each_response_is_settled_for_itself(self, url: str) -> None:
+        get(f"{url}?number=none")
+        get(url)
+
+        assert paid_left() == 1_000 - 422 - 200
 
 
 @pytest.mark.usefixtures("with_middleware")
 @pytest.mark.parametrize("name", ["above", "below", "async"])
-def test_an_operation_is_limited_by_who_has_authenticated(name: str) -> None:
-    url = f"/api/{name}"
-    replies = [get(url, token) for token in ("ann", "ann", "ann", "bob")]
-    assert [reply.status_code for reply in replies] == [200, 200, 429, 200]
-    assert [reply["RateLimit"].partition(";t")[0] for reply in replies] == [
-        f'"{name}";r={left}' for left in (1, 0, 0, 1)
-    ]
-    assert 0 < int(replies[2]["Retry-After"]) <= 60
-    assert replies[2].json()["detail"].startswith("The limit is 2 per minute. Please try again in ")
-    # An invalid request counts, and one without authentication does not.
-    asked = [(url, "wrong"), (url, None), (f"{url}?number=x", "eve"), (url, "eve"), (f"{url}?number=x", "eve")]
-    assert [get(*each).status_code for each in asked] == [401, 401, 422, 200, 429]
+class TestCallers:
+    """`@limits` is above the operation, below it, or on an async one."""
+
+    def test_an_operation_is_limited_by_who_has_authenticated(self, name: str) -> None:
+        found = statuses(f"/api/{name}", "ann", "ann", "ann", "bob")
+
+        assert found == [200, 200, 429, 200]
+
+    def test_each_response_says_what_its_caller_has_left(self, name: str) -> None:
+        replies = [get(f"/api/{name}", token) for token in ("ann", "ann", "ann", "bob")]
+
+        left = [reply["RateLimit"].partition(";t")[0] for reply in replies]
+        assert left == [f'"{name}";r=1', f'"{name}";r=0', f'"{name}";r=0', f'"{name}";r=1']
+
+    def test_a_refusal_says_when_to_try_again(self, name: str) -> None:
+        *_, refused = [get(f"/api/{name}", "ann") for _ in range(3)]
+
+        assert 0 < int(refused["Retry-After"]) <= 60
+        assert refused.json()["detail"].startswith("The limit is 2 per minute. Please try again in ")
+
+    def test_an_invalid_request_counts(self, name: str) -> None:
+        urls = [f"/api/{name}?number=x", f"/api/{name}", f"/api/{name}?number=x"]
+
+        found = [get(url, "eve").status_code for url in urls]
+
+        assert found == [422, 200, 429]
+
+    @pytest.mark.parametrize("token", ["wrong", None], ids=["a wrong token", "no token"])
+    def test_a_request_that_fails_authentication_does_not_count(self, name: str, token: str | None) -> None:
+        assert statuses(f"/api/{name}", token, token, token) == [401, 401, 401]
 
 
-def test_the_limits_of_a_caller_are_those_of_its_token(settings: Any) -> None:
+def test_the_view_of_limits_shows_each_caller_their_own(settings: Any) -> None:
     plan = {"rate": "9000/h", "key": "django_quota.contrib.ninja.auth", "match": "api-of-the-plan"}
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": plan}}
     assert get("/api/planned", "ann").status_code == 200
+
     found = [get("/api/limits", name).json()["limits"] for name in ("ann", "bob")]
+
     assert [(each["rule"], each["used"]) for (each,) in found] == [("search", 1), ("search", 0)]
 
 
-def test_several_limits_of_an_operation_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = calls_of(monkeypatch)
-    replies = [get("/api/stacked") for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [200, 200, 429]
-    assert len(calls) == 3
-    assert replies[0]["RateLimit-Policy"] == '"wide";q=5;w=60, "narrow-m";q=2;w=60, "narrow-h";q=9;w=3600'
+class TestStackedLimits:
+    def test_stacked_limits_refuse_by_the_tightest(self) -> None:
+        assert statuses("/api/stacked", None, None, None) == [200, 200, 429]
+
+    def test_stacked_limits_ask_the_store_once_a_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        statuses("/api/stacked", None, None, None)
+
+        assert len(calls) == 3
+
+    def test_the_header_lists_stacked_limits_from_the_outermost(self) -> None:
+        reply = get("/api/stacked")
+
+        assert reply["RateLimit-Policy"] == '"wide";q=5;w=60, "narrow-m";q=2;w=60, "narrow-h";q=9;w=3600'
 
 
-@pytest.mark.django_db
-def test_the_key_auth_takes_a_user_an_object_by_its_primary_key_or_a_digest(client: Client) -> None:
-    assert [get("/api/accounts", **{"X-Account": pk}).status_code for pk in ("1", "1", "2")] == [200, 429, 200]
-    client.force_login(User.objects.create_user("ann"))
-    assert [client.get("/api/users").status_code for _ in range(2)] == [200, 429]
-    assert check("1/m", User.objects.get(), name="users").remaining == 0
-    request: Any = HttpRequest()
-    request.auth = "secret-token"
-    assert "secret" not in contrib.auth(request)
-    request.auth = object()
-    with pytest.raises(RuleError, match="identifies nobody"):
-        contrib.auth(request)
+class TestKeyAuth:
+    """Who is limited, by what Ninja's authentication returned."""
+
+    def test_an_object_is_one_subject_by_its_primary_key(self) -> None:
+        found = [get("/api/accounts", **{"X-Account": pk}).status_code for pk in ("1", "1", "2")]
+
+        assert found == [200, 429, 200]
+
+    @pytest.mark.django_db
+    def test_a_user_of_django_is_limited(self, client: Client) -> None:
+        client.force_login(User.objects.create_user("ann"))
+
+        found = [client.get("/api/users").status_code for _ in range(2)]
+
+        assert found == [200, 429]
+
+    @pytest.mark.django_db
+    def test_a_user_of_django_is_the_subject_of_other_checks(self, client: Client) -> None:
+        user = User.objects.create_user("ann")
+        client.force_login(user)
+        client.get("/api/users")
+
+        assert not check("1/m", user, name="users").allowed
+
+    def test_a_token_is_kept_as_a_digest(self) -> None:
+        request: Any = HttpRequest()
+        request.auth = "secret-token"
+
+        assert "secret" not in contrib.auth(request)
+
+    def test_an_object_without_a_primary_key_is_an_error(self) -> None:
+        request: Any = HttpRequest()
+        request.auth = object()
+
+        with pytest.raises(RuleError, match="identifies nobody"):
+            contrib.auth(request)
 
 
-def test_a_router_mounted_twice_is_limited_at_both_places_above_its_decorators() -> None:
-    replies = [get(f"/{place}/sync") for place in ("api/one", "own/two", "api/one")]
-    assert [(reply.status_code, reply["X-Seen"]) for reply in replies] == [(code, "yes") for code in (200, 200, 429)]
+class TestRouterMountedTwice:
+    URLS = ("/api/one/sync", "/own/two/sync", "/api/one/sync")
+
+    def test_both_places_share_one_limit(self) -> None:
+        assert [get(url).status_code for url in self.URLS] == [200, 200, 429]
+
+    def test_its_own_decorator_sees_each_response_also_a_refusal(self) -> None:
+        assert [get(url)["X-Seen"] for url in self.URLS] == ["yes", "yes", "yes"]
 
 
 # --- the API's own answers --------------------------------------------------------------------------------------------
 
 
-def test_install_or_an_exception_handler_answers_in_the_form_of_the_api() -> None:
-    get("/own/refused")
-    for url, status in (("/own/refused", 429), ("/own/inside", 429), ("/own/inside?away=1", 503)):
-        reply = get(url)
-        assert (reply.status_code, reply["Content-Type"].partition(";")[0]) == (status, "application/json")
-        assert reply.json().keys() == ({"detail"} if url == "/own/inside" else {"detail", "retry_after"})
-        if status == 429:
-            assert (reply["Cache-Control"], "RateLimit" in reply) == ("no-store", True)
-    handled = get("/throttled/handled")
-    assert (handled.status_code, handled.content) == (429, b"handled")
+@pytest.mark.parametrize(
+    ("url", "status", "fields"),
+    [
+        pytest.param("/own/refused", 429, {"detail", "retry_after"}, id="refused by @limits"),
+        pytest.param("/own/inside", 429, {"detail"}, id="refused by a limit that admits nobody"),
+        pytest.param("/own/away", 503, {"detail", "retry_after"}, id="the store is unavailable"),
+    ],
+)
+def test_install_answers_in_the_form_of_the_api(url: str, status: int, fields: set[str]) -> None:
+    get(url)
+
+    reply = get(url)
+
+    assert reply.status_code == status
+    assert reply["Content-Type"].partition(";")[0] == "application/json"
+    assert reply.json().keys() == fields
+
+
+@pytest.mark.parametrize("url", ["/own/refused", "/own/inside"])
+class TestRefusalsOfInstall:
+    def test_a_refusal_is_never_cached(self, url: str) -> None:
+        _, refused = [get(url) for _ in range(2)]
+
+        assert refused["Cache-Control"] == "no-store"
+
+    def test_a_refusal_has_the_header_of_limits(self, url: str) -> None:
+        _, refused = [get(url) for _ in range(2)]
+
+        assert "RateLimit" in refused
+
+
+def test_an_exception_handler_of_the_site_answers_a_refusal() -> None:
+    reply = get("/throttled/handled")
+
+    assert reply.status_code == 429
+    assert reply.content == b"handled"
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
@@ -259,41 +261,77 @@ def test_a_throttle_finds_clients_by_ninja_num_proxies(
     assert found == answered
 
 
-def test_throttles_of_one_rate_share_what_they_count_and_say_when_to_try_again() -> None:
-    """With Ninja's own, two rates of one class count each request twice."""
-    assert statuses("/throttled/both", "ann", "ann", "ann", "bob") == [200, 200, 429, 200]
-    assert statuses("/throttled/again", "ann", "bob", "bob") == [429, 200, 429]
-    _, refused = [get("/throttled/anonymous") for _ in range(2)]
-    assert (refused.status_code, refused.json()) == (429, {"detail": "Too many requests."})
-    assert 0 < int(refused["Retry-After"]) <= 60
+class TestThrottles:
+    def test_two_rates_of_one_class_count_a_request_once(self) -> None:
+        """With Ninja's own, two rates of one class count each request twice."""
+        assert statuses("/throttled/both", "ann", "ann", "ann", "bob") == [200, 200, 429, 200]
 
+    def test_throttles_of_one_rate_share_what_they_count(self) -> None:
+        statuses("/throttled/both", "ann", "ann", "bob")
 
-def test_a_throttle_with_a_key_of_its_own_counts_in_the_store() -> None:
-    found = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
-    assert found == [200, 429, 200]
-    assert [get("/throttled/tenants").status_code for _ in range(2)] == [200, 200]
-    assert get("/throttled/tenants", **{"X-Tenant": "c"}).wsgi_request.quota.rule == f"ninja.{__name__}.ByTenant.1-60"
+        assert statuses("/throttled/again", "ann", "bob", "bob") == [429, 200, 429]
+
+    def test_a_refusal_has_the_body_that_ninja_gives_it(self) -> None:
+        _, refused = [get("/throttled/anonymous") for _ in range(2)]
+
+        assert refused.status_code == 429
+        assert refused.json() == {"detail": "Too many requests."}
+
+    def test_a_refusal_says_when_to_try_again(self) -> None:
+        _, refused = [get("/throttled/anonymous") for _ in range(2)]
+
+        assert 0 < int(refused["Retry-After"]) <= 60
+
+    def test_a_key_of_its_own_tells_who_is_limited(self) -> None:
+        found = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
+
+        assert found == [200, 429, 200]
+
+    def test_a_key_of_none_limits_nobody(self) -> None:
+        assert statuses("/throttled/tenants", None, None) == [200, 200]
+
+    def test_a_throttle_of_the_site_is_a_rule_named_by_its_class(self) -> None:
+        reply = get("/throttled/tenants", **{"X-Tenant": "c"})
+
+        assert reply.wsgi_request.quota.rule == f"ninja.{ninja_site.__name__}.ByTenant.1-60"
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def findings(settings: Any, code: str, site_api: NinjaAPI) -> list[Any]:
-    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", site_api.urls)]})
+def api_with(limit: Any, name: str, **options: Any) -> NinjaAPI:
+    """Return a new API with one operation; its name must be new in this process."""
+
+    def search(request: HttpRequest) -> str:
+        return "ok"
+
+    made = NinjaAPI(urls_namespace=f"quota-tests-{name}", title="Shop")
+    made.get("/search", **options)(limit(search) if limit else search)
+    return made
+
+
+def findings(settings: Any, code: str, api: NinjaAPI) -> list[Any]:
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
     return [each for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]
 
 
-def test_w027_an_api_that_answers_no_refusal(settings: Any) -> None:
-    middleware, settings.MIDDLEWARE = settings.MIDDLEWARE, []
-    bare, installed = (NinjaAPI(urls_namespace=f"quota-tests-{name}", title="Shop") for name in ("bare", "installed"))
-    for each in (bare, installed):
-        each.get("/one")(limits("2/m", name="one")(named("one")))
-    install(installed)
-    (found,) = findings(settings, "W027", bare)
-    assert "The API Shop (quota-tests-bare" in found.msg
-    assert findings(settings, "W027", installed) == []
-    settings.MIDDLEWARE = middleware
-    assert findings(settings, "W027", bare) == []
+class TestW027AnApiThatAnswersNoRefusal:
+    def test_it_is_found_by_its_name(self, settings: Any) -> None:
+        settings.MIDDLEWARE = []
+
+        (found,) = findings(settings, "W027", api_with(limits("2/m", name="one"), "bare"))
+
+        assert "The API Shop (quota-tests-bare" in found.msg
+
+    def test_install_answers_for_it(self, settings: Any) -> None:
+        settings.MIDDLEWARE = []
+        installed = api_with(limits("2/m", name="one"), "installed")
+        install(installed)
+
+        assert findings(settings, "W027", installed) == []
+
+    def test_the_middleware_answers_for_it(self, settings: Any) -> None:
+        assert findings(settings, "W027", api_with(limits("2/m", name="one"), "below-middleware")) == []
 
 
 @pytest.mark.parametrize(
@@ -307,11 +345,10 @@ def test_w027_an_api_that_answers_no_refusal(settings: Any) -> None:
         pytest.param(ByTenant, None, [], False, id="by something else"),
     ],
 )
-def test_w028_a_throttle_that_is_told_of_no_proxies(
+def test_w028_a_throttle_by_address_without_a_word_on_proxies(
     throttle: Any, number: int | None, trusted: list[str], warns: bool, settings: Any, request: Any
 ) -> None:
-    proxied = NinjaAPI(urls_namespace=f"quota-tests-{request.node.callspec.id}")
-    proxied.get("/search", throttle=throttle("1/m"))(named("search"))
+    proxied = api_with(None, request.node.callspec.id, throttle=throttle("1/m"))
     settings.NINJA_NUM_PROXIES = number
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
 
@@ -347,17 +384,24 @@ def test_e035_an_authentication_that_identifies_nobody(returned: Any, key: Any, 
     def authenticate(request: Any) -> Any: ...
 
     authenticate.__annotations__["return"] = returned
-    typed = NinjaAPI(urls_namespace=f"quota-tests-{returned}-{finds}")
-    typed.get("/search", auth=authenticate)(limits("1/m", key=key)(named("search")))
+    typed = api_with(limits("1/m", key=key), f"{returned}-{finds}", auth=authenticate)
+
     found = findings(settings, "E035", typed)
+
     assert ["which identifies nobody" in each.msg and 'request.auth["sub"]' in each.hint for each in found] == [
         True
     ] * finds
 
 
-def test_the_rules_of_operations_are_known_and_e024_is_a_name_of_no_rule(settings: Any) -> None:
-    assert {"above", "below", "unwrapped"} <= set(known_rules())
-    misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
-    misspelt.get("/search")(limits(rule="serch")(limits(rule="search")(named("search"))))
-    (found,) = findings(settings, "E024", misspelt)
-    assert (found.msg.startswith("@limits(rule='serch') on "), "'search'?" in found.hint) == (True, True)
+class TestNamesOfRules:
+    @pytest.mark.parametrize("name", ["above", "below", "unwrapped"])
+    def test_the_rules_of_operations_are_known(self, name: str) -> None:
+        assert name in known_rules()
+
+    def test_e024_a_name_that_no_rule_has(self, settings: Any) -> None:
+        misspelt = api_with(lambda search: limits(rule="serch")(limits(rule="search")(search)), "misspelt")
+
+        (found,) = findings(settings, "E024", misspelt)
+
+        assert found.msg.startswith("@limits(rule='serch') on ")
+        assert "'search'?" in found.hint
