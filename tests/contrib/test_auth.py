@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from typing import Any
@@ -119,57 +120,64 @@ def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
 
 @memory
 class TestGuesses:
-    def test_the_sixth_is_refused_before_a_password_is_hashed_until_the_window_is_over(
-        self, guess: Callable[..., str], hashed: list[str]
+    @pytest.mark.parametrize("name", ["ann", "nobody"], ids=["a user", "an unknown name"])
+    def test_the_sixth_guess_in_ten_minutes_is_refused(self, name: str, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            answers = [guess(name=name) for _ in range(7)]
+
+        assert answers == ["wrong"] * 5 + ["refused"] * 2
+
+    def test_a_refused_guess_hashes_no_password(self, guess: Callable[..., str], hashed: list[str]) -> None:
+        with freeze(START):
+            for _ in range(7):
+                guess()
+
+        assert len(hashed) == 5
+
+    @pytest.mark.parametrize(
+        ("after", "answer"),
+        [pytest.param(10 * MINUTE - 1, "refused", id="inside"), pytest.param(11 * MINUTE, "in", id="over")],
+    )
+    def test_the_right_password_is_refused_until_the_window_is_over(
+        self, after: int, answer: str, guess: Callable[..., str]
     ) -> None:
         with freeze(START):
-            for name in ("ann", "nobody"):  # an unknown name gets the same answers
-                assert [guess(name=name) for _ in range(7)] == ["wrong"] * 5 + ["refused"] * 2
-        with freeze(START + 10 * MINUTE - 1):
-            assert guess(PASSWORD) == "refused"
-        assert len(hashed) == 10
-        with freeze(START + 11 * MINUTE):
-            assert guess(PASSWORD) == "in"
+            for _ in range(7):
+                guess()
 
-    def test_one_address_may_guess_at_thirty_names_an_hour(self, guess: Callable[..., str]) -> None:
-        with freeze(START):
-            assert {guess(name=f"user{number}") for number in range(30)} == {"wrong"}
-        with freeze(START + HOUR - 1):
-            assert [guess(PASSWORD), guess(PASSWORD, address=AWAY)] == ["refused", "in"]
-        with freeze(START + HOUR + MINUTE):
-            assert guess(PASSWORD) == "in"
+        with freeze(START + after):
+            assert guess(PASSWORD) == answer
 
     def test_success_gives_back_its_own_hit_only(self, guess: Callable[..., str]) -> None:
         with freeze(START):
-            assert [guess() for _ in range(3)] == ["wrong"] * 3
-            assert [guess(PASSWORD) for _ in range(20)] == ["in"] * 20
-            assert [guess() for _ in range(3)] == ["wrong", "wrong", "refused"]
+            before = [guess() for _ in range(3)]
+            successes = [guess(PASSWORD) for _ in range(20)]
+            after = [guess() for _ in range(3)]
 
-    def test_bans_escalate_at_an_address_and_never_by_name_alone(
-        self, guess: Callable[..., str], settings: Any
-    ) -> None:
-        limits = {"1/m": ["username", "ip"], "3/s": "username", "ban": BAN}
-        settings.QUOTA = {**settings.QUOTA, "LOGIN": limits}
-        at = START
-        for lockout in (10 * MINUTE, HOUR, 24 * HOUR, 24 * HOUR):
-            with freeze(at):
-                assert [guess() for _ in range(4)] == ["wrong"] + ["refused"] * 3
-            with freeze(at + lockout - SECOND):
-                assert [guess(PASSWORD), guess(PASSWORD, address=AWAY)] == ["refused", "in"]
-            at += lockout + SECOND
-        with freeze(at):
-            assert [guess(address=f"198.51.100.{number}") for number in range(9)][-1] == "refused"
-        with freeze(at + 2 * SECOND):
-            assert guess(PASSWORD) == "in"
-            assert [guess() for _ in range(4)][-1] == "refused"
-            unlock("ann", HOME)
-            assert guess(PASSWORD) == "in"
+        assert before == ["wrong"] * 3
+        assert successes == ["in"] * 20
+        assert after == ["wrong", "wrong", "refused"]
 
     def test_an_exempt_network_is_never_locked_out(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": "username", "1/m": "ip", "exempt": ["198.51.100.0/24"]}}
+
         with freeze(START):
             assert [attempt(address=AWAY) for _ in range(9)] == ["wrong"] * 9
+
+    def test_guesses_from_an_exempt_network_lock_out_nobody_else(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": "username", "1/m": "ip", "exempt": ["198.51.100.0/24"]}}
+
+        with freeze(START):
+            for _ in range(9):
+                attempt(address=AWAY)
             assert [attempt() for _ in range(2)] == ["wrong", "refused"]
+
+    def test_an_exempt_network_gets_in_while_others_are_refused(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": "username", "1/m": "ip", "exempt": ["198.51.100.0/24"]}}
+
+        with freeze(START):
+            for _ in range(3):
+                attempt()
             assert attempt(PASSWORD, address=AWAY) == "in"
 
     def test_a_second_backend_of_ours_counts_nothing(self, guess: Callable[..., str], settings: Any) -> None:
@@ -178,27 +186,117 @@ class TestGuesses:
         with freeze(START):
             assert [guess() for _ in range(6)] == ["wrong"] * 5 + ["refused"]
 
-    def test_nobody_is_locked_out_by_their_name_below_the_higher_limit(self) -> None:
-        with freeze(START):
-            for number in range(20):
-                assert [attempt(address=f"198.51.100.{number}") for _ in range(5)] == ["wrong"] * 5
-                assert attempt(PASSWORD) == ("in" if number < 19 else "refused")
-            assert attempt(PASSWORD, name="bob") == "wrong"
-
-    def test_without_a_request_only_the_limits_by_name_apply(self) -> None:
+    def test_without_a_request_the_limit_by_name_applies(self) -> None:
         with freeze(START):
             assert not any(authenticate(username="ann", password="guess") for _ in range(100))
             with pytest.raises(QuotaExceeded, match="login-username"):
                 authenticate(username="ann", password=PASSWORD)
+
+    def test_without_a_request_no_limit_by_address_applies(self) -> None:
+        with freeze(START):
             assert not any(authenticate(username=f"user{number}", password="guess") for number in range(40))
 
     def test_every_name_among_the_credentials_is_limited(self, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName"]
+
         with freeze(START):
             for number in range(5):
                 assert authenticate(visit(), username=f"x{number}", email="ann@example.org", password="guess") is None
             with pytest.raises(QuotaExceeded):
                 authenticate(visit(), username="x9", email="ANN@example.org", password=PASSWORD)
+
+
+@memory
+class TestGuessesAtManyNames:
+    """One address may guess at thirty names in an hour."""
+
+    @pytest.fixture(autouse=True)
+    def guessed(self, memory_store: None, ann: User, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            for number in range(30):
+                assert guess(name=f"user{number}") == "wrong"
+
+    def test_the_address_is_refused_for_an_hour(self, guess: Callable[..., str]) -> None:
+        with freeze(START + HOUR - 1):
+            assert guess(PASSWORD) == "refused"
+
+    def test_another_address_is_not(self, guess: Callable[..., str]) -> None:
+        with freeze(START + HOUR - 1):
+            assert guess(PASSWORD, address=AWAY) == "in"
+
+    def test_the_address_gets_in_after_the_hour(self, guess: Callable[..., str]) -> None:
+        with freeze(START + HOUR + MINUTE):
+            assert guess(PASSWORD) == "in"
+
+
+@memory
+class TestGuessesFromManyAddresses:
+    """A hundred wrong guesses an hour lock out a name, wherever they come from."""
+
+    def test_a_name_gets_in_below_the_higher_limit(self) -> None:
+        with freeze(START):
+            for number in range(19):
+                assert [attempt(address=f"198.51.100.{number}") for _ in range(5)] == ["wrong"] * 5
+                assert attempt(PASSWORD) == "in"
+
+    def test_a_name_is_refused_at_the_higher_limit(self) -> None:
+        with freeze(START):
+            for number in range(20):
+                assert [attempt(address=f"198.51.100.{number}") for _ in range(5)] == ["wrong"] * 5
+
+            assert attempt(PASSWORD) == "refused"
+
+    def test_another_name_is_not(self) -> None:
+        with freeze(START):
+            for number in range(20):
+                for _ in range(5):
+                    attempt(address=f"198.51.100.{number}")
+
+            assert attempt(PASSWORD, name="bob") == "wrong"
+
+
+@memory
+class TestBansOfGuesses:
+    @pytest.fixture(autouse=True)
+    def with_bans(self, settings: Any) -> None:
+        limits = {"1/m": ["username", "ip"], "3/s": "username", "ban": BAN}
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": limits}
+
+    def test_bans_of_an_address_grow_to_the_longest(self, guess: Callable[..., str]) -> None:
+        at = START
+        for lockout in (10 * MINUTE, HOUR, 24 * HOUR, 24 * HOUR):
+            with freeze(at):
+                assert [guess() for _ in range(4)] == ["wrong"] + ["refused"] * 3
+            with freeze(at + lockout - SECOND):
+                assert guess(PASSWORD) == "refused"
+            at += lockout + SECOND
+
+        with freeze(at):
+            assert guess(PASSWORD) == "in"
+
+    def test_a_ban_of_an_address_leaves_the_name_to_others(self, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            for _ in range(4):
+                guess()
+
+        with freeze(START + 10 * MINUTE - SECOND):
+            assert guess(PASSWORD, address=AWAY) == "in"
+
+    def test_a_name_alone_is_refused_but_never_banned(self, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            answers = [guess(address=f"198.51.100.{number}") for number in range(9)]
+
+        assert answers[-1] == "refused"
+        with freeze(START + 2 * SECOND):
+            assert guess(PASSWORD) == "in"
+
+    def test_unlock_lifts_a_ban(self, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            assert [guess() for _ in range(4)][-1] == "refused"
+
+            unlock("ann", HOME)
+
+            assert guess(PASSWORD) == "in"
 
 
 @given(st.text(min_size=1, max_size=50))
@@ -251,19 +349,41 @@ def test_spelling_a_name_in_another_way_gives_no_more_guesses() -> None:
 
 
 @pytest.mark.usefixtures("either_store", "ann")
-def test_unlock_forgets_the_failed_logins_from_an_address_or_from_all() -> None:
-    addresses = (HOME, "203.0.113.10", "2001:db8::1")
-    with freeze(START):
-        for address in addresses:
-            for name in ("annabel", *["ann"] * 5):
-                attempt(name=name, address=address)
-            assert attempt(PASSWORD, address=address) == "refused"
-        assert unlock("ann", "2001:DB8::7") == 2  # the pair with its network, and the name alone
+class TestUnlock:
+    """Three addresses are locked out of ann, and are one guess away from that for annabel."""
+
+    ADDRESSES = (HOME, "203.0.113.10", "2001:db8::1")
+
+    @pytest.fixture(autouse=True)
+    def locked_out(self, either_store: None, ann: User) -> Iterator[None]:
+        with freeze(START):
+            for address in self.ADDRESSES:
+                for name in ("annabel", *["ann"] * 5):
+                    attempt(name=name, address=address)
+                assert attempt(PASSWORD, address=address) == "refused"
+            yield
+
+    def test_unlock_with_an_address_lets_its_network_in_alone(self) -> None:
+        found = unlock("ann", "2001:DB8::7")
+
+        assert found == 2, "the pair with its network, the name alone"
         assert [attempt(PASSWORD, address=address) for address in ("2001:db8::1", HOME)] == ["in", "refused"]
-        assert unlock(" ANN") == 2  # the pairs with the two other addresses
-        for address in addresses:
-            assert attempt(PASSWORD, address=address) == "in"
+
+    def test_unlock_without_an_address_lets_all_in(self) -> None:
+        found = unlock(" ANN")
+
+        assert found == 4, "three pairs, the name alone"
+        assert [attempt(PASSWORD, address=address) for address in self.ADDRESSES] == ["in"] * 3
+
+    def test_unlock_leaves_a_longer_name_as_it_was(self) -> None:
+        unlock("ann")
+
+        for address in self.ADDRESSES:
             assert [attempt(name="annabel", address=address) for _ in range(5)][-1] == "refused"
+
+    def test_unlock_reports_nothing_where_nothing_is_left(self) -> None:
+        unlock("ann")
+
         assert unlock("ann") == 0
 
 
@@ -299,30 +419,53 @@ def test_of_sixty_guesses_at_once_five_are_hashed(hashed: list[str], monkeypatch
 
 @memory
 class TestSeveralBackends:
-    def test_the_session_names_the_backend_that_accepted(self, settings: Any) -> None:
+    @pytest.mark.parametrize(
+        ("credentials", "backend"),
+        [
+            pytest.param({"phone": "+49 1"}, f"{HERE}.ByPhone", id="a backend with credentials of its own"),
+            pytest.param({"username": "ann"}, MODEL, id="the last backend"),
+        ],
+    )
+    def test_the_session_names_the_backend_that_accepted(
+        self, credentials: dict[str, str], backend: str, settings: Any
+    ) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
         client = Client()
-        assert client.login(phone="+49 1", password=PASSWORD)
-        assert client.session["_auth_user_backend"] == f"{HERE}.ByPhone"
+
+        assert client.login(**credentials, password=PASSWORD)
+
+        assert client.session["_auth_user_backend"] == backend
+
+    def test_sessions_outlive_the_removal_of_our_backend(self, settings: Any) -> None:
+        client, request = Client(), visit()
         assert client.login(username="ann", password=PASSWORD)
-        assert client.session["_auth_user_backend"] == MODEL
-        settings.AUTHENTICATION_BACKENDS = [MODEL]  # ours is removed again
-        request = visit()
         request.session = client.session
+
+        settings.AUTHENTICATION_BACKENDS = [MODEL]
+
         assert get_user(request).get_username() == "ann"
 
-    def test_a_backend_may_end_the_search_and_one_that_fails_leaves_the_hit_counted(
-        self, guess: Callable[..., str], settings: Any, hashed: list[str]
-    ) -> None:
+    def test_a_backend_may_end_the_search(self, guess: Callable[..., str], settings: Any, hashed: list[str]) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName", MODEL]
         User.objects.create_user("banned", password=PASSWORD)
         hashed.clear()
-        assert (guess(PASSWORD, name="banned"), hashed) == ("wrong", [])
+
+        assert guess(PASSWORD, name="banned") == "wrong"
+
+        assert hashed == []
+
+    def test_a_guess_counts_though_a_backend_fails(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName", MODEL]
+
         with freeze(START):
             for _ in range(5):
                 with pytest.raises(RuntimeError, match="directory"):
                     guess(name="broken")
             assert guess(name="broken") == "refused"
+
+    def test_users_of_the_other_backends_get_in(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName", MODEL]
+
         assert guess(PASSWORD) == "in"
 
     def test_credentials_without_a_password_are_left_to_the_other_backends(self, settings: Any) -> None:
@@ -339,10 +482,17 @@ class TestSeveralBackends:
     def test_a_new_user_is_logged_in_by_the_name_of_the_backend(self) -> None:
         request, user = visit(), User.objects.create_user("new", password=PASSWORD)
         request.session = Client().session
+
+        login(request, user, backend=MODEL)
+
+        assert request.session["_auth_user_backend"] == MODEL
+
+    def test_a_new_user_without_the_name_of_a_backend_is_an_error(self) -> None:
+        request, user = visit(), User.objects.create_user("new", password=PASSWORD)
+        request.session = Client().session
+
         with pytest.raises(ValueError, match="multiple authentication backends"):
             login(request, user)
-        login(request, user, backend=MODEL)
-        assert request.session["_auth_user_backend"] == MODEL
 
     @pytest.mark.parametrize("find", [get_user, async_to_sync(aget_user)], ids=["sync", "async"])
     def test_a_session_that_names_ours_has_the_user_of_another_backend(self, find: Any) -> None:
@@ -351,17 +501,28 @@ class TestSeveralBackends:
         login(request, User.objects.get(username="ann"), backend=OURS)  # as code does that has loaded the user again
         assert find(request).get_username() == "ann"
 
-    def test_a_wrong_password_is_signalled_once_and_a_refusal_is_not(self) -> None:
+    @pytest.fixture
+    def signalled(self) -> Iterator[list[Any]]:
+        """The credentials of each `user_login_failed`."""
         failed: list[Any] = []
 
         def note(credentials: Any, **_: Any) -> None:
             failed.append(credentials)
 
         user_login_failed.connect(note)
+        yield failed
+        user_login_failed.disconnect(note)
+
+    def test_a_wrong_password_is_signalled_once(self, signalled: list[Any]) -> None:
+        assert attempt() == "wrong"
+
+        assert signalled == [{"username": "ann", "password": "********************"}]
+
+    def test_a_refusal_is_not_signalled(self, signalled: list[Any]) -> None:
         with freeze(START):
             assert [attempt() for _ in range(7)].count("refused") == 2
-        user_login_failed.disconnect(note)
-        assert failed == [{"username": "ann", "password": "********************"}] * 5
+
+        assert len(signalled) == 5
 
     def test_a_report_of_an_error_has_no_password(self, guess: Callable[..., str], settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName"]
@@ -407,48 +568,103 @@ urlpatterns = [
     path("jwt/", TokenObtainPairView.as_view()),
 ]
 
-# The URL, and the statuses of a right password, a wrong one, and a refusal without the middleware.
-WAYS = {
-    "/admin/login/?next=/admin/": (302, 200, 200),
-    "/accounts/login/": (302, 200, 200),
-    "/async/": (200, 401, None),
-    "/jwt/": (200, 401, 400),
-}
+
+@dataclass
+class Way:
+    """A way to log in, with the statuses that it answers."""
+
+    url: str
+    right: int
+    wrong: int
+    without_middleware: int | None = None  # of a refusal; None where the error reaches the handler
+
+
+WAYS = [
+    Way("/admin/login/?next=/admin/", right=302, wrong=200, without_middleware=200),
+    Way("/accounts/login/", right=302, wrong=200, without_middleware=200),
+    Way("/async/", right=200, wrong=401),
+    Way("/jwt/", right=200, wrong=401, without_middleware=400),
+]
 
 
 def send(client: Client, url: str, password: str = "guess", **more: Any) -> Any:
     return client.post(url, {"username": "ann", "password": password, **more})
 
 
-@pytest.mark.parametrize("url", WAYS)
-def test_each_way_to_log_in_ends_in_a_429_that_says_until_when(url: str, site: Client, settings: Any) -> None:
-    right, wrong, bare = WAYS[url]
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.url)
+class TestWaysToLogIn:
+    @pytest.fixture(autouse=True)
+    def at_one_time(self) -> Iterator[None]:
+        with freeze(START):
+            yield
+
+    def guess_too_often(self, site: Client, way: Way) -> None:
+        for _ in range(6):
+            send(site, way.url)
+
+    def test_the_right_password_never_counts(self, way: Way, site: Client) -> None:
+        assert [send(site, way.url, PASSWORD).status_code for _ in range(6)] == [way.right] * 6
+
+    def test_the_sixth_guess_is_refused(self, way: Way, site: Client) -> None:
+        assert [send(site, way.url).status_code for _ in range(6)] == [way.wrong] * 5 + [429]
+
+    def test_the_right_password_is_refused_after_too_many_guesses(self, way: Way, site: Client) -> None:
+        self.guess_too_often(site, way)
+
+        assert send(Client(REMOTE_ADDR=HOME), way.url, PASSWORD).status_code == 429
+
+    def test_another_address_gets_in(self, way: Way, site: Client) -> None:
+        self.guess_too_often(site, way)
+
+        assert send(Client(REMOTE_ADDR=AWAY), way.url, PASSWORD).status_code == way.right
+
+    def test_a_refusal_says_until_when(self, way: Way, site: Client) -> None:
+        self.guess_too_often(site, way)
+
+        refused = send(Client(REMOTE_ADDR=HOME, HTTP_ACCEPT="text/html, */*;q=0.1"), way.url, PASSWORD)
+
+        assert refused.headers["Retry-After"] == "600"
+        assert "Please try again in 10 minutes." in refused.content.decode()
+
+    def test_a_refusal_does_not_show_the_name(self, way: Way, site: Client) -> None:
+        self.guess_too_often(site, way)
+
+        refused = send(Client(REMOTE_ADDR=HOME, HTTP_ACCEPT="text/html, */*;q=0.1"), way.url, PASSWORD)
+
+        assert "ann" not in refused.content.decode()
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.without_middleware], ids=lambda way: way.url)
+def test_without_the_middleware_the_form_says_until_when(way: Way, site: Client, settings: Any) -> None:
+    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "quota" not in path]
     with freeze(START):
-        assert [send(site, url, PASSWORD).status_code for _ in range(6)] == [right] * 6
-        site.cookies.clear()
-        assert [send(site, url).status_code for _ in range(6)] == [wrong] * 5 + [429]
-        refused = send(Client(REMOTE_ADDR=HOME, HTTP_ACCEPT="text/html, */*;q=0.1"), url, PASSWORD)
-        assert send(Client(REMOTE_ADDR=AWAY), url, PASSWORD).status_code == right
-        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "600")
-        page = refused.content.decode()
-        assert "Please try again in 10 minutes." in page
-        assert "ann" not in page
-        if bare:  # without the middleware, forms and serializers say it
-            settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "quota" not in path]
-            refused = send(Client(REMOTE_ADDR=HOME), url, PASSWORD)
-            assert refused.status_code == bare
-            assert "Please try again in 10 minutes." in refused.content.decode()
+        for _ in range(5):
+            send(site, way.url)
+
+        refused = send(site, way.url, PASSWORD)
+
+    assert refused.status_code == way.without_middleware
+    assert "Please try again in 10 minutes." in refused.content.decode()
 
 
 @memory
-def test_a_refusal_without_the_middleware_can_be_decorated_and_says_why() -> None:
-    def posted() -> HttpRequest:
+class TestRefusalsWithoutTheMiddleware:
+    def posted(self) -> HttpRequest:
         return RequestFactory().post("/", {"username": "ann", "password": "guess"})
 
-    with freeze(START):
-        assert [quota(None)(log_in_page)(posted()).status_code for _ in range(6)] == [401] * 5 + [429]
-        with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes"):
-            log_in_page(posted())
+    def test_a_decorator_answers_a_refusal(self) -> None:
+        with freeze(START):
+            found = [quota(None)(log_in_page)(self.posted()).status_code for _ in range(6)]
+
+        assert found == [401] * 5 + [429]
+
+    def test_the_error_says_why(self) -> None:
+        with freeze(START):
+            for _ in range(5):
+                log_in_page(self.posted())
+
+            with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes"):
+                log_in_page(self.posted())
 
 
 class Captcha(LoginQuotaBackend):
