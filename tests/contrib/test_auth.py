@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -388,7 +389,7 @@ class TestUnlock:
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
-def test_redis_gets_no_names_and_no_passwords(raw: Any) -> None:
+def test_redis_gets_neither_names_nor_passwords(raw: Any) -> None:
     assert [attempt(PASSWORD), attempt("hunter2"), attempt("hunter2", name="ann@example.org")] == ["in"] + ["wrong"] * 2
     keys = list(raw.scan_iter())
     stored = b" ".join([*keys, *(raw.dump(key) for key in keys)])
@@ -671,183 +672,332 @@ class Captcha(LoginQuotaBackend):
     """Stands for the backend of the page."""
 
 
-def test_the_captcha_of_the_page_is_asked_between_two_thresholds(
-    site: Client, settings: Any, monkeypatch: Any, hashed: list[str]
-) -> None:
-    url = "/accounts/login/"
-    with freeze(START):
-        names = run_page("docs/logins.md")
-        monkeypatch.setattr(f"{HERE}.Captcha", names["LoginsWithCaptcha"])
-        monkeypatch.setattr(LoginView, "authentication_form", names["LoginForm"])
-        settings.AUTHENTICATION_BACKENDS = [f"{HERE}.Captcha", MODEL]
-        site = Client(REMOTE_ADDR=AWAY)
-        hashed.clear()
-        assert [send(site, url).status_code for _ in range(3)] == [200] * 3
-        replies = [send(site, url, PASSWORD) for _ in range(4)]  # these do not count
-        assert [reply.status_code for reply in replies] == [200] * 4
+class TestTheCaptchaOfThePage:
+    """Above three guesses the page asks for a CAPTCHA; three guesses later it refuses."""
+
+    URL = "/accounts/login/"
+
+    @pytest.fixture(autouse=True)
+    def guessed(self, site: Client, settings: Any, monkeypatch: Any, hashed: list[str]) -> Iterator[None]:
+        with freeze(START):
+            names = run_page("docs/logins.md")
+            monkeypatch.setattr(f"{HERE}.Captcha", names["LoginsWithCaptcha"])
+            monkeypatch.setattr(LoginView, "authentication_form", names["LoginForm"])
+            settings.AUTHENTICATION_BACKENDS = [f"{HERE}.Captcha", MODEL]
+            hashed.clear()
+            assert [send(site, self.URL).status_code for _ in range(3)] == [200] * 3
+            yield
+
+    def test_the_form_asks_for_it(self, site: Client) -> None:
+        reply = send(site, self.URL, PASSWORD)
+
+        assert "Please solve the CAPTCHA." in reply.content.decode()
+        assert "captcha" in reply.context["form"].fields
+
+    def test_without_it_no_password_is_hashed(self, site: Client, hashed: list[str]) -> None:
+        assert [send(site, self.URL, PASSWORD).status_code for _ in range(4)] == [200] * 4
+
         assert len(hashed) == 3
-        assert "Please solve the CAPTCHA." in replies[-1].content.decode()
-        assert "captcha" in replies[-1].context["form"].fields
+
+    def test_a_page_that_cannot_ask_for_it_refuses(self, site: Client) -> None:
         assert send(site, "/async/", PASSWORD).status_code == 429
-        assert send(site, url, PASSWORD, captcha="seven").status_code == 302
-        site.cookies.clear()
-        assert [send(site, url, captcha="seven").status_code for _ in range(3)] == [200, 200, 429]
+
+    def test_the_right_password_gets_in_with_it(self, site: Client) -> None:
+        assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
+
+    def test_guesses_with_it_count_to_the_second_threshold(self, site: Client) -> None:
+        for _ in range(4):
+            send(site, self.URL, PASSWORD)  # without it, these do not count
+
+        found = [send(site, self.URL, captcha="seven").status_code for _ in range(3)]
+
+        assert found == [200, 200, 429]
 
 
-def test_the_page_about_logins_runs_and_its_view_unlocks_after_a_reset_by_mail(
-    ann: User, site: Client, settings: Any
-) -> None:
-    with freeze(START):
-        names = run_page("docs/logins.md")
+class TestThePageAboutLogins:
+    @pytest.fixture
+    def names(self, site: Client) -> dict[str, Any]:
+        with freeze(START):
+            return run_page("docs/logins.md")
+
+    def test_its_settings_are_the_defaults(self, names: dict[str, Any]) -> None:
+        assert names["QUOTA"]["LOGIN"] == DEFAULT_LOGIN
+
+    def test_its_backends_are_ours_before_that_of_django(self, names: dict[str, Any]) -> None:
+        assert names["AUTHENTICATION_BACKENDS"] == [OURS, MODEL]
+
+    def test_its_ban_is_for_limits_by_address(self) -> None:
+        ban = marked("docs/logins.md", "ban")["QUOTA"]["LOGIN"]
+
+        assert [rule.ban is None for rule in login_rules(ban)] == [False, True, False]
+
+    def test_its_backend_limits_credentials_of_the_site(self, names: dict[str, Any]) -> None:
+        limited, sent = names["LimitedLogins"](), {"customer_number": 7, "sms_code": "1"}
+
+        assert limited.is_limited(sent)
+        assert limited.user_names(sent) == ["7"]
+
+    def test_its_view_unlocks_the_address_of_a_reset_by_mail(
+        self, names: dict[str, Any], ann: User, site: Client, settings: Any
+    ) -> None:
         view = names["UnlockingReset"].as_view(success_url="/done/")
         route = path("reset/<uidb64>/<token>/", view, name="password_reset_confirm")
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [route]})
-        for address in (HOME, AWAY):
-            assert [attempt(address=address) for _ in range(6)][-1] == "refused"
-        link = f"/reset/{urlsafe_base64_encode(force_bytes(ann.pk))}/{default_token_generator.make_token(ann)}/"
-        page = site.get(link).headers["Location"]
         words = {"new_password1": "new right horse", "new_password2": "new right horse"}
-        assert site.post(page, words).headers["Location"] == "/done/"
-        assert [attempt("new right horse", address=address) for address in (HOME, AWAY)] == ["in", "refused"]
-    assert (names["QUOTA"]["LOGIN"], names["AUTHENTICATION_BACKENDS"]) == (DEFAULT_LOGIN, [OURS, MODEL])
-    ban = marked("docs/logins.md", "ban")["QUOTA"]["LOGIN"]
-    assert [rule.ban is None for rule in login_rules(ban)] == [False, True, False]
-    limited, sent = names["LimitedLogins"](), {"customer_number": 7, "sms_code": "1"}
-    assert (limited.is_limited(sent), limited.user_names(sent)) == (True, ["7"])
+        with freeze(START):
+            for address in (HOME, AWAY):
+                assert [attempt(address=address) for _ in range(6)][-1] == "refused"
+            link = f"/reset/{urlsafe_base64_encode(force_bytes(ann.pk))}/{default_token_generator.make_token(ann)}/"
+
+            page = site.get(link).headers["Location"]
+            assert site.post(page, words).headers["Location"] == "/done/"
+
+            assert [attempt("new right horse", address=address) for address in (HOME, AWAY)] == ["in", "refused"]
 
 
 # --- settings and checks ----------------------------------------------------------------------------------------------
 
 
-def test_limits_with_the_same_key_are_one_rule() -> None:
-    given = {"5/10m": ["ip", "username"], "20/d": ("username", "ip"), "30/h; 200/d": "ip", "100/h": ["username"]}
-    assert [(rule.name, [str(rate) for rate in rule.rates], rule.key) for rule in login_rules(given)] == [
-        ("login-username-ip", ["5/10m", "20/d"], ("login:username", "ip")),
-        ("login-ip", ["30/h", "200/d"], "ip"),
-        ("login-username", ["100/h"], "login:username"),
-    ]
-
-
 @pytest.mark.parametrize(
+    ("given", "name", "rates", "key"),
+    [
+        pytest.param(
+            {"5/10m": ["ip", "username"], "20/d": ("username", "ip")},
+            "login-username-ip", ["5/10m", "20/d"], ("login:username", "ip"), id="both, in either order",
+        ),
+        pytest.param({"30/h; 200/d": "ip"}, "login-ip", ["30/h", "200/d"], "ip", id="two rates of one string"),
+        pytest.param({"100/h": ["username"]}, "login-username", ["100/h"], "login:username", id="a list of one"),
+    ],
+)  # fmt: skip
+def test_limits_with_the_same_key_are_one_rule(given: Any, name: str, rates: list[str], key: Any) -> None:
+    (rule,) = login_rules(given)
+
+    assert rule.name == name
+    assert [str(rate) for rate in rule.rates] == rates
+    assert rule.key == key
+
+
+def test_limits_with_different_keys_are_rules_in_the_order_of_the_setting() -> None:
+    given = {"5/10m": ["ip", "username"], "30/h": "ip", "20/d": ("username", "ip"), "100/h": ["username"]}
+
+    assert [rule.name for rule in login_rules(given)] == ["login-username-ip", "login-ip", "login-username"]
+
+
+wrong_settings = pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("5/10m", r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \['),
-        ({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use"),
-        ({"5/10m": "ip", "on_unavailble": "deny"}, r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?"),
-        ({"5/h": "ip", "exempt": "staff"}, r"has exempt='staff', but nobody is logged in yet. Name networks"),
-        ({"50/h": "username", "ban": BAN}, r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"'),
+        pytest.param(
+            "5/10m",
+            r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \[',
+            id="a string",
+        ),
+        pytest.param({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use", id="a key twice"),
+        pytest.param(
+            {"5/10m": "ip", "on_unavailble": "deny"},
+            r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?",
+            id="an unknown option",
+        ),
+        pytest.param(
+            {"5/h": "ip", "exempt": "staff"},
+            r"has exempt='staff', but nobody is logged in yet. Name networks",
+            id="a group that is exempt",
+        ),
+        pytest.param(
+            {"50/h": "username", "ban": BAN},
+            r'QUOTA\["LOGIN"\] has "ban", but no limit by "ip"',
+            id="a ban by name alone",
+        ),
     ],
-    ids=str,
 )
-def test_a_wrong_setting_names_its_place_and_what_to_write(given: object, says: str, settings: Any) -> None:
+
+
+@wrong_settings
+def test_a_wrong_setting_is_an_error_that_says_what_to_write(given: object, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         login_rules(given)
+
+
+@wrong_settings
+def test_the_checks_find_a_wrong_setting(given: object, says: str, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "LOGIN": given}
+
     assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W022"]
 
 
-@pytest.mark.parametrize(
-    ("says", "expected", "right", "status"),
-    [
-        ("allow", ["wrong"] * 3, "in", 200),
-        ("deny", ["refused"] * 3, "refused", 503),
-        ("local", ["wrong", "wrong", "refused"], "refused", 429),
-    ],
-)
-def test_on_unavailable_decides_while_redis_is_away(
-    says: str, expected: list[str], right: str, status: int, site: Client, settings: Any, hashed: list[str]
-) -> None:
-    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": ["username", "ip"], "on_unavailable": says}}
-    with no_answer():
-        assert [attempt() for _ in range(3)] == expected
+class TestWhileRedisIsAway:
+    """Two guesses in an hour, by name at an address."""
+
+    LIMITS = MappingProxyType({"2/h": ["username", "ip"]})
+
+    @pytest.mark.parametrize(
+        ("on_unavailable", "expected"),
+        [("allow", ["wrong"] * 3), ("deny", ["refused"] * 3), ("local", ["wrong", "wrong", "refused"])],
+    )
+    def test_the_option_decides_on_guesses(
+        self, on_unavailable: str, expected: list[str], ann: User, settings: Any, hashed: list[str]
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {**self.LIMITS, "on_unavailable": on_unavailable}}
+
+        with no_answer():
+            assert [attempt() for _ in range(3)] == expected
+
         assert len(hashed) == expected.count("wrong")
-        assert attempt(PASSWORD) == right
-        assert send(site, "/accounts/login/").status_code == status
 
+    @pytest.mark.parametrize(
+        ("on_unavailable", "answer", "status"),
+        [("allow", "in", 200), ("deny", "refused", 503), ("local", "refused", 429)],
+    )
+    def test_the_option_decides_on_later_attempts(
+        self, on_unavailable: str, answer: str, status: int, site: Client, settings: Any
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {**self.LIMITS, "on_unavailable": on_unavailable}}
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [(None, ["wrong", "wrong", "refused"]), ("allow", ["wrong", "wrong", "refused"]), ("deny", ["refused"] * 3)],
-)
-@pytest.mark.usefixtures("ann")
-def test_logins_count_in_the_process_while_redis_is_away_unless_the_setting_denies(
-    setting: str | None, expected: list[str], settings: Any, hashed: list[str]
-) -> None:
-    given = {"ON_UNAVAILABLE": setting} if setting else {}
-    settings.QUOTA = {**settings.QUOTA, **given, "LOGIN": {"2/h": ["username", "ip"]}}
-    with no_answer():
-        assert [attempt() for _ in range(3)] == expected
+        with no_answer():
+            for _ in range(3):
+                attempt()
+
+            assert attempt(PASSWORD) == answer
+            assert send(site, "/accounts/login/").status_code == status
+
+    @pytest.mark.parametrize(
+        ("setting", "expected"),
+        [
+            pytest.param({}, ["wrong", "wrong", "refused"], id="not set"),
+            pytest.param({"ON_UNAVAILABLE": "allow"}, ["wrong", "wrong", "refused"], id="allow"),
+            pytest.param({"ON_UNAVAILABLE": "deny"}, ["refused"] * 3, id="deny"),
+        ],
+    )
+    def test_logins_count_in_the_process_unless_the_setting_denies(
+        self, setting: dict[str, str], expected: list[str], ann: User, settings: Any, hashed: list[str]
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, **setting, "LOGIN": dict(self.LIMITS)}
+
+        with no_answer():
+            assert [attempt() for _ in range(3)] == expected
+
         assert len(hashed) == expected.count("wrong")
 
 
 @pytest.mark.parametrize(
     ("backends", "login", "found"),
     [
-        ([OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, []),
-        ([MODEL], None, []),
-        ([f"{HERE}.ByPhone", OURS, MODEL], None, ["E017"]),
-        ([OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"]),
-        ([MODEL], {"5/10m": "ip"}, ["W022"]),
-        ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
-        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"]),
-        ([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, []),
-        ([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, []),
+        pytest.param(
+            [OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, [], id="ours is first"
+        ),
+        pytest.param([MODEL], None, [], id="no limits, not ours"),
+        pytest.param([f"{HERE}.ByPhone", OURS, MODEL], None, ["E017"], id="ours is second"),
+        pytest.param(
+            [OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"], id="ours beside django-axes alone"
+        ),
+        pytest.param([MODEL], {"5/10m": "ip"}, ["W022"], id="limits, not ours"),
+        pytest.param([OURS, MODEL], {"5/10m": "username"}, ["W019"], id="a low limit by name alone"),
+        pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"], id="fails open"),
+        pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, [], id="counts in the process"),
+        pytest.param([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, [], id="a subclass of ours"),
     ],
 )
-def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: list[str], settings: Any) -> None:
-    settings.AUTHENTICATION_BACKENDS = backends
-    settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
-    messages = run_checks(tags=["django_quota"])
-    assert [str(each.id).removeprefix("django_quota.") for each in messages] == found
-    assert all(each.hint for each in messages)
-    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "QuotaMiddleware" not in path]
-    without = {each.id for each in run_checks(tags=["django_quota"])}
-    assert ("django_quota.W023" in without) == (backends != [MODEL])
+class TestChecks:
+    def test_the_checks_find_what_is_wrong(
+        self, backends: list[str], login: Any, found: list[str], settings: Any
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = backends
+        settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
+
+        messages = run_checks(tags=["django_quota"])
+
+        assert [str(each.id).removeprefix("django_quota.") for each in messages] == found
+        assert all(each.hint for each in messages)
+
+    def test_w023_our_backend_has_no_middleware(
+        self, backends: list[str], login: Any, found: list[str], settings: Any
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = backends
+        settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
+        settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "QuotaMiddleware" not in path]
+
+        ids = {each.id for each in run_checks(tags=["django_quota"])}
+
+        assert ("django_quota.W023" in ids) == (backends != [MODEL])
 
 
 # --- what operators do ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")
-def test_the_commands_show_and_reset_the_failed_logins_of_a_name_at_every_address(capsys: Any) -> None:
-    def run(*words: str) -> str:
-        call_command(*words)
-        return str(capsys.readouterr().out)
+class TestCommands:
+    """Two addresses are locked out of ann."""
 
-    subject, other = login_subject("ann"), "203.0.113.10"
-    with freeze(START):
-        for address in (HOME, other):
-            for _ in range(6):
-                attempt(address=address)
-        assert f"{subject}+ip:{HOME} is refused by login-username-ip" in run("quota_status", HOME)
-        done = run("quota_reset", "login:username= Ann").splitlines()
-        assert done[0] == f"Reset login-username for {subject}"
-        assert len(done) == 3, "the name, and the name at both addresses"
-        assert attempt(PASSWORD) == attempt(PASSWORD, address=other) == "in"
+    OTHER = "203.0.113.10"
+
+    @pytest.fixture(autouse=True)
+    def locked_out(self, redis_cache: Any, ann: User) -> Iterator[None]:
+        with freeze(START):
+            for address in (HOME, self.OTHER):
+                for _ in range(6):
+                    attempt(address=address)
+            yield
+
+    def test_the_status_of_an_address_shows_the_name_that_is_refused_there(self, capsys: Any) -> None:
+        call_command("quota_status", HOME)
+
+        assert f"{login_subject('ann')}+ip:{HOME} is refused by login-username-ip" in capsys.readouterr().out
+
+    def test_a_reset_of_a_name_lists_the_name_at_each_address(self, capsys: Any) -> None:
+        call_command("quota_reset", "login:username= Ann")
+
+        done = capsys.readouterr().out.splitlines()
+        assert done[0] == f"Reset login-username for {login_subject('ann')}"
+        assert len(done) == 3, "the name, then the name at both addresses"
+
+    @pytest.mark.parametrize("address", [HOME, OTHER])
+    def test_a_reset_of_a_name_lets_each_address_in(self, address: str) -> None:
+        call_command("quota_reset", "login:username= Ann")
+
+        assert attempt(PASSWORD, address=address) == "in"
 
 
 @memory
-def test_the_admin_finds_a_lock_out_by_the_name_and_the_address_and_ends_it() -> None:
-    subject = f"{login_subject('ann')}+ip:{HOME}"
-    client, url = superuser(), "/admin/django_quota/subject/"
+class TestAdmin:
+    """Ann is locked out at one address."""
 
-    def found(text: str) -> str:
-        page = client.post(url, {"find": text}, follow=True).content.decode()
+    URL = "/admin/django_quota/subject/"
+
+    @pytest.fixture
+    def client(self, memory_store: None, ann: User) -> Iterator[Client]:
+        client = superuser()
+        with freeze(START):
+            for _ in range(6):
+                attempt()
+            yield client
+
+    def found(self, client: Client, text: str) -> str:
+        page = client.post(self.URL, {"find": text}, follow=True).content.decode()
         return unescape(re.sub(" class=[^>]*", "", page))
 
-    with freeze(START):
-        for _ in range(6):
-            attempt()
-        for text in ("ann", "login:username=ANN", HOME):
-            shown = found(text)
-            assert f"?subject={quote(subject, safe='')}" in shown
-            assert f"Failed logins of ann at {HOME}</a>: <strong>refused by login-username-ip until" in shown
-        client.post(f"{url}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
-        assert "refused by login-username-ip until" not in found(HOME)
+    @pytest.mark.parametrize(
+        "text",
+        [
+            pytest.param("ann", id="the name"),
+            pytest.param("login:username=ANN", id="the name as a key"),
+            pytest.param(HOME, id="the address"),
+        ],
+    )
+    def test_a_search_finds_the_lock_out(self, text: str, client: Client) -> None:
+        shown = self.found(client, text)
+
+        assert "?subject=" + quote(f"{login_subject('ann')}+ip:{HOME}", safe="") in shown
+        assert f"Failed logins of ann at {HOME}</a>: <strong>refused by login-username-ip until" in shown
+
+    def test_a_reset_ends_the_lock_out(self, client: Client) -> None:
+        subject = f"{login_subject('ann')}+ip:{HOME}"
+
+        client.post(f"{self.URL}action/reset/", {"subject": subject, "on": "*", "confirmed": "yes"})
+
+        assert "refused by login-username-ip until" not in self.found(client, HOME)
         assert attempt(PASSWORD) == "in"
 
 
-# --- user names that are no text --------------------------------------------------------------------------------------
+# --- user names that are not strings ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -859,25 +1009,48 @@ def numbered(ann: User, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_number_is_one_name_however_it_is_written(numbered: User, guess: Callable[..., str]) -> None:
     number = numbered.pk
+    names: list[Any] = [number, str(number), f"00{number}", f" +{number} ", chr(0x660 + number)]
+
     with freeze(START):
-        names: list[Any] = [number, str(number), f"00{number}", f" +{number} ", chr(0x660 + number)]
         assert [guess(name=name) for name in names] == ["wrong"] * 5
         assert guess(PASSWORD, name=str(number)) == "refused"
-        assert unlock(number, HOME) == 2
-        assert guess(PASSWORD, name=str(number)) == "in"
 
 
-def test_pages_and_searches_know_users_whose_name_is_a_number(numbered: User) -> None:
+def test_a_number_is_unlocked(numbered: User, guess: Callable[..., str]) -> None:
     with freeze(START):
-        attempt(name=str(numbered.pk))
-        page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{numbered.pk}"})
-        found = page.content.decode()
-        assert (page.status_code, quote(login_subject(numbered.pk), safe="") in found) == (200, True)
-        page = superuser("other").post("/admin/django_quota/subject/", {"find": "ann"}, follow=True)
-    assert page.status_code == 200
-    assert find_users("ann") == find_users("9" * 40) == []
-    assert find_users(f"0{numbered.pk}") == find_users("ann@example.org") == [numbered]
-    assert user_names([f"user:{numbered.pk}"]) == {f"user:{numbered.pk}": str(numbered.pk)}
+        for _ in range(6):
+            guess(name=str(numbered.pk))
+
+        assert unlock(numbered.pk, HOME) == 2
+
+        assert guess(PASSWORD, name=str(numbered.pk)) == "in"
+
+
+class TestUsersWhoseNameIsANumber:
+    def test_the_page_of_a_user_links_their_failed_logins(self, numbered: User) -> None:
+        with freeze(START):
+            attempt(name=str(numbered.pk))
+
+            page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{numbered.pk}"})
+
+        assert page.status_code == 200
+        assert quote(login_subject(numbered.pk), safe="") in page.content.decode()
+
+    def test_a_search_for_a_word_answers(self, numbered: User) -> None:
+        page = superuser().post("/admin/django_quota/subject/", {"find": "ann"}, follow=True)
+
+        assert page.status_code == 200
+
+    @pytest.mark.parametrize("text", ["ann", "9" * 40], ids=["a word", "a number that is too long"])
+    def test_nobody_is_found_by(self, text: str, numbered: User) -> None:
+        assert find_users(text) == []
+
+    @pytest.mark.parametrize("form", ["0{}", "ann@example.org"], ids=["the number", "the email address"])
+    def test_a_user_is_found_by(self, form: str, numbered: User) -> None:
+        assert find_users(form.format(numbered.pk)) == [numbered]
+
+    def test_their_name_is_shown_as_a_string(self, numbered: User) -> None:
+        assert user_names([f"user:{numbered.pk}"]) == {f"user:{numbered.pk}": str(numbered.pk)}
 
 
 # --- django-allauth ---------------------------------------------------------------------------------------------------
@@ -885,7 +1058,7 @@ def test_pages_and_searches_know_users_whose_name_is_a_number(numbered: User) ->
 
 @pytest.mark.thorough("processes")
 @pytest.mark.parametrize("middleware", ["with", "without"])
-def test_allauth_answers_with_a_429_and_obeys_the_shown_rules_alone(middleware: str) -> None:
+def test_allauth_is_limited_as_the_page_shows(middleware: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.contrib.login_site", middleware]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
