@@ -1,11 +1,10 @@
 """The drop-in for django-ratelimit: what it does better. `test_their_tests.py` runs its own tests."""
 
-import asyncio
 import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import Client, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -26,7 +25,7 @@ from django_quota.contrib.django_ratelimit.decorators import ratelimit
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
-from tests.support.calls import calls_of, get
+from tests.support.calls import calls_of, fetch, get
 from tests.support.commands import ROOT
 from tests.support.outages import no_answer
 from tests.support.pages import run_page
@@ -89,87 +88,186 @@ def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
 
 
-class TestDecisions:
-    def test_stacked_decorators_are_one_call_and_a_refused_request_counts_in_none(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+class TestStacked:
+    """Two decorators: two requests a minute, three an hour."""
+
+    def test_stacked_decorators_share_one_decision(self) -> None:
         request = get()
+
         stacked(request)
+
         assert [outcome.remaining for outcome in request.quota.outcomes] == [1, 2]
+
+    def test_stacked_decorators_ask_the_store_once_a_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
+
         stacked(get())
+
+        assert len(calls) == 1
+
+    def test_a_refusal_asks_the_store_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stacked(get())
+        stacked(get())
+        calls = calls_of(monkeypatch)
+
+        with pytest.raises(Ratelimited):
+            stacked(get())
+
+        assert len(calls) == 1
+
+    def test_a_refused_request_counts_in_none(self) -> None:
+        for _ in range(2):
+            stacked(get())
         for _ in range(5):
-            with pytest.raises(PermissionDenied) as refused:
+            with pytest.raises(Ratelimited):
                 stacked(get())
-        assert len(calls) == 6
+
+        usage: Any = get_usage(get(), fn=stacked, key="ip", rate="3/h")
+
+        assert usage["count"] == 2
+
+    def test_a_refusal_is_permission_denied_with_our_decision(self) -> None:
+        for _ in range(2):
+            stacked(get())
+
+        with pytest.raises(PermissionDenied) as refused:
+            stacked(get())
+
         assert isinstance(refused.value, Ratelimited)
         assert refused.value.decision is not None
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
-        usage: Any = get_usage(get(), fn=stacked, key="ip", rate="3/h")
-        assert usage["count"] == 2
 
-    def test_decorators_that_block_and_those_that_do_not_decide_apart(self) -> None:
+
+class TestDecisions:
+    def test_a_decorator_that_blocks_ignores_the_limit_of_one_that_does_not(self) -> None:
         both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
+
         assert limited_of(both, 2) == [False, True]
+
+    def test_a_decorator_that_does_not_block_leaves_the_refusal_to_one_that_does(self) -> None:
+        both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
+        limited_of(both, 2)
+
         with pytest.raises(Ratelimited):
             both(get())
 
     def test_a_stand_in_for_a_request_needs_only_meta_and_method(self) -> None:
         stand_in = SimpleNamespace(META={"REMOTE_ADDR": "203.0.113.9"}, method="GET")
+
         found = [is_ratelimited(stand_in, group="bare", key="ip", rate="2/m", increment=True) for _ in range(3)]
+
         assert found == [False, False, True]
 
-    def test_a_look_says_what_a_hit_would_find_and_after_a_count_what_that_found(self) -> None:
-        """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
+
+class TestUsage:
+    def test_another_method_has_no_usage(self) -> None:
         assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None
+
+    def test_a_look_says_what_a_hit_would_find(self) -> None:
+        """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
         limit: dict[str, Any] = {"group": "login", "key": "ip", "rate": "5/m"}
         failures = 0
+
         while not is_ratelimited(get(), **limit):
             assert not is_ratelimited(get(), **limit, increment=True)
             failures += 1
+
         assert failures == 5
-        limit = {"group": "soft", "key": "ip", "rate": "2/m"}
+
+    def test_a_look_in_a_limited_view_says_what_its_decorator_found(self) -> None:
+        limit: dict[str, Any] = {"group": "soft", "key": "ip", "rate": "2/m"}
         view: Any = ratelimit(**limit, block=False)(lambda request: get_usage(request, **limit))
+
         found = [view(get()) for _ in range(4)]
+
         assert [usage["count"] for usage in found] == [1, 2, 3, 3]
         assert [usage["should_limit"] for usage in found] == [False, False, True, True]
+
+    def test_the_time_left_is_that_of_the_window(self) -> None:
+        limit: dict[str, Any] = {"group": "soft", "key": "ip", "rate": "2/m"}
+        view: Any = ratelimit(**limit, block=False)(lambda request: get_usage(request, **limit))
+
+        found = [view(get()) for _ in range(4)]
+
         assert all(0 < usage["time_left"] <= 60 for usage in found)
-        request, other = get(), {**limit, "group": "other"}
-        counts: list[Any] = [get_usage(request, **other, increment=True) for _ in range(2)]
-        assert [usage["count"] for usage in (*counts, get_usage(request, **other))] == [1, 2, 2]
+
+    def test_a_look_after_a_hit_of_the_same_request_says_what_that_found(self) -> None:
+        request, limit = get(), {"group": "other", "key": "ip", "rate": "2/m"}
+
+        found: list[Any] = [
+            get_usage(request, **limit, increment=True),
+            get_usage(request, **limit, increment=True),
+            get_usage(request, **limit),
+        ]
+
+        assert [usage["count"] for usage in found] == [1, 2, 2]
 
 
 class TestWhoIsLimited:
-    def test_anonymous_visitors_count_by_address_not_together(self) -> None:
-        def post(address: str, user: Any) -> HttpResponse:
-            request = get("post", REMOTE_ADDR=address)
-            request.user = user
-            return by_user(request)
+    def post(self, address: str, user: Any) -> int:
+        request = get("post", REMOTE_ADDR=address)
+        request.user = user
+        return int(by_user(request).status_code)
 
-        for address in ("192.0.2.1", "192.0.2.2"):
-            assert [post(address, AnonymousUser()).status_code for _ in range(2)] == [200, 200]
+    @pytest.mark.parametrize("other", ["192.0.2.2", "198.51.100.7"])
+    def test_anonymous_visitors_count_by_address_not_together(self, other: str) -> None:
+        for address in ("192.0.2.1", other):
+            assert [self.post(address, AnonymousUser()) for _ in range(2)] == [200, 200]
             with pytest.raises(Ratelimited):
-                post(address, AnonymousUser())
-        assert post("192.0.2.1", User(pk=7)).status_code == 200
+                self.post(address, AnonymousUser())
+
+    def test_a_user_gets_in_from_an_address_that_is_used_up(self) -> None:
+        for _ in range(2):
+            self.post("192.0.2.1", AnonymousUser())
+
+        assert self.post("192.0.2.1", User(pk=7)) == 200
+
+    def test_a_user_is_the_subject_of_other_checks(self) -> None:
+        self.post("192.0.2.1", User(pk=7))
+
         assert peek("2/m", "user:7", name="shop DELETE+PATCH+POST+PUT 2/m", algorithm="fixed_window").remaining == 1
 
     @pytest.mark.parametrize("key", ["header:x-key", "get:q"])
-    def test_a_field_counts_by_its_value_or_else_by_address(self, key: str) -> None:
-        view = soft(key=key)
-        assert limited_of(view, 2) == [False, True]
-        assert limited_of(view, 1, REMOTE_ADDR="192.0.2.2") == [False]
-        assert limited_of(view, 1, HTTP_X_KEY="k", QUERY_STRING="q=1") == [False]
+    class TestFields:
+        def test_requests_without_the_field_count_by_address(self, key: str) -> None:
+            view = soft(key=key)
+
+            assert limited_of(view, 2) == [False, True]
+            assert limited_of(view, 1, REMOTE_ADDR="192.0.2.2") == [False]
+
+        def test_requests_with_the_field_count_by_its_value(self, key: str) -> None:
+            view = soft(key=key)
+            limited_of(view, 1)
+
+            found = limited_of(view, 2, HTTP_X_KEY="k", QUERY_STRING="q=1")
+
+            assert found == [False, True]
 
     @pytest.mark.parametrize(
         ("given", "address", "subject"),
         [
-            ({}, "2001:db8::1", "ip:2001:db8::/64"),
-            ({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "network:192.0.2.0/24"),
-            ({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1"),
-            ({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9"),
-            ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"}, "198.51.100.1", "ip:203.0.113.8"),
-            ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8:4711"}, "198.51.100.1", "ip:203.0.113.8"),
-            ({"QUOTA": {"STORE": "memory", "TRUSTED_PROXIES": ["192.0.2.0/24"]}}, "192.0.2.1", "ip:203.0.113.7"),
+            pytest.param({}, "2001:db8::1", "ip:2001:db8::/64", id="nothing set"),
+            pytest.param({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "network:192.0.2.0/24", id="mask of IPv4"),
+            pytest.param({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1", id="mask of IPv6"),
+            pytest.param({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9", id="header"),
+            pytest.param(
+                {"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"},
+                "198.51.100.1",
+                "ip:203.0.113.8",
+                id="function",
+            ),
+            pytest.param(
+                {"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8:4711"},
+                "198.51.100.1",
+                "ip:203.0.113.8",
+                id="function that returns a port too",
+            ),
+            pytest.param(
+                {"QUOTA": {"STORE": "memory", "TRUSTED_PROXIES": ["192.0.2.0/24"]}},
+                "192.0.2.1",
+                "ip:203.0.113.7",
+                id="trusted proxy",
+            ),
         ],
     )
     def test_the_address_is_found_as_the_settings_say(
@@ -178,7 +276,9 @@ class TestWhoIsLimited:
         for name, value in given.items():
             setattr(settings, name, value)
         request = get(REMOTE_ADDR=address, HTTP_X_CLIENT="203.0.113.9", HTTP_X_FORWARDED_FOR="203.0.113.7")
+
         stacked(request)
+
         assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
 
     def test_a_header_without_an_address_is_an_error(self, settings: Any) -> None:
@@ -190,75 +290,157 @@ class TestWhoIsLimited:
 
     def test_what_a_function_returns_is_stored_as_a_digest(self) -> None:
         request = get()
+
         soft(key=lambda group, request: "a secret")(request)
+
         assert re.fullmatch(r"ratelimit:[0-9a-f]{32}", request.quota.outcomes[0].subject)
 
 
-def test_a_rate_is_read_by_its_first_letter_and_a_wrong_one_says_what_to_write() -> None:
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("100/1h", "100/h"), ("100/60", "100/m"), ((5, 86_400), "5/d"), ("10/month", "10/m"), ("5/M", "5/s")],
+)
+def test_a_rate_is_read_by_its_first_letter(written: Any, read: str) -> None:
     """`test_their_tests.py` has the others."""
-    given = ("100/1h", "100/60", (5, 86_400), "10/month", "5/M")
-    assert [str(read_rate(rate)) for rate in given] == ["100/h", "100/m", "5/d", "10/m", "5/s"]
-    for wrong in ("", "ten a minute", 5, (5,), "5/0s", (5, 1.5), "1/9999d"):
-        with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
-            read_rate(wrong)
+    assert str(read_rate(written)) == read
 
 
-def test_without_the_store_limits_close_unless_the_site_says_otherwise(settings: Any) -> None:
-    limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "5/m"}
-    with no_answer():
-        assert limited_of(soft(), 1) == [True]
-        unknown: Any = {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
-        assert get_usage(get(), **limit, increment=True) == unknown
-        assert get_usage(get(), **limit) == {**unknown, "limit": 5, "should_limit": False}
+@pytest.mark.parametrize("rate", ["", "ten a minute", 5, (5,), "5/0s", (5, 1.5), "1/9999d"])
+def test_the_error_for_a_wrong_rate_says_what_to_write(rate: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
+        read_rate(rate)
+
+
+class TestWithoutTheStore:
+    LIMIT = MappingProxyType({"group": "g", "key": "ip", "rate": "5/m"})
+
+    def test_limits_close(self) -> None:
+        with no_answer():
+            assert limited_of(soft(), 1) == [True]
+
+    def test_limits_open_if_the_site_says_so(self, settings: Any) -> None:
         settings.RATELIMIT_FAIL_OPEN = True
-        assert limited_of(soft(), 1) == [False]
-    settings.RATELIMIT_ENABLE = False
-    assert limited_of(soft(), 3) == [False] * 3
-    assert get_usage(get(), **limit) is None
+
+        with no_answer():
+            assert limited_of(soft(), 1) == [False]
+
+    def test_a_hit_is_limited_for_an_unknown_time(self) -> None:
+        limit: Any = self.LIMIT
+
+        with no_answer():
+            usage = get_usage(get(), **limit, increment=True)
+
+        assert usage == {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
+
+    def test_a_look_is_not_limited(self) -> None:
+        limit: Any = self.LIMIT
+
+        with no_answer():
+            usage = get_usage(get(), **limit)
+
+        assert usage == {"count": 0, "limit": 5, "should_limit": False, "time_left": -1}
+
+
+class TestSwitchedOff:
+    @pytest.fixture(autouse=True)
+    def off(self, settings: Any) -> None:
+        settings.RATELIMIT_ENABLE = False
+
+    def test_no_request_is_limited(self) -> None:
+        assert limited_of(soft(), 3) == [False] * 3
+
+    def test_nothing_has_usage(self) -> None:
+        assert get_usage(get(), group="g", key="ip", rate="5/m") is None
 
 
 class TestSites:
-    def test_a_refusal_is_a_403_or_what_the_view_of_the_settings_answers(self, settings: Any) -> None:
+    def test_a_refusal_is_a_403(self) -> None:
+        assert [Client().get("/stacked/").status_code for _ in range(3)] == [200, 200, 403]
+
+    def test_our_middleware_adds_headers(self, settings: Any) -> None:
         settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
-        replies = [Client().get("/stacked/") for _ in range(3)]
-        assert [reply.status_code for reply in replies] == [200, 200, 403]
-        assert replies[0].headers["RateLimit-Policy"] == '"ok 2/m";q=2;w=60, "ok 3/h";q=3;w=3600'
+
+        reply = Client().get("/stacked/")
+
+        assert reply.headers["RateLimit-Policy"] == '"ok 2/m";q=2;w=60, "ok 3/h";q=3;w=3600'
+
+    def test_a_refusal_is_what_the_view_of_the_settings_answers(self, settings: Any) -> None:
         settings.MIDDLEWARE = ["django_quota.contrib.django_ratelimit.middleware.RatelimitMiddleware"]
         settings.RATELIMIT_VIEW = f"{__name__}.answer"
-        reply = Client().get("/stacked/")
-        assert (reply.status_code, reply.content) == (429, f"{__name__}.ok 2/m".encode())
 
-    def test_class_based_and_async_views_are_limited_and_their_rules_known(self) -> None:
-        async def ask(route: str) -> list[int]:
-            client = AsyncClient()
-            return [(await client.get(route)).status_code for _ in range(3)]
+        *_, reply = [Client().get("/stacked/") for _ in range(3)]
 
-        assert asyncio.run(ask("/loop/")) == [200, 200, 403]
-        assert asyncio.run(ask("/async-page/")) == asyncio.run(ask("/page/")) == [200, 403, 403]
+        assert reply.status_code == 429
+        assert reply.content == f"{__name__}.ok 2/m".encode()
+
+    @pytest.mark.parametrize(
+        ("url", "expected"),
+        [
+            pytest.param("/loop/", [200, 200, 403], id="an async function"),
+            pytest.param("/page/", [200, 403, 403], id="a class"),
+            pytest.param("/async-page/", [200, 403, 403], id="an async class"),
+        ],
+    )
+    def test_views_are_limited_in_the_event_loop(self, url: str, expected: list[int]) -> None:
+        replies = fetch("async", url, 3)
+
+        assert [reply.status_code for reply in replies] == expected
+
+    def test_the_limit_of_a_method_is_named_by_its_class(self) -> None:
+        Client().get("/page/")
+
         assert peek("1/m", "ip:127.0.0.1", name=f"{__name__}.Page.get 1/m", algorithm="fixed_window").remaining == 0
-        names = {f"{__name__}.ok 2/m", "shop DELETE+PATCH+POST+PUT 2/m", f"{__name__}.Page.get 1/m"}
-        assert names <= set(known_rules())
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(f"{__name__}.ok 2/m", id="a function"),
+            pytest.param("shop DELETE+PATCH+POST+PUT 2/m", id="a group with methods"),
+            pytest.param(f"{__name__}.Page.get 1/m", id="a method of a class"),
+        ],
+    )
+    def test_the_rules_of_views_are_known(self, name: str) -> None:
+        assert name in known_rules()
+
+
+def findings(settings: Any, *views: Any) -> dict[str, list[str]]:
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path(f"{id(view)}/", view) for view in views]})
+    messages: dict[str, list[str]] = {}
+    for each in run_checks(tags=["django_quota"]):
+        messages.setdefault(str(each.id).removeprefix("django_quota."), []).append(f"{each.msg} {each.hint}")
+    return messages
 
 
 class TestChecks:
-    def found(self, settings: Any, *views: Any) -> dict[str, list[str]]:
-        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path(f"{id(view)}/", view) for view in views]})
-        messages: dict[str, list[str]] = {}
-        for each in run_checks(tags=["django_quota"]):
-            messages.setdefault(str(each.id).removeprefix("django_quota."), []).append(f"{each.msg} {each.hint}")
-        return messages
+    def test_w024_a_rate_that_is_read_by_its_first_letter(self, settings: Any) -> None:
+        (message,) = findings(settings, ratelimit(key="ip", rate="1/month", group="g")(ok))["W024"]
 
-    def test_w024_a_rate_that_is_read_by_its_first_letter_and_e025_a_wrong_key(self, settings: Any) -> None:
-        given = [("ip", "1/month"), ("ip", "5/m"), ("ip", "10/60"), (None, "1/m"), ("ipp", "1/m")]
-        found = self.found(settings, *(ratelimit(key=key, rate=rate, group="g")(ok) for key, rate in given))
-        (message,) = found["W024"]
         assert message.startswith("@ratelimit of g reads rate='1/month' as 1 per minute, as django-ratelimit does.")
-        assert [message.startswith("@ratelimit of g: ") for message in found["E025"]] == [True, True]
 
-    def test_w025_and_w026_what_is_left_of_django_ratelimit(self, settings: Any, monkeypatch: Any) -> None:
+    @pytest.mark.parametrize("rate", ["5/m", "10/60"])
+    def test_a_rate_that_is_read_as_written_is_not_found(self, rate: str, settings: Any) -> None:
+        assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
+
+    @pytest.mark.parametrize("key", [None, "ipp"], ids=["no key", "an unknown key"])
+    def test_e025_a_wrong_key(self, key: Any, settings: Any) -> None:
+        (message,) = findings(settings, ratelimit(key=key, rate="1/m", group="g")(ok))["E025"]
+
+        assert message.startswith("@ratelimit of g: ")
+
+    def test_a_right_key_is_not_found(self, settings: Any) -> None:
+        assert "E025" not in findings(settings, ratelimit(key="ip", rate="1/m", group="g")(ok))
+
+
+class TestChecksOfWhatIsLeft:
+    """A site that still has parts of django-ratelimit."""
+
+    @pytest.fixture(autouse=True)
+    def never_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in sys.modules if name.startswith("django_ratelimit")]:
             monkeypatch.delitem(sys.modules, name)
-        assert not self.found(settings, stacked).keys() & {"E025", "W024", "W025", "W026"}
+
+    @pytest.fixture
+    def left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         left = SimpleNamespace(
             INSTALLED_APPS=["django_ratelimit"],
             MIDDLEWARE=["django_ratelimit.middleware.RatelimitMiddleware"],
@@ -266,19 +448,50 @@ class TestChecks:
         )
         monkeypatch.setattr("django_quota.contrib.django_ratelimit.checks.settings", left)
         monkeypatch.setitem(sys.modules, "django_ratelimit.core", sys)
-        found = self.found(settings, stacked)
-        assert ['QUOTA["CACHE"]' in message for message in found["W025"]] == [True]
-        assert [message.split()[0] for message in found["W026"]] == ["MIDDLEWARE", "Some", "INSTALLED_APPS"]
-        assert not self.found(settings).keys() & {"W025", "W026"}
+
+    def test_a_site_that_has_moved_has_no_findings(self, settings: Any) -> None:
+        assert not findings(settings, stacked).keys() & {"E025", "W024", "W025", "W026"}
+
+    @pytest.mark.usefixtures("left")
+    def test_w025_the_cache_of_django_ratelimit(self, settings: Any) -> None:
+        (message,) = findings(settings, stacked)["W025"]
+
+        assert 'QUOTA["CACHE"]' in message
+
+    @pytest.mark.usefixtures("left")
+    def test_w026_names_each_place(self, settings: Any) -> None:
+        messages = findings(settings, stacked)["W026"]
+
+        assert [message.split()[0] for message in messages] == ["MIDDLEWARE", "Some", "INSTALLED_APPS"]
+
+    @pytest.mark.usefixtures("left")
+    def test_a_site_without_our_decorator_has_no_findings(self, settings: Any) -> None:
+        assert not findings(settings).keys() & {"W025", "W026"}
 
 
-def test_the_page_about_other_packages_runs_and_names_each_option_of_axes() -> None:
-    with freeze(1_800_000_000_000_000):
-        names = run_page("docs/coming_from.md")
-        assert [names["search"](get()).status_code for _ in range(6)] == [200] * 5 + [429]
-    with override_settings(QUOTA=names["QUOTA"]):
-        assert [str(rule.rates[0]) for rule in current().login] == ["5/10m", "100/h", "30/h"]
-    source: Any = find_spec("axes.conf")
-    options = set(re.findall(r"settings\.(AXES_\w+)|\"(AXES_\w+)\"", Path(source.origin).read_text()))
-    page = (ROOT / "docs/coming_from.md").read_text()
-    assert {"".join(option) for option in options} <= set(re.findall(r"AXES_\w+", page))
+class TestThePageAboutOtherPackages:
+    @pytest.fixture
+    def names(self) -> dict[str, Any]:
+        return run_page("docs/coming_from.md")
+
+    def test_its_view_is_limited(self) -> None:
+        with freeze(1_800_000_000_000_000):
+            names = run_page("docs/coming_from.md")
+
+            found = [names["search"](get()).status_code for _ in range(6)]
+
+        assert found == [200] * 5 + [429]
+
+    def test_its_setting_limits_logins(self, names: dict[str, Any]) -> None:
+        with override_settings(QUOTA=names["QUOTA"]):
+            rates = [str(rule.rates[0]) for rule in current().login]
+
+        assert rates == ["5/10m", "100/h", "30/h"]
+
+    def test_it_names_each_option_of_axes(self) -> None:
+        source: Any = find_spec("axes.conf")
+        options = re.findall(r"settings\.(AXES_\w+)|\"(AXES_\w+)\"", Path(source.origin).read_text())
+
+        page = (ROOT / "docs/coming_from.md").read_text()
+
+        assert {"".join(option) for option in options} <= set(re.findall(r"AXES_\w+", page))
