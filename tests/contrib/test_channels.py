@@ -101,48 +101,84 @@ async def opened(application: Any, *args: Any, **scope: Any) -> Client:
 # --- handshakes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extensions", [HTTP_RESPONSE, None])
-@in_a_loop
-async def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
+async def refused_events(extensions: Any) -> list[dict[str, Any]]:
+    """Return what the server gets for the second handshake of one a minute."""
     application = QuotaSocket(echo, connect="1/m", key="ip")
     await opened(application)
     refused = Client(application, extensions=extensions)
     await refused.task
-    events = [refused.got.get_nowait() for _ in range(refused.got.qsize())]
-    if not extensions:
-        assert events == [{"type": "websocket.close", "code": 1008}]
-        return
-    start, body = events
-    headers = dict(start["headers"])
+    return [refused.got.get_nowait() for _ in range(refused.got.qsize())]
+
+
+@in_a_loop
+async def test_a_refused_handshake_is_closed_where_the_server_takes_no_response() -> None:
+    assert await refused_events(None) == [{"type": "websocket.close", "code": 1008}]
+
+
+@in_a_loop
+async def test_a_refused_handshake_is_a_429_where_the_server_takes_a_response() -> None:
+    start, body = await refused_events(HTTP_RESPONSE)
+
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
-    assert 0 < int(headers[b"retry-after"]) <= 60
-    assert headers[b"content-type"] == b"application/problem+json"
-    assert headers[b"ratelimit"].startswith(b'"connect";r=0')
     assert json.loads(body["body"])["status"] == 429
 
 
 @in_a_loop
-async def test_handshakes_count_by_user_by_address_or_by_the_key_of_a_rule(settings: Any) -> None:
+async def test_a_refused_handshake_has_the_headers_of_a_refused_request() -> None:
+    start, _ = await refused_events(HTTP_RESPONSE)
+
+    headers = dict(start["headers"])
+    assert 0 < int(headers[b"retry-after"]) <= 60
+    assert headers[b"content-type"] == b"application/problem+json"
+    assert headers[b"ratelimit"].startswith(b'"connect";r=0')
+
+
+ANN, BOB = User(pk=1), User(pk=2)
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"),
+    [
+        pytest.param([(ANN,), (ANN,), (BOB,)], ["accept", "close", "accept"], id="users"),
+        pytest.param([(), (), (None, "192.0.2.2")], ["accept", "close", "accept"], id="visitors, by address"),
+        pytest.param([(ANN,), ()], ["accept", "accept"], id="a user beside a visitor of the address"),
+    ],
+)
+@in_a_loop
+async def test_handshakes_count_by_user_or_else_by_address(came: Any, expected: list[str]) -> None:
+    application = QuotaSocket(echo, connect="1/m")
+
+    assert await answers(*(Client(application, *who) for who in came)) == expected
+
+
+@in_a_loop
+async def test_handshakes_of_a_rule_count_by_its_own_key(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
-    ann, bob, phone = User(pk=1), User(pk=2), {"headers": [(b"x-device", b"phone")]}
-    by_user = partial(Client, QuotaSocket(echo, connect="1/m"))
-    came = [by_user(ann), by_user(ann), by_user(bob), by_user(), by_user(), by_user(address="192.0.2.2")]
-    assert await answers(*came) == ["accept", "close", "accept", "accept", "close", "accept"]
-    by_device: Any = partial(Client, QuotaSocket(echo, connect="sockets", key="ip"))
+    phone: dict[str, Any] = {"headers": [(b"x-device", b"phone")]}
+    by_device = partial(Client, QuotaSocket(echo, connect="sockets", key="ip"))
+
     assert await answers(by_device(**phone), by_device(**phone), by_device()) == ["accept", "close", "accept"]
 
 
 @in_a_loop
-async def test_a_bad_query_is_a_400_and_other_connections_pass() -> None:
+async def test_a_query_that_is_not_utf8_is_a_400() -> None:
+    limited = QuotaSocket(echo, connect="1/m", key="ip")
+
+    reply = await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
+
+    assert reply["status"] == 400
+
+
+@in_a_loop
+async def test_what_is_not_a_websocket_passes() -> None:
     seen: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
     await QuotaSocket(application, connect="0/m")({"type": "http"}, None, None)  # type: ignore[arg-type]
+
     assert seen == ["http"]
-    limited = QuotaSocket(echo, connect="1/m", key="ip")
-    assert (await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next())["status"] == 400
 
 
 @in_a_loop
@@ -156,50 +192,124 @@ async def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "code"), [(429, 4429), (503, 4503)])
-@in_a_loop
-async def test_a_refused_message_gets_a_notice_and_closes_the_socket(status: int, code: int) -> None:
-    client = await opened(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
-    assert [(await client.says(text))["text"] for text in ("one", "two")] == ["one", "two"]
-    with no_answer() if status == 503 else nullcontext():
-        notice, close = await client.says("three"), await client.next()
-    await client.task
-    assert client.got.empty(), "what the application sends after the close goes nowhere"
-    said = json.loads(notice["text"])
-    assert (said["type"], said["status"]) == ("quota.refused", status)
-    assert (close["type"], close["code"], ECHO_ENDED[-1]) == ("websocket.close", code, code)
+@pytest.mark.parametrize(
+    ("outage", "status", "code"),
+    [
+        pytest.param(nullcontext, 429, 4429, id="too many messages"),
+        pytest.param(no_answer, 503, 4503, id="the store is away"),
+    ],
+)
+class TestRefusedMessages:
+    """Two messages a minute; the third is refused."""
+
+    async def third(self, outage: Any) -> tuple[Client, dict[str, Any], dict[str, Any]]:
+        client = await opened(QuotaSocket(echo, receive="2/m", on_unavailable="deny"))
+        assert [(await client.says(text))["text"] for text in ("one", "two")] == ["one", "two"]
+        with outage():
+            notice, close = await client.says("three"), await client.next()
+        await client.task
+        return client, notice, close
+
+    def test_the_client_gets_a_notice(self, outage: Any, status: int, code: int) -> None:
+        _, notice, _ = asyncio.run(self.third(outage))
+
+        said = json.loads(notice["text"])
+        assert (said["type"], said["status"]) == ("quota.refused", status)
+
+    def test_the_socket_is_closed_with_a_code(self, outage: Any, status: int, code: int) -> None:
+        _, _, close = asyncio.run(self.third(outage))
+
+        assert (close["type"], close["code"]) == ("websocket.close", code)
+
+    def test_the_application_learns_the_code(self, outage: Any, status: int, code: int) -> None:
+        asyncio.run(self.third(outage))
+
+        assert ECHO_ENDED[-1] == code
+
+    def test_what_the_application_sends_after_the_close_goes_nowhere(self, outage: Any, status: int, code: int) -> None:
+        client, _, _ = asyncio.run(self.third(outage))
+
+        assert client.got.empty()
 
 
 @in_a_loop
 async def test_messages_count_over_all_sockets_of_a_subject() -> None:
     application = QuotaSocket(echo, receive="2/m")
-    first, second, other = [await opened(application, user) for user in (User(pk=1), User(pk=1), None)]
-    events = [await first.says("a"), await second.says("b"), await other.says("d"), await first.says("c")]
-    *passed, notice = [event["text"] for event in events]
-    assert (passed, "quota.refused" in notice) == (["a", "b", "d"], True)
+    first, second = await opened(application, ANN), await opened(application, ANN)
+
+    *passed, notice = [
+        (await client.says(text))["text"] for client, text in ((first, "a"), (second, "b"), (first, "c"))
+    ]
+
+    assert passed == ["a", "b"]
+    assert "quota.refused" in notice
 
 
 @in_a_loop
-async def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> None:
-    rule = Rule.make("chat", "1/m", key="ip")
-    client = await opened(QuotaSocket(echo, receive=rule, close=False, notice=lambda decision: b"\x00"))
-    one, refused = [await client.says(text) for text in ("one", "two")]
+async def test_messages_of_another_subject_count_apart() -> None:
+    application = QuotaSocket(echo, receive="1/m")
+    first, other = await opened(application, ANN), await opened(application)
+
+    assert (await first.says("a"))["text"] == "a"
+    assert (await other.says("b"))["text"] == "b"
+
+
+@in_a_loop
+async def test_without_close_the_socket_stays_open() -> None:
+    client = await opened(QuotaSocket(echo, receive="1/m", key="ip", close=False))
+    for text in ("one", "two"):
+        await client.says(text)
+
     await client.leaves()
-    assert (one["text"], refused["bytes"], ECHO_ENDED[-1]) == ("one", b"\x00", 1001)
-    assert peek(rule, "ip:192.0.2.1").remaining == 0, "a rule counts under its own name"
-    silent = await opened(QuotaSocket(echo, receive="0/m", notice=None))
-    assert (await silent.says())["type"] == "websocket.close"
+
+    assert ECHO_ENDED[-1] == 1001, "the client has left, with its own code"
+
+
+@in_a_loop
+async def test_without_close_a_refused_message_is_dropped() -> None:
+    client = await opened(QuotaSocket(echo, receive="1/m", key="ip", close=False, notice=lambda decision: b"\x00"))
+
+    one, refused = [await client.says(text) for text in ("one", "two")]
+
+    assert one["text"] == "one"
+    assert refused["bytes"] == b"\x00", "the notice of the site, not the echo"
+
+
+@in_a_loop
+async def test_without_a_notice_the_socket_is_closed_in_silence() -> None:
+    client = await opened(QuotaSocket(echo, receive="0/m", notice=None))
+
+    assert (await client.says())["type"] == "websocket.close"
+
+
+@in_a_loop
+async def test_messages_of_a_rule_count_under_its_name() -> None:
+    rule = Rule.make("chat", "1/m", key="ip")
+    client = await opened(QuotaSocket(echo, receive=rule))
+
+    await client.says()
+
+    assert peek(rule, "ip:192.0.2.1").remaining == 0
 
 
 # --- open sockets -----------------------------------------------------------------------------------------------------
 
 
 @in_a_loop
-async def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
+async def test_a_subject_has_only_so_many_sockets_open() -> None:
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
+
+    assert await answers(socket(), socket(), socket(address="::1")) == ["accept", "close", "accept"]
+
+
+@in_a_loop
+async def test_a_subject_may_open_a_socket_when_another_is_closed() -> None:
     socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
     first = socket()
-    assert await answers(first, socket(), socket(address="::1")) == ["accept", "close", "accept"]
+    assert await answers(first) == ["accept"]
+
     await first.leaves()
+
     assert await answers(socket()) == ["accept"]
 
 
@@ -260,24 +370,33 @@ async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) ->
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_argument_is_refused_where_it_is_written() -> None:
-    no_response: Any = {"receive": Rule.make("r", "1/m", count_when=lambda response: True)}
-    for options, text in ({}, "limits nothing"), (no_response, "no response to ask"):
-        with pytest.raises(RuleError, match=text):
-            QuotaSocket(echo, **options)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({}, "limits nothing", id="no limit"),
+        pytest.param(
+            {"receive": Rule.make("r", "1/m", count_when=lambda response: True)}, "no response to ask", id="count_when"
+        ),
+    ],
+)
+def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        QuotaSocket(echo, **options)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
 @in_a_loop
-async def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_notice_of_the_page_is_what_its_application_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     consumers: Any = ModuleType("chat.consumers")
     consumers.ChatConsumer = SimpleNamespace(as_asgi=lambda: echo)
     monkeypatch.setitem(sys.modules, "chat.consumers", consumers)
     names = run_page("docs/channels.md")
+
     with freeze(NOON):
         client = await opened(names["application"], path="/chat/")
         *_, notice = [await client.says() for _ in range(21)]
+
     shown = [json.loads(text) for language, text in blocks("docs/channels.md") if language == "json"]
     assert shown == [json.loads(notice["text"])]
