@@ -1,5 +1,6 @@
 """System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -33,16 +34,29 @@ def with_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [THEIRS, OURS]
 
 
-def test_a_good_configuration_has_no_findings() -> None:
-    full: dict[str, Any] = {
-        "CACHE": "default", "HEADERS": False, "IPV6_PREFIX": 56, "CLIENT_IP_HEADER": "CF-Connecting-IP",
-        "ON_UNAVAILABLE": "deny", "STORE": "redis", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
-        "RULES": {
-            "a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False},
-            "c": {"rate": "5/m", "match": "/", "settle": "builtins.max"},
-        },
-    }  # fmt: skip
-    assert [findings(fine) for fine in ({}, MappingProxyType({"PREFIX": "p"}), full)] == [[]] * 3
+FULL: dict[str, Any] = {
+    "CACHE": "default", "HEADERS": False, "IPV6_PREFIX": 56, "CLIENT_IP_HEADER": "CF-Connecting-IP",
+    "ON_UNAVAILABLE": "deny", "STORE": "redis", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix", "192.0.2.1"],
+    "RULES": {
+        "a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False},
+        "c": {"rate": "5/m", "match": "/", "settle": "builtins.max"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        pytest.param({}, id="nothing set"),
+        pytest.param(MappingProxyType({"PREFIX": "p"}), id="a mapping"),
+        pytest.param(FULL, id="many settings"),
+    ],
+)
+def test_a_good_configuration_has_no_findings(quota: Any) -> None:
+    assert findings(quota) == []
+
+
+def test_the_memory_store_needs_no_redis() -> None:
     assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
 
 
@@ -69,8 +83,9 @@ FACTORY = "django_redis.pool.SentinelConnectionFactory"
         (client(SENTINEL, CONNECTION_FACTORY=FACTORY), "E004", "no SENTINELS"),
         (client(SENTINEL, CONNECTION_FACTORY=FACTORY, SENTINELS=[("a", 1)]), "", ""),
     ],
+    ids=str,
 )  # fmt: skip
-def test_e004_and_e005_an_alias_cannot_serve(alias: dict[str, Any], code: str, words: str) -> None:
+def test_an_alias_that_cannot_serve_is_e004_or_e005(alias: dict[str, Any], code: str, words: str) -> None:
     found = [each for each in findings(caches={"default": {**REDIS, **alias}}) if each.level >= ERROR]
     assert [each.id for each in found] == [f"django_quota.{code}"] * bool(code)
     assert all(words in f"{each.msg} {each.hint}" and each.hint for each in found)
@@ -88,9 +103,11 @@ def test_e004_and_e005_an_alias_cannot_serve(alias: dict[str, Any], code: str, w
         ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),
         ({"rate": "1/m", "key": "usr"}, "E009", "Did you mean 'user'"),
     ],
+    ids=str,
 )  # fmt: skip
-def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: Any, code: str, text: str) -> None:
+def test_the_finding_for_a_wrong_rule_says_what_to_write(value: Any, code: str, text: str) -> None:
     (found,) = findings({"RULES": {"search": value}})
+
     assert found.id == f"django_quota.{code}"
     assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
     assert text in f"{found.msg} {found.hint}"
@@ -112,9 +129,11 @@ def test_the_finding_for_a_wrong_rule_names_the_option_and_what_to_write(value: 
             [("E002", "", ""), ("E002", "", ""), ("E006", "", ""), ("E007", "'a'", ""), ("E009", "'c'", "")],
         ),
     ],
+    ids=str,
 )  # fmt: skip
 def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str, str, str]]) -> None:
     reported = findings(quota)
+
     assert [each.id for each in reported] == [f"django_quota.{code}" for code, _, _ in found]
     for each, (_, words, hint) in zip(reported, found, strict=True):
         assert words in each.msg
@@ -177,35 +196,74 @@ def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings
     settings.MIDDLEWARE = [OURS]
     by_user: Any = quota("1/m", key="user")
     inside: Any = type("Inside", (View,), {"authentication_classes": [], "get": by_user(lambda self, request: None)})
+
+    assert found_on(settings, {}, path("", inside.as_view())) == []
+
+
+def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [OURS]
+    by_user: Any = quota("1/m", key="user")
     before = by_user(type("Before", (View,), {"authentication_classes": [], "get": page}))
-    for view, expected in ((inside, []), (before, ["W005"])):
-        assert [each[:4] for each in found_on(settings, {}, path("", view.as_view()))] == expected
+
+    (found,) = found_on(settings, {}, path("", before.as_view()))
+
+    assert found.startswith("W005")
 
 
-def test_e010_and_e012_a_decorator_names_no_rule_or_has_no_rate(settings: Any) -> None:
+def test_e012_a_decorator_without_a_rate(settings: Any) -> None:
     bare: Any = quota  # type checkers find it too
+
+    (found,) = found_on(settings, {}, path("b", bare(page)))
+
+    assert found.startswith("E012")
+    assert "test_checks.page has @quota without a rate. Write it with a rate: @quota('10/m')." in found
+
+
+def test_e010_a_decorator_names_an_unknown_rule(settings: Any) -> None:
+    (found,) = found_on(settings, {"search": "1/m"}, limited(quota(rule="serach")))
+
+    assert found.startswith("E010")
+    assert "Did you mean 'search'" in found
+
+
+def test_all_wrong_decorators_are_found_at_once(settings: Any) -> None:
+    bare: Any = quota
     unknown = limited(quota(rule="serach"))
+
     found = found_on(settings, {"search": "1/m"}, unknown, path("b", bare(page)), limited(quota(rate_of)))
+
     assert [each[:4] for each in found] == ["E012", "E010"]
-    assert "test_checks.page has @quota without a rate. Write it with a rate: @quota('10/m')." in found[0]
-    assert "Did you mean 'search'" in found[1]
 
 
 @pytest.mark.parametrize(
     ("limit", "applied", "named"),
     [
-        (quota("5/m", name="site"), "E011", "W009"), (quota("9/m", name="site"), "", ""), (quota("5/m"), "", ""),
-        (quota("9/m", name="site", cost=2), "E011", ""), (quota("5/m", name="site", key="user"), "", ""),
-        (quota("50/h", "5/m", name="site"), "E011", "W009"), (quota(rule="site"), "", ""),
-        (quota(rate_of, name="site"), "", ""), (quota("9/m", name="site", algorithm="token_bucket"), "", ""),
+        pytest.param(quota("5/m", name="site"), "E011", "W009", id="another rate"),
+        pytest.param(quota("9/m", name="site"), "", "", id="the same rate"),
+        pytest.param(quota("5/m"), "", "", id="no name"),
+        pytest.param(quota("9/m", name="site", cost=2), "E011", "", id="another cost"),
+        pytest.param(quota("5/m", name="site", key="user"), "", "", id="another key"),
+        pytest.param(quota("50/h", "5/m", name="site"), "E011", "W009", id="two rates"),
+        pytest.param(quota(rule="site"), "", "", id="the rule itself"),
+        pytest.param(quota(rate_of, name="site"), "", "", id="a function"),
+        pytest.param(quota("9/m", name="site", algorithm="token_bucket"), "", "", id="another algorithm"),
     ],
-)  # fmt: skip
-def test_e011_w009_a_view_limit_has_the_name_of_a_rule_and_differs(
-    limit: Any, applied: str, named: str, settings: Any
-) -> None:
-    """A rule that the middleware applies goes into one call with it; another one shares its count."""
-    for rules, expected in ((site(), applied), (site("9/m"), named)):
-        assert [each[:4] for each in found_on(settings, rules, limited(limit))] == [expected] * bool(expected)
+)
+class TestAViewLimitHasTheNameOfARule:
+    def test_e011_it_differs_from_a_rule_that_the_middleware_applies(
+        self, limit: Any, applied: str, named: str, settings: Any
+    ) -> None:
+        """Both go into one call."""
+        found = found_on(settings, site(), limited(limit))
+
+        assert [each[:4] for each in found] == [applied] * bool(applied)
+
+    def test_w009_it_shares_the_count_of_a_rule_with_another_rate(
+        self, limit: Any, applied: str, named: str, settings: Any
+    ) -> None:
+        found = found_on(settings, site("9/m"), limited(limit))
+
+        assert [each[:4] for each in found] == [named] * bool(named)
 
 
 API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
@@ -260,16 +318,24 @@ def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
     assert [each[:4] for each in found] == ["W047"] * is_mixed
 
 
-def test_w014_of_views(settings: Any) -> None:
-    by_phone, by_ip, used = quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b"), quota(rule="api")
-    unused = {"api": {"rate": "9/m", "key": "get:q"}}
-    cases: list[tuple[dict[str, Any], list[Any], bool]] = [
-        ({}, [by_phone], False), ({}, [by_phone, by_ip], True), ({"site": BY_IP}, [by_phone], True),
-        ({"site": {**BY_IP, "match": "/x/"}}, [by_phone], False), (unused, [used], False), (unused, [], True),
-    ]  # fmt: skip
-    for rules, limits, is_guarded in cases:
-        found = found_on(settings, rules, limited(*limits), only="W014")
-        assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
+BY_PHONE = quota("5/m", key="post:phone")
+
+
+@pytest.mark.parametrize(
+    ("rules", "limits", "is_guarded"),
+    [
+        pytest.param({}, [BY_PHONE], False, id="a view alone"),
+        pytest.param({}, [BY_PHONE, quota("9/m", key="ip", name="b")], True, id="a limit by address beside it"),
+        pytest.param({"site": BY_IP}, [BY_PHONE], True, id="a rule by address"),
+        pytest.param({"site": {**BY_IP, "match": "/x/"}}, [BY_PHONE], False, id="a rule by address of other URLs"),
+        pytest.param({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], False, id="a rule that is used"),
+        pytest.param({"api": {"rate": "9/m", "key": "get:q"}}, [], True, id="a rule that no view uses"),
+    ],
+)
+def test_w014_of_views(rules: dict[str, Any], limits: list[Any], is_guarded: bool, settings: Any) -> None:
+    found = found_on(settings, rules, limited(*limits), only="W014")
+
+    assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
 
 
 @pytest.mark.parametrize(
@@ -360,12 +426,25 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
     assert ["they answer GET, HEAD, OPTIONS" in each for each in found] == [True] * finds
 
 
-def test_names_that_the_urls_have_are_fine(settings: Any) -> None:
+@pytest.mark.parametrize(
+    "route",
+    [
+        pytest.param(path("x/", include([path("<slug:tenant>/", page)])), id="in the path"),
+        pytest.param(path("", page, {"tenant": 1}), id="among the extra arguments"),
+    ],
+)
+def test_an_argument_that_the_urls_have_is_fine(route: Any, settings: Any) -> None:
     rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg:tenant"}, "ip": BY_IP}
-    for route in (path("x/", include([path("<slug:tenant>/", page)])), path("", page, {"tenant": 1})):
-        assert found_on(settings, rules, route) == []
-    known = ["api:search", "api:*", "api:v1:items", "plain", "tests.support.urls_of_rules.nested", "functools.partial"]
-    assert found_on(settings, {"search": {"rate": "1/m", "match": known}}) == []
+
+    assert found_on(settings, rules, route) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api:search", "api:*", "api:v1:items", "plain", "tests.support.urls_of_rules.nested", "functools.partial"],
+)
+def test_a_name_that_the_urls_have_is_fine(name: str, settings: Any) -> None:
+    assert found_on(settings, {"search": {"rate": "1/m", "match": name}}) == []
 
 
 VERSIONS = [path("users/", page, name="users"), path("users/<int:pk>/", page, name="users")]
@@ -376,29 +455,56 @@ SUFFIXES = [
 ]
 
 
+TWO_NAMED_ONE = [path(f"{way}/", page, name="a") for way in "xy"]
+VERSIONED = [path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))]
+
+
 @pytest.mark.parametrize(
-    ("urls", "matches", "missed"),
+    ("urls", "match", "missed"),
     [
-        ([path(f"{way}/", page, name="a") for way in "xy"], ["/x/"], "fits '/x/' and misses '/y/', another URL"),
-        (HOOKS, ["/hook/", {"path": "/hook/", "host": "a.example"}, ["/hook/", "/x/"]], "misses '/hook'"),
-        (HOOKS, ["/hook"], ""),
-        *((urls, ["/users/"], "fits '/users/' and misses '/users.<format>'") for urls in SUFFIXES),
-        (SUFFIXES[0], ["/", "re:^/users", ["/users/", "/users.*"], f"{__name__}.page"], ""),
-        ([path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))], ["/v2/"], ""), (VERSIONS, ["/users/*/"], ""),
-        ([path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")], ["/blog/tag/"], ""),
-        ([path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")], ["/media/"], ""),
-        ([path("users/", page), path("users", View.as_view())], ["/users/"], ""),
+        pytest.param(TWO_NAMED_ONE, "/x/", "fits '/x/' and misses '/y/', another URL", id="two URLs of one name"),
+        pytest.param(HOOKS, "/hook/", "misses '/hook'", id="the path without a slash"),
+        pytest.param(HOOKS, {"path": "/hook/", "host": "a.example"}, "misses '/hook'", id="of a host"),
+        pytest.param(HOOKS, ["/hook/", "/x/"], "misses '/hook'", id="two paths"),
+        pytest.param(SUFFIXES[0], "/users/", "fits '/users/' and misses '/users.<format>'", id="suffixes"),
+        pytest.param(SUFFIXES[1], "/users/", "fits '/users/' and misses '/users.<format>'", id="suffixes of a regex"),
     ],
-)  # fmt: skip
-def test_w030_a_rule_reaches_a_view_by_one_url_and_misses_another(
-    urls: Any, matches: list[Any], missed: str, settings: Any
+)
+def test_w030_a_rule_reaches_a_view_by_one_url_but_misses_another(
+    urls: Any, match: Any, missed: str, settings: Any
 ) -> None:
-    for match in matches:
-        found = found_on(settings, site(match=match), *urls, only="W030")
-        assert len(found) == bool(missed)
-        assert all(missed in each for each in found)
-    for options in ({"exclude": "/hook/"}, {"match": "/hook/", "exclude": "/hook"}):
-        assert found_on(settings, site(**options), *HOOKS, only="W030") == []
+    (found,) = found_on(settings, site(match=match), *urls, only="W030")
+
+    assert missed in found
+
+
+@pytest.mark.parametrize(
+    ("urls", "options"),
+    [
+        pytest.param(HOOKS, {"match": "/hook"}, id="the beginning of both"),
+        pytest.param(HOOKS, {"exclude": "/hook/"}, id="exclude misses one"),
+        pytest.param(HOOKS, {"match": "/hook/", "exclude": "/hook"}, id="the other is excluded"),
+        pytest.param(SUFFIXES[0], {"match": "/"}, id="all paths"),
+        pytest.param(SUFFIXES[0], {"match": "re:^/users"}, id="a regex"),
+        pytest.param(SUFFIXES[0], {"match": ["/users/", "/users.*"]}, id="suffixes are listed"),
+        pytest.param(SUFFIXES[0], {"match": f"{__name__}.page"}, id="the view"),
+        pytest.param(VERSIONED, {"match": "/v2/"}, id="one version of two"),
+        pytest.param(VERSIONS, {"match": "/users/*/"}, id="details, not the list"),
+        pytest.param(
+            [path("blog/", page, name="a"), path("blog/tag/<slug:tag>/", page, name="b")],
+            {"match": "/blog/tag/"},
+            id="two names",
+        ),
+        pytest.param(
+            [path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")],
+            {"match": "/media/"},
+            id="two sets of extra arguments",
+        ),
+        pytest.param([path("users/", page), path("users", View.as_view())], {"match": "/users/"}, id="two views"),
+    ],
+)
+def test_w030_does_not_find_a_rule_that_means_it(urls: Any, options: Any, settings: Any) -> None:
+    assert found_on(settings, site(**options), *urls, only="W030") == []
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())
@@ -419,18 +525,38 @@ def test_our_tag_asks_no_database(tmp_path: Path) -> None:
         assert all(each.id != "django_quota.W031" for each in run_checks(tags=["django_quota"], databases=["default"]))
 
 
-def test_w031_the_tables_of_overrides_are_missing(tmp_path: Path, django_db_blocker: Any) -> None:
-    empty = sqlite_database(tmp_path / "empty.sqlite3")
-    with django_db_blocker.unblock(), default_database(empty):
+@pytest.fixture
+def empty(tmp_path: Path, django_db_blocker: Any) -> Iterator[None]:
+    """A database without our tables is the default one."""
+    with django_db_blocker.unblock(), default_database(sqlite_database(tmp_path / "empty.sqlite3")):
+        yield
+
+
+def migrate_others() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE django_migrations (id integer)")
+
+
+@pytest.mark.usefixtures("empty")
+class TestW031TheTablesOfOverridesAreMissing:
+    def test_it_names_them(self) -> None:
+        migrate_others()
+
+        ((code, message),) = _database_findings()
+
+        assert code == "W031"
+        assert "lacks the tables django_quota_overridechange, django_quota_quotaoverride" in message
+
+    def test_the_first_migrate_of_a_site_is_no_finding(self) -> None:
+        assert _database_findings() == []
+
+    def test_a_database_that_is_not_checked_is_not_asked(self) -> None:
+        migrate_others()
+
         with CaptureQueriesContext(connection) as queries:
             assert run_checks(tags=["database"], databases=[]) == []
+
         assert not queries.captured_queries
-        assert _database_findings() == []  # the first `migrate` of a site
-        with connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE django_migrations (id integer)")
-        ((code, message),) = _database_findings()
-    assert code == "W031"
-    assert "does not have the tables django_quota_overridechange, django_quota_quotaoverride" in message
 
 
 @pytest.mark.parametrize(
@@ -498,10 +624,16 @@ def test_a_site_with_tenants_is_told_what_they_share(
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_key_of_the_page_counts_each_user_of_each_tenant() -> None:
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        pytest.param(User(pk=42), "member:acme:42", id="a user"),
+        pytest.param(AnonymousUser(), "ip:192.0.2.1", id="a visitor"),
+    ],
+)
+def test_the_key_of_the_page_counts_each_user_of_each_tenant(user: Any, subject: str) -> None:
     key = run_page("docs/going_live.md")["user_of_tenant"]
     request: Any = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
-    request.tenant, request.user = SimpleNamespace(schema_name="acme"), User(pk=42)
-    assert check("5/m", request, key=key).subject == "member:acme:42"
-    request.user = AnonymousUser()
-    assert check("5/m", request, key=key).subject == "ip:192.0.2.1"
+    request.tenant, request.user = SimpleNamespace(schema_name="acme"), user
+
+    assert check("5/m", request, key=key).subject == subject
