@@ -1,10 +1,11 @@
-"""Reserving and settling, here or from a text in another process."""
+"""Reserving and settling, here or from a string in another process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from datetime import date
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -64,115 +65,284 @@ def shown(decision: Decision) -> list[Any]:
 
 @both_stores
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_settling_gives_the_rest_back_once_and_charges_more_in_full(algorithm: Any) -> None:
-    with freeze(START):
+class TestSettling:
+    @pytest.fixture(autouse=True)
+    def at_one_time(self) -> Iterator[None]:
+        with freeze(START):
+            yield
+
+    def test_a_reservation_is_spent_until_it_is_settled(self, algorithm: Any) -> None:
+        reserve("1000/h", USER, 600, algorithm=algorithm)
+
+        assert left(algorithm=algorithm) == 400
+
+    def test_settling_gives_the_rest_back(self, algorithm: Any) -> None:
         with reserve("1000/h", USER, 600, algorithm=algorithm) as reservation:
-            assert left(algorithm=algorithm) == 400
             reservation.settle(150)
-        reservation.settle(0)  # a second time it changes nothing
-        reservation.cancel()
-        reserve("1000/h", USER, 600, algorithm=algorithm).cancel()
+
         assert left(algorithm=algorithm) == 850
+
+    def test_settling_again_changes_nothing(self, algorithm: Any) -> None:
+        reservation = reserve("1000/h", USER, 600, algorithm=algorithm)
+        reservation.settle(150)
+
+        reservation.settle(0)
+        reservation.cancel()
+
+        assert left(algorithm=algorithm) == 850
+
+    def test_cancelling_gives_all_back(self, algorithm: Any) -> None:
+        reserve("1000/h", USER, 600, algorithm=algorithm).cancel()
+
+        assert left(algorithm=algorithm) == 1_000
+
+    def test_settling_charges_more_than_the_estimate_in_full(self, algorithm: Any) -> None:
         assert reserve("1000/h", USER, 600, algorithm=algorithm).settle(1_500).remaining == 0
+
         decision = check("1000/h", USER, algorithm=algorithm)
-        assert (decision.allowed, bool(decision.retry_after)) == (False, True)
+        assert not decision.allowed
+        assert decision.retry_after
 
 
-def test_what_is_given_back_where_a_key_has_lost_its_ttl_deletes_no_count(redis_cache: None, raw: Any) -> None:
+def test_settling_a_key_that_has_lost_its_ttl_keeps_its_count(redis_cache: None, raw: Any) -> None:
     check("9/h", USER, 3)
     reservation = reserve("9/h", USER, 5)
     assert all(raw.persist(key) for key in raw.keys(f"*{USER}*:r:*"))
+
     assert reservation.settle(2).remaining == 4
 
 
 @in_memory
 class TestReserving:
-    def test_sync_it_raises_without_room_an_error_cancels_and_else_the_estimate_stays(self) -> None:
+    def test_an_error_in_the_block_cancels(self) -> None:
         with freeze(START):
             with pytest.raises(ZeroDivisionError), reserve("100/h", USER, 40):
                 1 / 0  # noqa: B018
+
             assert left("100/h") == 100
-            with reserve("100/h", USER, 70):
-                pass
+
+    def test_without_room_it_raises_with_the_decision(self) -> None:
+        with freeze(START):
+            reserve("100/h", USER, 70)
+
             with pytest.raises(QuotaExceeded) as caught:
                 reserve("100/h", USER, 40)
-            assert caught.value.decision.remaining == 30
-        for moment, remaining in ((START + 60 * MINUTE - 1, 30), (START + 60 * MINUTE, 100)):
-            with freeze(moment):
-                assert left("100/h") == remaining
 
-    def test_async_it_is_entered_or_awaited(self) -> None:
+        assert caught.value.decision.remaining == 30
+
+    @pytest.mark.parametrize(
+        ("after", "remaining"),
+        [pytest.param(60 * MINUTE - 1, 30, id="inside"), pytest.param(60 * MINUTE, 100, id="over")],
+    )
+    def test_a_block_that_settles_nothing_leaves_the_estimate_spent(self, after: int, remaining: int) -> None:
+        with freeze(START), reserve("100/h", USER, 70):
+            pass
+
+        with freeze(START + after):
+            assert left("100/h") == remaining
+
+    def test_async_an_entered_reservation_is_settled(self) -> None:
         async def work() -> None:
             async with areserve("1000/h", USER, 600) as reservation:
                 await reservation.asettle(100)
-            await (await areserve("1000/h", USER, 600)).acancel()
-            with pytest.raises(ZeroDivisionError):
-                async with areserve("1000/h", USER, 600):
-                    1 / 0  # noqa: B018
-            with pytest.raises(QuotaExceeded):
-                await areserve("1000/h", USER, 901)
 
         with freeze(START):
             asyncio.run(work())
+
             assert left() == 900
 
-    def test_if_limiting_is_off_or_a_shadow_would_refuse_nothing_is_reserved(self, settings: Any) -> None:
-        with freeze(START):
-            assert not reserve("1000/h", USER, 1_001, shadow=True, name="shadow").is_open
-            assert reserve("1000/h", USER, 1_000, shadow=True, name="shadow").is_open
-        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        reservation, *more = [reserve("1/m", USER, 1) for _ in range(3)]
-        assert not any(each.is_open for each in (reservation, *more))
-        settings.QUOTA = {**settings.QUOTA, "ENABLED": True}
-        assert later(reservation).settle(0).remaining == 1, "nothing is given back"
+    def test_async_an_awaited_reservation_is_cancelled(self) -> None:
+        async def work() -> Reservation:
+            reservation = await areserve("1000/h", USER, 600)
+            await reservation.acancel()
+            return reservation
 
-    def test_settling_for_what_is_no_cost_is_an_error_and_leaves_the_hold_open(self) -> None:
+        with freeze(START):
+            reservation = asyncio.run(work())
+
+            assert not reservation.is_open
+            assert left() == 1_000
+
+    def test_async_an_error_in_the_block_cancels(self) -> None:
+        async def work() -> None:
+            async with areserve("1000/h", USER, 600):
+                1 / 0  # noqa: B018
+
+        with freeze(START):
+            with pytest.raises(ZeroDivisionError):
+                asyncio.run(work())
+
+            assert left() == 1_000
+
+    def test_async_without_room_it_raises(self) -> None:
+        async def work() -> None:
+            await areserve("1000/h", USER, 901)
+
+        with freeze(START):
+            check("1000/h", USER, 100)
+
+            with pytest.raises(QuotaExceeded):
+                asyncio.run(work())
+
+            assert left() == 900
+
+    @pytest.mark.parametrize(
+        ("cost", "is_open"),
+        [pytest.param(1_001, False, id="no room"), pytest.param(1_000, True, id="room")],
+    )
+    def test_a_shadow_reserves_only_what_has_room(self, cost: int, is_open: bool) -> None:
+        with freeze(START):
+            assert reserve("1000/h", USER, cost, shadow=True, name="shadow").is_open == is_open
+
+    def test_nothing_is_reserved_while_limiting_is_off(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
+        assert [reserve("1/m", USER, 1).is_open for _ in range(3)] == [False] * 3
+
+    def test_what_was_asked_for_while_limiting_was_off_gives_nothing_back(self, settings: Any) -> None:
+        on = settings.QUOTA
+        settings.QUOTA = {**on, "ENABLED": False}
+        reservation = reserve("1/m", USER, 1)
+        settings.QUOTA = on
+
+        assert later(reservation).settle(0).remaining == 1
+
+    @pytest.mark.parametrize("actual", [-1, 1.5, "3", True, 10**12 + 1])
+    def test_settling_for_what_is_not_a_cost_is_an_error(self, actual: Any) -> None:
+        reservation = reserve("1000/h", USER, 600)
+
+        with pytest.raises(RuleError, match="not a whole number"):
+            reservation.settle(actual)
+
+    @pytest.mark.parametrize("actual", [-1, 1.5, "3", True, 10**12 + 1])
+    def test_settling_for_what_is_not_a_cost_leaves_the_reservation_open(self, actual: Any) -> None:
         with freeze(START):
             reservation = reserve("1000/h", USER, 600)
-            for actual in (-1, 1.5, "3", True, 10**12 + 1):
-                with pytest.raises(RuleError, match="not a whole number"):
-                    reservation.settle(actual)  # type: ignore[arg-type]
+            with pytest.raises(RuleError):
+                reservation.settle(actual)
+
             reservation.cancel()
+
             assert left() == 1_000
+
+    def test_a_rule_that_counts_different_values_cannot_be_reserved(self) -> None:
         with pytest.raises(RuleError, match="counts different values"):
             reserve("3/d", USER, distinct=True)
 
-    def test_overrides_that_came_since_are_settled_too(self) -> None:
+
+@in_memory
+class TestOverridesThatCameSince:
+    """They came after the estimate was spent, before it is settled."""
+
+    @pytest.fixture(autouse=True)
+    def at_one_time(self) -> Iterator[None]:
         with freeze(START):
-            reservation, less = reserve("1000/h", USER, 10), reserve("1000/h", USER, 100)
-            override("r 0 0 500/m", "1000/h", USER)  # a window of its own is charged, and gets nothing back
-            assert less.settle(0).remaining == 500
-            assert not reservation.settle(5_000)
-            assert not check("1000/h", USER, 500)
-            for mode, said in (("b", (False, "blocked")), ("x", (True, "exempt"))):
-                override("", "1000/h", USER)
-                reservation = reserve("1000/h", USER, 600)
-                override(f"{mode} 0 0 ", "1000/h", USER)
-                assert [(outcome.allowed, outcome.why) for outcome in reservation.settle(100).outcomes] == [said]
-            override("", "1000/h", USER)
-            assert left() == 1_000 - 110 - 200
+            yield
+
+    def test_a_window_of_its_own_gets_nothing_back(self) -> None:
+        reservation = reserve("1000/h", USER, 100)
+        override("r 0 0 500/m", "1000/h", USER)
+
+        assert reservation.settle(0).remaining == 500
+
+    def test_the_window_of_the_rule_gets_nothing_back_for_another(self) -> None:
+        reservation = reserve("1000/h", USER, 100)
+        override("r 0 0 500/m", "1000/h", USER)
+        reservation.settle(0)
+        override("", "1000/h", USER)
+
+        assert left() == 900
+
+    def test_a_window_of_its_own_is_charged(self) -> None:
+        reservation = reserve("1000/h", USER, 10)
+        override("r 0 0 500/m", "1000/h", USER)
+
+        assert not reservation.settle(5_000)
+
+        assert not check("1000/h", USER, 500)
+
+    @pytest.mark.parametrize(("mode", "allowed", "why"), [("b", False, "blocked"), ("x", True, "exempt")])
+    def test_a_block_or_exemption_is_the_answer(self, mode: str, allowed: bool, why: str) -> None:
+        reservation = reserve("1000/h", USER, 600)
+        override(f"{mode} 0 0 ", "1000/h", USER)
+
+        decision = reservation.settle(100)
+
+        assert [(outcome.allowed, outcome.why) for outcome in decision.outcomes] == [(allowed, why)]
+
+    @pytest.mark.parametrize("mode", ["b", "x"], ids=["blocked", "exempt"])
+    def test_the_rest_is_given_back_to_a_subject_that_no_store_is_asked_for(self, mode: str) -> None:
+        reservation = reserve("1000/h", USER, 600)
+        override(f"{mode} 0 0 ", "1000/h", USER)
+        reservation.settle(100)
+        override("", "1000/h", USER)
+
+        assert left() == 900
 
 
 @both_stores
-@pytest.mark.parametrize("group", [None, "shop"])
-def test_a_text_settles_counters_and_limits_together_and_once(group: str | None) -> None:
-    credit = counter("credits", group=group)
-    for org, actual in ((ORG, 0), ("org:8", 1_040)):
-        credit.set(org, 1_000)
+@pytest.mark.parametrize("group", [None, "shop"], ids=["no group", "a group"])
+class TestReservationsOfSeveralEntries:
+    """A check, tokens, and credits of a counter: read from a string half an hour later."""
+
+    def read(self, group: str | None) -> Reservation:
+        credit = counter("credits", group=group)
+        credit.set(ORG, 1_000)
         with freeze(START):
-            text = reserve_all([("9/m", USER), ("tokens", org, 900), (credit, org, 900)]).dumps()
+            text = reserve_all([("9/m", USER), ("tokens", ORG, 900), (credit, ORG, 900)]).dumps()
+        return Reservation.loads(text)
+
+    def left(self, group: str | None) -> tuple[int | None, int | None]:
+        return counter("credits", group=group).get(ORG), peek("tokens", ORG).remaining
+
+    def test_a_string_keeps_what_was_reserved(self, group: str | None) -> None:
+        reservation = self.read(group)
+
+        assert reservation.is_open
+        assert reservation.costs == (1, 900, 900)
+        assert reservation.decided_at == START
+
+    @pytest.mark.parametrize(
+        ("actual", "credits_left", "tokens_left"),
+        [pytest.param(0, 1_000, 1_000, id="nothing was used"), pytest.param(1_040, -40, 0, id="more was used")],
+    )
+    def test_counters_settle_together_with_limits(
+        self, actual: int, credits_left: int, tokens_left: int, group: str | None
+    ) -> None:
+        reservation = self.read(group)
+
         with freeze(START + 30 * MINUTE):
-            reservation = Reservation.loads(text)
-            assert (reservation.costs, reservation.is_open, reservation.decided_at) == ((1, 900, 900), True, START)
             reservation.settle({"tokens": actual, "credits": actual})
-            reservation.cancel()  # a second time it changes nothing
-            assert not later(reservation).is_open
-            assert later(reservation).settle(0).outcomes
-            assert (credit.get(org), peek("tokens", org).remaining) == (1_000 - actual, max(0, 1_000 - actual))
+
+            assert self.left(group) == (credits_left, tokens_left)
+
+    @pytest.mark.parametrize(("actual", "left"), [(0, (1_000, 1_000)), (1_040, (-40, 0))])
+    def test_cancelling_after_settling_changes_nothing(self, actual: int, left: Any, group: str | None) -> None:
+        reservation = self.read(group)
+
+        with freeze(START + 30 * MINUTE):
+            reservation.settle({"tokens": actual, "credits": actual})
+            reservation.cancel()
+
+            assert self.left(group) == left
+
+    @pytest.mark.parametrize(("actual", "left"), [(0, (1_000, 1_000)), (1_040, (-40, 0))])
+    def test_settling_a_string_of_a_settled_reservation_changes_nothing(
+        self, actual: int, left: Any, group: str | None
+    ) -> None:
+        reservation = self.read(group)
+
+        with freeze(START + 30 * MINUTE):
+            reservation.settle({"tokens": actual, "credits": actual})
+            again = later(reservation)
+            assert not again.is_open
+            assert again.settle(0).outcomes
+
+            assert self.left(group) == left
 
 
 @in_memory
-def test_an_exempt_hit_that_is_settled_after_its_override_was_lifted_counts_for_its_day_once() -> None:
+def test_an_exempt_hit_counts_once_for_its_day_after_its_override_was_lifted() -> None:
     with freeze(START):
         override("x 0 0 ", "tokens", ORG)
         reservation = reserve("tokens", ORG, 100)
@@ -184,7 +354,7 @@ def test_an_exempt_hit_that_is_settled_after_its_override_was_lifted_counts_for_
 
 
 @in_memory
-def test_a_receipt_has_an_id_of_its_own_which_its_text_keeps() -> None:
+def test_the_id_of_a_receipt_stays_in_its_string() -> None:
     first, second = (reserve("tokens", ORG, 100) for _ in range(2))
     assert first._receipt.id == later(later(first))._receipt.id
     assert len({first._receipt.id, second._receipt.id, ""}) == 3
@@ -193,7 +363,7 @@ def test_a_receipt_has_an_id_of_its_own_which_its_text_keeps() -> None:
 @both_stores
 @pytest.mark.django_db
 @pytest.mark.parametrize("is_exempt", [False, True])
-def test_the_day_of_the_hit_counts_what_was_settled_and_a_bill_shows_it(is_exempt: bool) -> None:
+def test_the_day_of_the_hit_counts_what_was_settled(is_exempt: bool) -> None:
     with freeze(START):
         if is_exempt:
             QuotaOverride.objects.create(subject=ORG, rule="tokens", mode="exempt")
@@ -238,15 +408,28 @@ def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -
 
 
 @in_memory
-def test_functions_of_requests_are_left_out_and_an_entry_stays_short(rf: Any) -> None:
-    options: Any = {"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"}
-    reservation = reserve(Rule.make("n" * 40, "10/s", "1000/h", "5000/d", **options), rf.get("/"), 3)
-    assert len(reservation.dumps()) < 1_000
-    assert [outcome.used for outcome in later(reservation).settle(5).outcomes] == [5, 5, 5]
-    with freeze(START):  # rates of overrides and of functions
-        override("r 0 0 500/h", "bucket", USER)
-        assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
-        assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
+class TestWhatAStringKeeps:
+    OPTIONS: Any = MappingProxyType({"key": by_org, "skip": lambda request: False, "exempt": "10.0.0.0/8"})
+
+    def test_an_entry_is_short(self, rf: Any) -> None:
+        rule = Rule.make("n" * 40, "10/s", "1000/h", "5000/d", **self.OPTIONS)
+
+        assert len(reserve(rule, rf.get("/"), 3).dumps()) < 1_000
+
+    def test_functions_of_requests_are_left_out(self, rf: Any) -> None:
+        reservation = reserve(Rule.make("n", "10/s", "1000/h", "5000/d", **self.OPTIONS), rf.get("/"), 3)
+
+        assert [outcome.used for outcome in later(reservation).settle(5).outcomes] == [5, 5, 5]
+
+    def test_the_rate_of_an_override_is_kept(self) -> None:
+        with freeze(START):
+            override("r 0 0 500/h", "bucket", USER)
+
+            assert later(reserve("bucket", USER, 400)).settle(100).remaining == 400
+
+    def test_the_rate_of_a_function_is_kept(self, rf: Any) -> None:
+        with freeze(START):
+            assert later(reserve("dynamic", rf.get("/"), 40)).settle(10).remaining == 40
 
 
 def _other(other: Any, text: str) -> Any:
@@ -273,14 +456,14 @@ def _with_another_estimate(text: str) -> str:
         pytest.param(_with_another_estimate, id="another estimate"),
     ],
 )
-def test_only_an_unchanged_text_is_a_reservation(changed: Any) -> None:
+def test_only_an_unchanged_string_is_a_reservation(changed: Any) -> None:
     text = reserve("9/m", ORG, 3).dumps()
     with pytest.raises(RuleError, match=r"is not a reservation of this site.* Use what reservation\.dumps"):
         Reservation.loads(changed(text))
 
 
 @in_memory
-def test_a_text_of_a_former_secret_key_is_read(settings: Any) -> None:
+def test_a_string_of_a_former_secret_key_is_read(settings: Any) -> None:
     text = reserve("9/m", ORG, 3).dumps()
     settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "a new key"
     assert Reservation.loads(text).settle(1).remaining == 8
@@ -307,14 +490,20 @@ def test_a_rule_is_settled_as_the_settings_have_it_by_then(
 
 
 @in_memory
-def test_a_rule_or_tier_that_no_longer_exists_is_named(settings: Any) -> None:
-    plain, tiered = reserve("tokens", USER, 90).dumps(), reserve("tiered", USER, 90, tier="pro").dumps()
+@pytest.mark.parametrize(
+    ("rule", "options", "says"),
+    [
+        pytest.param("tokens", {}, r"There is no rule 'tokens' in QUOTA.* Did you mean 'token'\?", id="a rule"),
+        pytest.param("tiered", {"tier": "pro"}, r"Rule 'tiered' has no tier 'pro'. Known: 'x'", id="a tier"),
+    ],
+)
+def test_what_no_longer_exists_is_named(rule: str, options: Any, says: str, settings: Any) -> None:
+    text = reserve(rule, USER, 90, **options).dumps()
     configure(settings, token="1/m", tiered={**RULES["tiered"], "rate": {"x": "1/m"}})
     del settings.QUOTA["RULES"]["tokens"]
-    with pytest.raises(RuleError, match=r"There is no rule 'tokens' in QUOTA.* Did you mean 'token'\?"):
-        Reservation.loads(plain)
-    with pytest.raises(RuleError, match=r"Rule 'tiered' has no tier 'pro'. Known: 'x'"):
-        Reservation.loads(tiered)
+
+    with pytest.raises(RuleError, match=says):
+        Reservation.loads(text)
 
 
 # --- `reservation.stream`: a reservation is settled when its stream is over, however it ends --------------------------
@@ -357,29 +546,59 @@ def estimate() -> Reservation:
 
 
 @streaming
-def test_the_end_of_a_stream_its_error_and_a_client_that_leaves_settle_it() -> None:
-    model = Model()
-    stream = estimate().stream(model.parts(ZeroDivisionError), used=model.cost)
+def test_an_estimate_stays_spent_until_its_stream_is_over() -> None:
+    estimate().stream(Model().parts(), used=lambda: 5)
+
     assert left() == 400
+
+
+@streaming
+def test_a_stream_that_fails_settles_what_was_used() -> None:
+    model = Model()
+
     with pytest.raises(ZeroDivisionError):
-        list(stream)
+        list(estimate().stream(model.parts(ZeroDivisionError), used=model.cost))
+
     assert left() == 970
-    model, held = Model(), estimate()
-    response = held.stream(StreamingHttpResponse(model.parts()), used=model.cost)
+
+
+@streaming
+def test_the_end_of_a_streaming_response_settles_what_was_used() -> None:
+    model, reservation = Model(), estimate()
+    response = reservation.stream(StreamingHttpResponse(model.parts()), used=model.cost)
+
     assert response.getvalue() == b"part" * 3
-    assert (left(), held.is_open) == (940, False)
+
+    assert not reservation.is_open
+    assert left() == 970
+
+
+@streaming
+def test_closing_a_streaming_response_after_its_end_changes_nothing() -> None:
+    model = Model()
+    response = estimate().stream(StreamingHttpResponse(model.parts()), used=model.cost)
+    response.getvalue()
+
     response.close()
-    assert left() == 940
+
+    assert left() == 970
+
+
+@streaming
+def test_a_client_that_leaves_settles_what_was_used() -> None:
     model = Model()
     response = estimate().stream(StreamingHttpResponse(model.parts()), used=model.cost)
     next(iter(response))
+
     response.close()
-    assert (model.is_closed, left()) == (True, 930)
+
+    assert model.is_closed
+    assert left() == 990
 
 
 @streaming
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_block_that_fails_after_it_has_made_a_stream_gives_the_estimate_back(is_async: bool) -> None:
+def test_a_block_that_fails_after_making_a_stream_gives_the_estimate_back(is_async: bool) -> None:
     """Nobody sends the stream."""
 
     def fails() -> None:
@@ -398,31 +617,67 @@ def test_a_block_that_fails_after_it_has_made_a_stream_gives_the_estimate_back(i
 
 
 @streaming
-def test_a_name_that_several_entries_have_cannot_be_settled_by_name() -> None:
-    rule = Rule.make("tpm", "100/h")
-    reservation = reserve_all([(rule, "user:1", 5), (rule, "user:2", 5)])
-    with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 2 numbers."):
-        reservation.settle({"tpm": 3})
-    reservation.settle([1, 2])
-    assert [peek(rule, subject).remaining for subject in ("user:1", "user:2")] == [99, 98]
+class TestSeveralEntriesOfOneName:
+    RULE = Rule.make("tpm", "100/h")
+
+    def reserved(self) -> Reservation:
+        return reserve_all([(self.RULE, "user:1", 5), (self.RULE, "user:2", 5)])
+
+    def test_they_cannot_be_settled_by_name(self) -> None:
+        with pytest.raises(RuleError, match=r"Rule 'tpm' has several entries. Use a list of 2 numbers."):
+            self.reserved().settle({"tpm": 3})
+
+    def test_they_are_settled_by_a_list(self) -> None:
+        self.reserved().settle([1, 2])
+
+        assert [peek(self.RULE, subject).remaining for subject in ("user:1", "user:2")] == [99, 98]
+
+    def test_they_are_settled_after_an_error(self) -> None:
+        reservation = self.reserved()
+        with pytest.raises(RuleError):
+            reservation.settle({"tpm": 3})
+
+        reservation.settle([1, 2])
+
+        assert [peek(self.RULE, subject).remaining for subject in ("user:1", "user:2")] == [99, 98]
 
 
 @streaming
-def test_if_used_fails_the_estimate_stays_spent_and_no_stream_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    wrong: list[Any] = [lambda: 1 / 0, lambda: "many", lambda: -1]
-    for number, used in enumerate(wrong, start=1):
-        list(reserve("1000/h", USER, 100).stream(iter([b"part"]), used=used))
-        assert caplog.text.count("the estimate of its reservation stays spent") == number
-        assert left() == 1_000 - 100 * number
-    no_streams: list[Any] = [HttpResponse(b"all"), b"all", 5]
-    for no_stream in no_streams:
-        with pytest.raises(RuleError, match=r"is not a stream. "):
-            reserve("1000/h", USER, 1).stream(no_stream, used=lambda: 1)
+@pytest.mark.parametrize(
+    "used",
+    [
+        pytest.param(lambda: 1 / 0, id="it raises"),
+        pytest.param(lambda: "many", id="a string"),
+        pytest.param(lambda: -1, id="a negative number"),
+    ],
+)
+def test_if_used_fails_the_estimate_stays_spent(used: Any, caplog: pytest.LogCaptureFixture) -> None:
+    list(reserve("1000/h", USER, 100).stream(iter([b"part"]), used=used))
+
+    assert left() == 900
+    assert caplog.text.count("the estimate of its reservation stays spent") == 1
 
 
 @streaming
-@pytest.mark.parametrize(("is_over", "times"), [(False, 1), (True, 1), (True, 2)])
-def test_a_cancelled_task_and_a_client_that_goes_away_behind_the_last_part_pay(is_over: bool, times: int) -> None:
+@pytest.mark.parametrize(
+    "no_stream",
+    [pytest.param(HttpResponse(b"all"), id="a response"), pytest.param(b"all", id="bytes"), pytest.param(5, id="5")],
+)
+def test_what_is_not_a_stream_is_an_error(no_stream: Any) -> None:
+    with pytest.raises(RuleError, match=r"is not a stream. "):
+        reserve("1000/h", USER, 1).stream(no_stream, used=lambda: 1)
+
+
+@streaming
+@pytest.mark.parametrize(
+    ("is_over", "times"),
+    [
+        pytest.param(False, 1, id="in the middle"),
+        pytest.param(True, 1, id="after the last part"),
+        pytest.param(True, 2, id="twice after the last part"),
+    ],
+)
+def test_a_cancelled_task_pays_what_it_used(is_over: bool, times: int) -> None:
     reached = asyncio.Event()
 
     async def parts() -> AsyncIterator[bytes]:
@@ -450,8 +705,15 @@ def test_a_cancelled_task_and_a_client_that_goes_away_behind_the_last_part_pay(i
 
 
 @streaming
-@pytest.mark.parametrize(("of_django", "parts"), [(False, 1), (True, 1), (True, 3)])
-def test_its_end_aclose_or_django_which_closes_it_in_a_thread_settle_it(of_django: bool, parts: int) -> None:
+@pytest.mark.parametrize(
+    ("of_django", "parts"),
+    [
+        pytest.param(False, 1, id="aclose"),
+        pytest.param(True, 1, id="Django closes it in a thread"),
+        pytest.param(True, 3, id="its end"),
+    ],
+)
+def test_the_end_of_an_async_stream_settles_it_however_it_ends(of_django: bool, parts: int) -> None:
     model = Model()
 
     async def work() -> None:
