@@ -179,7 +179,7 @@ def call_problem(call: Call, answer: Any) -> str:
     if isinstance(answer, StoreUnavailable):
         return f"{answer!r}"
     if call.kind.startswith(SERVES):
-        return "" if answer.status_code == 200 else f"{answer!r} is no 200"
+        return "" if answer.status_code == 200 else f"{answer!r} is not a 200"
     if call.kind != RAISES and not (answer.allowed and not answer.degraded):
         return f"{answer!r} is not from Redis"
     return ""
