@@ -4,8 +4,8 @@ import csv
 import io
 import json
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import product
 from typing import Any
 
 import pytest
@@ -34,18 +34,26 @@ HOSTILE = [
 ]  # fmt: skip
 SUBJECTS = [f"{'path' if number % 2 else 'user'}:{name}" for number, name in enumerate(HOSTILE)]
 NAMES_OF_RULES = [name.encode(errors="replace").decode() for name in HOSTILE]
-"""Halves of characters are no names of rules."""
+"""A rule's name cannot have half a character."""
 
-NEVER_RAW = {chr(sign) for sign in (*range(32), *range(127, 160), 0x2028, 0x2029, 0x202E, 0x2066, 0x200B, 0xFEFF)}
+NEVER_RAW = {chr(code) for code in (*range(32), *range(127, 160), 0x2028, 0x2029, 0x202E, 0x2066, 0x200B, 0xFEFF)}
 
 
 def is_one_line(text: str) -> bool:
     """Say whether a line of a log or a terminal is what it looks like."""
-    return not NEVER_RAW & set(text) and not any("\ud800" <= sign <= "\udfff" for sign in text)
+    return not NEVER_RAW & set(text) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @pytest.fixture
-def played(one_redis: Any, settings: Any) -> None:
+def counted(db: None) -> None:
+    """A day's count of each subject."""
+    for subject, rule in zip(SUBJECTS, NAMES_OF_RULES, strict=True):
+        saved = adapters.read_subject(subject)
+        DailyCounter.objects.create(subject=saved, rule=rule.replace("\0", ""), day="2026-11-21", allowed=1)
+
+
+@pytest.fixture
+def played(one_redis: Any, counted: None, settings: Any) -> None:
     """Everything that may be named is named by an enemy, and shown somewhere."""
     settings.QUOTA = {"RULES": {"login": "5/m"}}
     User.objects.create_user("1", first_name=MARKUP, last_name=MARKUP, email="xss@example.org")
@@ -58,108 +66,227 @@ def played(one_redis: Any, settings: Any) -> None:
         saved = adapters.read_subject(subject)
         reason = (MARKUP + subject).encode(errors="replace").decode().replace("\0", "")
         QuotaOverride.objects.create(subject=saved, rule="login", rate="5/m", reason=reason)
-        DailyCounter.objects.create(subject=saved, rule=rule.replace("\0", ""), day="2026-11-21", allowed=1)
     count_what_waits()
 
 
-@pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
-def test_nothing_breaks_out_of_any_page_and_no_cell_of_the_csv_is_a_formula() -> None:
-    root: Any = superuser(MARKUP)
-    known: set[str] = set()
+def page_of(root: Any, address: str, subject: str) -> Any:
+    name = subject.encode("utf-8", "surrogatepass")
+    reply = root.get(address, {"subject": name, "who": name, "on": json.dumps([MARKUP]), "sizes": "1"})
+    assert reply.status_code < 500, (address, subject)
+    return reply
+
+
+def pages_that_show_names(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every page of the admin, and those of each subject, with its address."""
     asked = [(address, "") for address in addresses()]
     asked += [(address, SUBJECTS[0]) for address, _ in asked if "/subject/" in address or "/usage/" in address]
     asked += [(f"{ROOT}django_quota/subject/", subject) for subject in SUBJECTS[1:]]
     for address, subject in asked:
-        name = subject.encode("utf-8", "surrogatepass")
-        reply = root.get(address, {"subject": name, "who": name, "on": json.dumps([MARKUP]), "sizes": "1"})
-        assert reply.status_code < 500, (address, subject)
+        reply = page_of(root, address, subject)
         if reply.streaming or not reply.content:
             reply.close()
-            continue
-        found = seen(reply)
-        known |= found.names
-        assert not {each for each in found.names if "xss" in each or each.startswith("on")}, (address, subject)
-        assert not {each for each in found.links if each.strip().lower().startswith("javascript")}, address
-        assert b"{{xss" not in reply.content or b"&lt;xss" in reply.content or b"u003Cxss" in reply.content
-    assert {"table", "form", "input", "a"} <= known
-    for page in ("overview", "quotaoverride", "dailycounter"):
-        assert b"&lt;xss onxss" in root.get(f"{ROOT}django_quota/{page}/").content, "they are shown at all"
-    for page in ("dailycounter/export/", "dailycounter/usage/csv/?subject=path:%3D1"):
-        lines = b"".join(root.get(f"{ROOT}django_quota/{page}").streaming_content).decode()
-        rows = list(csv.reader(io.StringIO(lines)))
-        assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
-        assert {len(row) for row in rows} == {len(rows[0])}
-        assert "usage" in page or any(cell.startswith("'=") for row in rows for cell in row)
+        else:
+            yield f"{address} for {subject!a}", reply
 
 
-COMMANDS = [
-    "events --last 900", "override list", "sweep", "rollup", "status --all @", "override clear @ --rule login",
-    "reset @",
-]  # fmt: skip
+def is_bare_template(content: bytes) -> bool:
+    return b"{{xss" in content and b"&lt;xss" not in content and b"u003Cxss" not in content
 
 
 @pytest.mark.usefixtures("played")
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("is_json", [False, thorough("variants", True)])
-def test_what_a_command_says_is_printable_and_its_json_is_json(is_json: bool) -> None:
-    for words, subject in product(COMMANDS, SUBJECTS):
-        if "@" not in words and subject != SUBJECTS[0]:
-            continue
-        said, errors = io.StringIO(), io.StringIO()
-        given = [subject if word == "@" else word for word in f"quota_{words}".split()] + ["--json"] * is_json
-        with suppress(SystemExit):
-            try:
-                call_command(*given, stdout=said, stderr=errors)
-            except CommandError as error:
-                errors.write(str(error))
-        for line in (said.getvalue() + errors.getvalue()).split("\n"):
-            assert is_one_line(line), (given, ascii(line))
-            assert "forged line" not in line[:12]
-        if is_json and said.getvalue().strip():
-            assert said.getvalue().isascii()
-            for line in said.getvalue().splitlines():
-                json.loads(line)
+def test_no_name_becomes_code_in_any_page() -> None:
+    known: set[str] = set()
+    code: dict[str, set[str]] = {}
+
+    for place, reply in pages_that_show_names(superuser(MARKUP)):
+        found = seen(reply)
+        known |= found.names
+        made = {each for each in found.names if "xss" in each or each.startswith("on")}
+        made |= {each for each in found.links if each.strip().lower().startswith("javascript")}
+        made |= {"{{xss}}"} if is_bare_template(reply.content) else set()
+        code |= {place: made} if made else {}
+
+    assert code == {}
+    assert {"table", "form", "input", "a"} <= known, "the pages were read"
 
 
-def test_no_line_of_the_log_and_no_error_is_forged(
-    one_redis: Any, settings: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("page", ["overview", "quotaoverride", "dailycounter"])
+def test_a_page_shows_what_a_name_says(page: str) -> None:
+    reply = superuser(MARKUP).get(f"{ROOT}django_quota/{page}/")
+
+    assert b"&lt;xss onxss" in reply.content
+
+
+EXPORT, USAGE = "dailycounter/export/", "dailycounter/usage/csv/?subject=path:%3D1"
+
+
+def rows_of(page: str) -> list[list[str]]:
+    lines = b"".join(superuser(MARKUP).get(f"{ROOT}django_quota/{page}").streaming_content).decode()
+    return list(csv.reader(io.StringIO(lines)))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("page", [EXPORT, USAGE], ids=["export", "usage"])
+def test_no_cell_of_a_csv_file_is_a_formula(page: str) -> None:
+    cells = [cell for row in rows_of(page) for cell in row]
+
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("page", [EXPORT, USAGE], ids=["export", "usage"])
+def test_no_name_adds_a_cell_to_a_row_of_a_csv_file(page: str) -> None:
+    rows = rows_of(page)
+
+    assert {len(row) for row in rows} == {len(rows[0])}
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_quote_marks_a_name_that_looks_like_a_formula() -> None:
+    assert any(cell.startswith("'=") for row in rows_of(EXPORT) for cell in row)
+
+
+COMMANDS = ["events --last 900", "override list", "sweep", "rollup"]
+COMMANDS_OF_A_SUBJECT = ["status --all @", "override clear @ --rule login", "reset @"]
+in_formats = pytest.mark.parametrize("options", [[], thorough("variants", ["--json"])], ids=["text", "json"])
+
+
+def said_by(words: str, subject: str, options: list[str]) -> tuple[str, str]:
+    """Return what a command writes, and its errors."""
+    said, errors = io.StringIO(), io.StringIO()
+    given = [subject if word == "@" else word for word in f"quota_{words}".split()]
+    with suppress(SystemExit):
+        try:
+            call_command(*given, *options, stdout=said, stderr=errors)
+        except CommandError as error:
+            errors.write(str(error))
+    return said.getvalue(), errors.getvalue()
+
+
+def assert_printable(lines: list[str]) -> None:
+    assert not [ascii(line) for line in lines if not is_one_line(line) or "forged line" in line[:12]]
+
+
+def assert_json(said: str) -> None:
+    assert said.isascii()
+    for line in said.splitlines() if said.strip() else ():
+        json.loads(line)
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+@in_formats
+@pytest.mark.parametrize("words", COMMANDS)
+def test_what_a_command_says_of_all_subjects_is_printable(words: str, options: list[str]) -> None:
+    said, errors = said_by(words, "", options)
+
+    assert_printable((said + errors).split("\n"))
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+@in_formats
+@pytest.mark.parametrize("words", COMMANDS_OF_A_SUBJECT)
+def test_what_a_command_says_of_a_subject_is_printable(words: str, options: list[str]) -> None:
+    said = ["".join(said_by(words, subject, options)) for subject in SUBJECTS]
+
+    assert_printable([line for each in said for line in each.split("\n")])
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.thorough("variants")
+@pytest.mark.parametrize("words", COMMANDS)
+def test_each_line_that_a_command_says_of_all_subjects_is_json(words: str) -> None:
+    assert_json(said_by(words, "", ["--json"])[0])
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.thorough("variants")
+@pytest.mark.parametrize("words", COMMANDS_OF_A_SUBJECT)
+def test_each_line_that_a_command_says_of_a_subject_is_json(words: str) -> None:
+    for subject in SUBJECTS:
+        assert_json(said_by(words, subject, ["--json"])[0])
+
+
+NAMED = [
+    pytest.param(name, rule, id=f"name {number}")
+    for number, (name, rule) in enumerate(zip(HOSTILE, NAMES_OF_RULES, strict=True))
+]
+"""Each name of a subject with one of a rule; by number, for no terminal should show what they are."""
+
+
+@pytest.mark.parametrize(("name", "rule"), NAMED)
+def test_no_line_of_the_log_is_forged(
+    name: str, rule: str, one_redis: Any, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
     tiers = {"anonymous": "9/m", "authenticated": "9/m"}
     settings.QUOTA = {"RULES": {"tiered": {"rate": tiers, "tier": lambda request: request.headers["X-Tier"]}}}
-    errors: list[QuotaError] = []
-    for name, rule in zip(HOSTILE, NAMES_OF_RULES, strict=True):
-        for subject in (f"path:{name}", f"user:{name}"):
-            for _ in range(2):
-                check("1/m", subject, name=rule, shadow=True)
-            with suppress(QuotaError), slot(rule, 1, subject=subject, lease=30):
-                pass
-        check("tiered", get(HTTP_X_TIER=name.encode("utf-8", "surrogatepass").decode("latin-1")))
-        counter("a").incr(f"path:{name}")
-        (key,) = one_redis.keys("*:c:a")
-        one_redis.delete(key)
-        one_redis.lpush(key, "no number")
-        with pytest.raises(CounterError) as caught:
-            counter("a").incr(f"path:{name}")
-        one_redis.delete(key)
-        refused = QuotaExceeded(check("0/m", f"path:{name}", name=rule))
-        hidden = adapters.read_subject(f"path:{name}")
-        errors += [caught.value, refused, StoreUnavailable(f"it said {name}")]
-        errors += [LeaseLost(name, hidden), CounterError(name, hidden, "x")]
+    caplog.set_level(logging.DEBUG)
+
+    for subject in (f"path:{name}", f"user:{name}"):
+        for _ in range(2):
+            check("1/m", subject, name=rule, shadow=True)
+        with suppress(QuotaError), slot(rule, 1, subject=subject, lease=30):
+            pass
+    check("tiered", get(HTTP_X_TIER=name.encode("utf-8", "surrogatepass").decode("latin-1")))
+    str(QuotaExceeded(check("0/m", f"path:{name}", name=rule)))
+
     logged = [record.getMessage() for record in caplog.records if record.name.startswith("django_quota")]
-    assert len(logged) >= 2 * len(HOSTILE)
-    assert not [ascii(line) for line in (*logged, *map(str, errors)) if not is_one_line(line)]
+    assert len(logged) >= 2
+    assert not [ascii(line) for line in logged if not is_one_line(line)]
+
+
+def error_of_a_counter(one_redis: Any, subject: str) -> CounterError:
+    """Return the error of a counter whose key holds data of another type."""
+    counter("a").incr(subject)
+    (key,) = one_redis.keys("*:c:a")
+    one_redis.delete(key)
+    one_redis.lpush(key, "no number")
+    with pytest.raises(CounterError) as caught:
+        counter("a").incr(subject)
+    one_redis.delete(key)
+    return caught.value
+
+
+ERRORS: dict[str, Callable[[Any, str, str], QuotaError]] = {
+    "a counter that holds something else": lambda redis, name, _: error_of_a_counter(redis, f"path:{name}"),
+    "QuotaExceeded": lambda _, name, rule: QuotaExceeded(check("0/m", f"path:{name}", name=rule)),
+    "StoreUnavailable": lambda _, name, __: StoreUnavailable(f"it said {name}"),
+    "LeaseLost": lambda _, name, __: LeaseLost(name, adapters.read_subject(f"path:{name}")),
+    "CounterError": lambda _, name, __: CounterError(name, adapters.read_subject(f"path:{name}"), "x"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(("name", "rule"), NAMED)
+def test_an_error_is_one_line_whatever_the_names(
+    error: Callable[[Any, str, str], QuotaError], name: str, rule: str, one_redis: Any
+) -> None:
+    said = str(error(one_redis, name, rule))
+
+    assert is_one_line(said), ascii(said)
 
 
 NAMES = st.text(st.characters(), max_size=80) | st.sampled_from(HOSTILE)
 
 
 @inputs(1_000)
+@given(NAMES)
+def test_the_subject_that_a_function_returns_is_one_line(name: str) -> None:
+    subject = subject_of(always(name), get())
+
+    assert is_one_line(subject)
+    assert subject.encode()
+
+
+@inputs(1_000)
 @given(NAMES, NAMES)
-def test_what_a_function_returns_as_a_subject_is_one_line_and_nobody_elses(one: str, other: str) -> None:
+def test_a_function_that_returns_other_names_returns_other_subjects(one: str, other: str) -> None:
     subjects = [subject_of(always(name), get()) for name in (one, other)]
+
     assert (subjects[0] == subjects[1]) == (one == other)
-    for subject in subjects:
-        assert is_one_line(subject)
-        subject.encode()
