@@ -6,6 +6,7 @@ import logging
 import pkgutil
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -49,35 +50,95 @@ def full(request: pytest.FixtureRequest, settings: Any) -> Any:
 
 
 def fill(keys: int = CAP) -> None:
-    """Fill the store with rules that have one key each."""
-    for number in range(keys):
-        check("5/h", f"fill:{number}", name=f"fill-{number}")
+    """Fill the store with rules that have four keys each."""
+    for number in range(keys // 4):
+        check("5/h; 6/2h; 7/3h; 8/4h", f"fill:{number}", name=f"fill-{number}")
 
 
-def test_a_flood_fills_the_share_of_its_rule_and_refuses_nobody_under_another(
-    full: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
-    known = "ip:192.0.2.1"
+KNOWN = "ip:192.0.2.1"
+"""A subject that was there before the flood."""
+
+
+@pytest.fixture
+def flooded(full: Any) -> Iterator[int]:
+    """A known subject with two hits, and then a flood under the same rule; how many of the flood were admitted."""
     with freeze(START):
-        assert [check("3/m", known).allowed for _ in range(2)] == [True, True]
-        assert sum(check("3/m", f"header.x:{number}").allowed for number in range(2 * CAP)) == SHARE - 1
-        assert len(full) == SHARE
-        assert [check("3/m", known).allowed for _ in range(3)] == [True, False, False]
-        late = check("3/m", "ip:192.0.2.2")
-        assert (late.allowed, late.degraded, late.subject) == (False, True, "ip:192.0.2.2")
-        others = [check("1/h", f"ip:192.0.2.{number}", name="login") for number in range(20)]
-        assert all(decision.allowed and decision.binding for decision in others)
-        assert not check("1/h", known, name="login").allowed
-    (said,) = caplog.messages[-1:]
+        assert [check("3/m", KNOWN).allowed for _ in range(2)] == [True, True]
+        yield sum(check("3/m", f"header.x:{number}").allowed for number in range(CAP))
+
+
+def test_a_flood_fills_only_the_share_of_its_rule(flooded: int, full: Any) -> None:
+    assert flooded == SHARE - 1
+    assert len(full) == SHARE
+
+
+@pytest.mark.usefixtures("flooded")
+def test_a_subject_that_was_known_before_a_flood_keeps_its_count() -> None:
+    assert [check("3/m", KNOWN).allowed for _ in range(3)] == [True, False, False]
+
+
+@pytest.mark.usefixtures("flooded")
+def test_a_new_subject_of_a_flooded_rule_is_refused_as_degraded() -> None:
+    decision = check("3/m", "ip:192.0.2.2")
+
+    assert (decision.allowed, decision.degraded, decision.subject) == (False, True, "ip:192.0.2.2")
+
+
+@pytest.mark.usefixtures("flooded")
+def test_a_flood_refuses_nobody_under_another_rule() -> None:
+    decisions = [check("1/h", f"ip:192.0.2.{number}", name="login") for number in range(20)]
+
+    assert all(decision.allowed and decision.binding for decision in decisions)
+
+
+@pytest.mark.usefixtures("flooded")
+def test_another_rule_still_limits_after_a_flood() -> None:
+    check("1/h", KNOWN, name="login")
+
+    assert not check("1/h", KNOWN, name="login").allowed
+
+
+@pytest.mark.usefixtures("flooded")
+def test_the_log_says_which_rule_was_flooded(caplog: pytest.LogCaptureFixture) -> None:
+    (said,) = [record.getMessage() for record in caplog.get_records("setup")][-1:]
+
     assert f"{SHARE} of the {CAP} keys" in said
     assert "'3/m' may have no more" in said
+
+
+def flood_again() -> list[bool]:
+    """Let what has expired be dropped, then come as many new subjects as the store has room for."""
+    for _ in range(CAP):  # each drops what has expired
+        peek("3/m", "a:new")
+    return [check("3/m", f"b:{number}").allowed for number in range(CAP)]
+
+
+@pytest.mark.usefixtures("flooded")
+def test_the_keys_of_a_flood_expire(full: Any) -> None:
+    for number in range(20):
+        check("1/h", f"ip:192.0.2.{number}", name="login")
+
     with freeze(START + 300 * SECOND):
         for _ in range(CAP):  # each drops what has expired
             peek("3/m", "a:new")
-        assert len(full) == 20
-        assert sum(check("3/m", f"b:{number}").allowed for number in range(CAP)) == SHARE
-    assert len([record for record in caplog.messages if "MEMORY_KEYS" in record]) == 2
+
+    assert len(full) == 20
+
+
+@pytest.mark.usefixtures("flooded")
+def test_a_rule_has_its_whole_share_again_when_a_flood_has_expired() -> None:
+    with freeze(START + 300 * SECOND):
+        assert sum(flood_again()) == SHARE
+
+
+@pytest.mark.usefixtures("flooded")
+def test_each_flood_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with freeze(START + 300 * SECOND):
+        flood_again()
+
+    records = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    said = [record.getMessage() for record in records if record.levelno >= logging.ERROR]
+    assert len([line for line in said if "MEMORY_KEYS" in line]) == 2
 
 
 def view(request: Any) -> HttpResponse:
@@ -88,33 +149,77 @@ async def view_async(request: Any) -> HttpResponse:
     return view(request)
 
 
-def test_a_view_answers_503_and_a_view_that_checks_by_hand_knows(full: Any) -> None:
+both_views = pytest.mark.parametrize("of", [view, view_async], ids=["sync", "async"])
+
+
+@both_views
+@pytest.mark.parametrize(
+    "limited", [quota("5/m", key="ip", name="r"), concurrency(5, key="ip", name="u")], ids=["@quota", "@concurrency"]
+)
+def test_a_view_answers_503_where_the_store_is_full(limited: Any, of: Any, full: Any) -> None:
     fill()
-    for limit, answer in (
-        (quota("5/m", key="ip", name="r"), (503, True, False)),
-        (quota("5/m", key="ip", name="s", block=False), (200, False, True)),
-        (quota("5/m", key="ip", name="t", shadow=True), (200, False, False)),
-        (concurrency(5, key="ip", name="u"), (503, True, False)),
-    ):
-        for reply in [run(limit(each), get(REMOTE_ADDR="192.0.2.7")) for each in (view, view_async)]:
-            assert (reply.status_code, "Retry-After" in reply, getattr(reply, "content", b"") == b"False") == answer
+
+    reply = run(limited(of), get(REMOTE_ADDR="192.0.2.7"))
+
+    assert (reply.status_code, "Retry-After" in reply) == (503, True)
 
 
-def test_a_call_without_a_safe_answer_raises(settings: Any) -> None:
+@both_views
+@pytest.mark.parametrize(
+    ("options", "allowed"), [({"block": False}, "False"), ({"shadow": True}, "True")], ids=["block=False", "shadow"]
+)
+def test_a_view_that_is_not_blocked_answers_where_the_store_is_full(
+    options: dict[str, Any], allowed: str, of: Any, full: Any
+) -> None:
+    fill()
+
+    reply = run(quota("5/m", key="ip", name="s", **options)(of), get(REMOTE_ADDR="192.0.2.7"))
+
+    assert (reply.status_code, "Retry-After" in reply, reply.content.decode()) == (200, False, allowed)
+
+
+@pytest.fixture
+def memory_of_few_keys(settings: Any) -> None:
     settings.QUOTA = {"MEMORY_KEYS": CAP, "STORE": "memory"}
+
+
+def reserve_something() -> None:
+    with reserve("9/m", "a:new", 2):
+        pass
+
+
+@pytest.mark.usefixtures("memory_of_few_keys")
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        pytest.param(lambda: counter("c").incr("user:new"), StoreFull, id="counter"),
+        pytest.param(lambda: once("event", "new"), StoreFull, id="once"),
+        pytest.param(lambda: slot("s", 1, subject="b").acquire(), StoreFull, id="slot"),
+        pytest.param(reserve_something, QuotaError, id="reserve"),
+    ],
+)
+def test_a_call_without_a_safe_answer_raises_where_the_store_is_full(call: Any, error: type[QuotaError]) -> None:
+    fill()
+
+    with pytest.raises(error):
+        call()
+
+
+@pytest.mark.usefixtures("memory_of_few_keys")
+def test_a_counter_that_is_in_a_full_store_counts_on() -> None:
     counter("c").incr("user:known")
+    fill()
+
+    assert counter("c").incr("user:known") == 2
+
+
+@pytest.mark.usefixtures("memory_of_few_keys")
+def test_a_slot_that_is_in_a_full_store_can_be_taken_again() -> None:
     held = slot("s", 1, subject="a").acquire()
     fill()
-    with pytest.raises(StoreFull):
-        counter("c").incr("user:new")
-    with pytest.raises(StoreFull):
-        once("event", "new")
-    with pytest.raises(StoreFull):
-        slot("s", 1, subject="b").acquire()
-    with pytest.raises(QuotaError), reserve("9/m", "a:new", 2):
-        pass
-    assert counter("c").incr("user:known") == 2
+
     held.release()
+
     assert slot("s", 1, subject="a").acquire().token
 
 
@@ -144,16 +249,17 @@ def test_every_cache_of_calls_has_a_bound() -> None:
     for module in pkgutil.walk_packages(django_quota.__path__, "django_quota."):
         if "migrations" not in module.name and "__main__" not in module.name:
             import_module(module.name)
-    gc.unfreeze()  # it does not name what is frozen
-    # By `type`: `isinstance` would ask the lazy objects of other tests for their class, and so load them.
+
     gc.unfreeze()  # conftest.py hides what there was when the tests began
+    # By `type`: `isinstance` would ask the lazy objects of other tests for their class, and so load them.
     found = [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
     gc.freeze()
     ours = {each.__qualname__: each for each in found if str(each.__module__).startswith("django_quota")}
+    with_arguments = {name: cached for name, cached in ours.items() if signature(cached).parameters}
+    sizes = {name: cached.cache_parameters()["maxsize"] or 0 for name, cached in with_arguments.items()}
+
     assert len(ours) >= 15
-    for name, cached in ours.items():
-        if signature(cached).parameters:  # else it has one result
-            assert 0 < (cached.cache_parameters()["maxsize"] or 0) <= 8192, name
+    assert {name: size for name, size in sizes.items() if not 0 < size <= 8192} == {}
 
 
 FIRST, FURTHER = 18_000, 4_000
@@ -183,6 +289,7 @@ def test_a_further_flood_takes_no_more_memory_than_the_first(
         settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
     elif place != "redis":
         settings.CACHES = NOWHERE
+
     with freeze(time.time_ns() // 1_000 + 3_600 * SECOND):  # nothing expires meanwhile, however long it takes
         flooding(range(FIRST))
         gc.collect()
@@ -190,4 +297,5 @@ def test_a_further_flood_takes_no_more_memory_than_the_first(
         flooding(range(FIRST, FIRST + FURTHER))
         gc.collect()
         grown = sys.getallocatedblocks() - before
+
     assert grown < FURTHER // 4, f"{grown:,} blocks for {FURTHER:,} clients"
