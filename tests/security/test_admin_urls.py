@@ -1,5 +1,6 @@
 """Every address of our admin, by the URL resolver: changes take a POST, its token and its permission; a look none."""
 
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -36,66 +37,139 @@ def played(one_redis: Any) -> None:
     count_what_waits()  # the overview sends what this process has counted
 
 
-@pytest.mark.parametrize(
-    "method", ["get", *(thorough("variants", name) for name in ("head", "options", "put", "patch", "delete", "trace"))]
-)
-def test_only_a_post_changes_anything_and_no_page_has_inline_style_or_script(method: str, one_redis: Any) -> None:
-    root, pages = superuser(), addresses()
-    root.raise_request_exception = True
-    assert len([each for each in pages if "/action/" in each]) >= 6, "the walk finds what there is"
+def test_the_walk_finds_every_address() -> None:
+    pages = addresses()
+
+    assert len([each for each in pages if "/action/" in each]) >= 6
     assert len(patterns()) >= 26
     for part in ("overview/content/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/"):
         assert f"django_quota/{part}" in patterns()
+
+
+QUESTIONS = {"nothing": {}, "a subject": ASKED, "what would change something": CHANGES}
+"""What a look at a page may carry."""
+
+
+few_questions = pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(asked, id=name, marks=() if asked == ASKED else pytest.mark.thorough("variants"))
+        for name, asked in QUESTIONS.items()
+    ],
+)
+methods = pytest.mark.parametrize(
+    "method", ["get", *(thorough("variants", name) for name in ("head", "options", "put", "patch", "delete", "trace"))]
+)
+
+
+def look_at_all(method: str, asked: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield each address of the admin, and what it answers."""
+    root = superuser()
+    root.raise_request_exception = True
+    question = {"data": asked} if method in ("get", "head") else {"query_params": asked}
+    for address in addresses():
+        reply = getattr(root, method)(address, **question)
+        assert reply.status_code < 500, address
+        yield address, reply
+        reply.close()
+
+
+@pytest.mark.parametrize("asked", QUESTIONS.values(), ids=QUESTIONS)
+@methods
+def test_no_method_but_post_changes_anything(method: str, asked: dict[str, str], one_redis: Any) -> None:
+    addresses()  # which makes the rows that it needs
     call_command("quota_rollup", stdout=StringIO())  # the usage page moves counts too, and shows the same
-    before, read = state(one_redis), 0
-    assert len(before) > 6
-    for address in pages:
-        for question in ({}, ASKED, CHANGES):
-            asked = {"data": question} if method in ("get", "head") else {"query_params": question}
-            reply = getattr(root, method)(address, **asked)
-            assert reply.status_code < 500, address
-            assert not getattr(reply, "xframe_options_exempt", False), address
-            if method == "get" and not reply.streaming and "html" in reply.headers["Content-Type"]:
-                assert seen(reply).inline == [], address
-                read += 1
-            reply.close()
-        assert state(one_redis) == before, f"{method} {address}"
-    assert read > 40 or method != "get"
-
-
-def test_a_post_is_heard_with_its_token_only(one_redis: Any) -> None:
-    root = superuser(enforce_csrf_checks=True)
-    pages = addresses()
     before = state(one_redis)
-    for address in pages:
-        assert root.post(address, CHANGES).status_code == 403, address
+    assert len(before) > 6
+
+    for address, _ in look_at_all(method, asked):
+        assert state(one_redis) == before, address
+
+
+@few_questions
+@methods
+def test_no_page_may_be_framed(method: str, asked: dict[str, str]) -> None:
+    framed = [
+        address for address, reply in look_at_all(method, asked) if getattr(reply, "xframe_options_exempt", False)
+    ]
+
+    assert framed == []
+
+
+@few_questions
+def test_no_page_has_an_inline_style_or_script(asked: dict[str, str]) -> None:
+    inline = {
+        address: seen(reply).inline
+        for address, reply in look_at_all("get", asked)
+        if not reply.streaming and "html" in reply.headers["Content-Type"]
+    }
+
+    assert len(inline) > 13
+    assert {address: found for address, found in inline.items() if found} == {}
+
+
+def test_a_post_without_a_token_is_forbidden(one_redis: Any) -> None:
+    root, pages = superuser(enforce_csrf_checks=True), addresses()
+    before = state(one_redis)
+
+    statuses = {address: root.post(address, CHANGES).status_code for address in pages}
+
+    assert {address: status for address, status in statuses.items() if status != 403} == {}
     assert state(one_redis) == before
-    for name in ("reset", "block", "clear"):
-        address, before = f"{ROOT}django_quota/subject/action/{name}/", state(one_redis)
-        token = str(root.get(address, ASKED).context["csrf_token"])
-        assert root.post(address, {**CHANGES, "csrfmiddlewaretoken": token}).status_code in (200, 302)
-        assert state(one_redis) != before, name
+
+
+@pytest.mark.parametrize("name", ["reset", "block", "clear"])
+def test_a_post_with_its_token_changes_something(name: str, one_redis: Any) -> None:
+    root, address = superuser(enforce_csrf_checks=True), f"{ROOT}django_quota/subject/action/{name}/"
+    token = str(root.get(address, ASKED).context["csrf_token"])
+    before = state(one_redis)
+
+    reply = root.post(address, {**CHANGES, "csrfmiddlewaretoken": token})
+
+    assert reply.status_code in (200, 302)
+    assert state(one_redis) != before
 
 
 WHO = [*(thorough("variants", who) for who in ("nobody", "member", "staff")), "staff of other apps"]
 
 
-@pytest.mark.parametrize("who", WHO)
-def test_who_has_no_permission_of_ours_sees_and_changes_nothing(who: str, one_redis: Any) -> None:
-    pages, client = addresses(), operator() if who.startswith("staff") else Client()
+@pytest.fixture(params=WHO)
+def stranger(request: pytest.FixtureRequest) -> Client:
+    """The client of somebody who has no permission of ours."""
+    who = request.param
+    client = operator() if who.startswith("staff") else Client()
     if who == "member":
         client.force_login(User.objects.create_user("member"))
     elif who == "staff of other apps":
         others = Permission.objects.exclude(content_type__app_label="django_quota")
         User.objects.get(username="operator").user_permissions.set(others)
-    before = state(one_redis)
-    for address in pages:
-        replies: list[Any] = [client.get(address), client.get(address, CHANGES), client.post(address, CHANGES)]
-        for reply in replies:
+    return client
+
+
+def replies_to(client: Client, address: str) -> list[Any]:
+    return [client.get(address), client.get(address, CHANGES), client.post(address, CHANGES)]
+
+
+def test_a_stranger_sees_nothing(stranger: Client) -> None:
+    for address in addresses():
+        for reply in replies_to(stranger, address):
             assert reply.status_code in (302, 403, 404, 405), address
             leads_to = reply.url.partition("?")[0] if reply.status_code == 302 else "/admin/login/"
             assert leads_to in ("/admin/login/", f"{address}change/"), address  # Django's own, to another of these
             assert reply.status_code == 302 or SUBJECT.encode() not in reply.content, address
             assert b"marked-reason" not in reply.content, address
+
+
+def test_a_stranger_changes_nothing(stranger: Client, one_redis: Any) -> None:
+    pages = addresses()
+    before = state(one_redis)
+
+    for address in pages:
+        replies_to(stranger, address)
+
     assert state(one_redis) == before
-    assert not who.startswith("staff") or b"Quotas" not in client.get(ROOT).content
+
+
+@pytest.mark.parametrize("permissions", [[], ["auth.view_user"]], ids=["no permission", "one of another app"])
+def test_the_index_hides_our_section_from_staff_without_our_permissions(permissions: list[str]) -> None:
+    assert b"Quotas" not in operator(*permissions).get(ROOT).content
