@@ -77,17 +77,29 @@ def wrong_imports(is_wrong: Callable[[str, str], bool]) -> list[tuple[str, str]]
     return [pair for pair in pairs if is_wrong(*pair)]
 
 
-def test_imports_go_down_the_layers_and_core_and_engine_know_neither_django_nor_redis() -> None:
-    foreign = {"django", "redis", "django_redis", "asgiref"}
+def goes_up(importer: str, imported: str) -> bool:
+    low = layer(importer)
+    is_ours = imported.startswith("django_quota")
+    return is_ours and low in LAYERS and layer(imported) not in LAYERS[: LAYERS.index(low) + 1]
 
+
+def test_imports_go_down_the_layers() -> None:
+    assert wrong_imports(goes_up) == []
+
+
+def test_an_import_up_the_layers_would_be_found() -> None:
+    assert goes_up("django_quota.core.rates", "django_quota.conf")
+
+
+FOREIGN = {"django", "redis", "django_redis", "asgiref"}
+
+
+@pytest.mark.parametrize("folder", ["core", "engine"])
+def test_the_kernel_imports_no_framework(folder: str) -> None:
     def is_wrong(importer: str, imported: str) -> bool:
-        low = layer(importer)
-        if imported.startswith("django_quota"):
-            return low in LAYERS and layer(imported) not in LAYERS[: LAYERS.index(low) + 1]
-        return low in ("core", "engine") and imported.partition(".")[0] in foreign
+        return layer(importer) == folder and imported.partition(".")[0] in FOREIGN
 
     assert wrong_imports(is_wrong) == []
-    assert is_wrong("django_quota.core.rates", "django_quota.conf")
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -117,16 +129,29 @@ OF_OWN = {"django_quota.contrib.auth": {"features.logins"}}
 """What serves one of our integrations alone."""
 
 
-def test_only_an_integration_imports_its_package_and_it_imports_only_public_modules() -> None:
-    packages = {"adrf", "axes", "channels", "django_ratelimit", "rest_framework_simplejwt"}.union(*PACKAGES_OF.values())
+PACKAGES = {"adrf", "axes", "channels", "django_ratelimit", "rest_framework_simplejwt"}.union(*PACKAGES_OF.values())
 
+
+def test_only_an_integration_imports_its_package() -> None:
     def is_wrong(name: str, other: str) -> bool:
         is_integration = name.startswith("django_quota.contrib.")
         own = PACKAGES_OF.get(name.split(".")[2], set()) if is_integration else set()
-        if other.partition(".")[0] in packages - own:
-            return True
-        if layer(name) != "contrib":
-            return other.startswith("django_quota.contrib.")
+        return other.partition(".")[0] in PACKAGES - own
+
+    assert wrong_imports(is_wrong) == []
+
+
+def test_nothing_else_imports_an_integration() -> None:
+    def is_wrong(name: str, other: str) -> bool:
+        return layer(name) != "contrib" and other.startswith("django_quota.contrib.")
+
+    assert wrong_imports(is_wrong) == []
+
+
+def test_an_integration_imports_only_public_modules_of_ours() -> None:
+    def is_wrong(name: str, other: str) -> bool:
+        if layer(name) != "contrib" or other.partition(".")[0] in PACKAGES:
+            return False
         if name.startswith("django_quota.contrib.django_ratelimit"):
             return False  # the drop-in repeats the keys of another package
         of_ours = other.partition("django_quota.")[2]
@@ -163,6 +188,25 @@ def test_a_name_at_the_top_of_a_module_is_used_once_in_the_package() -> None:
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
+LOGGER = re.compile(r"""getLogger\((?:"django_quota\.(\w+)"|[^)]*)\)""")
+
+
+def test_each_logger_is_named_by_its_subject() -> None:
+    """The table of docs/going_live.md lists them all: nobody can set the level of one that it lacks."""
+    page = (ROOT.parent / "docs" / "going_live.md").read_text()
+    table = page.partition("| logger, below `django_quota` |")[2].partition("\n\n")[0]
+    listed = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|")))
+    used = {match for path in MODULES.values() for match in LOGGER.findall(path.read_text())} - {""}
+
+    assert sorted(used) == sorted(listed)
+
+
+def test_a_module_without_a_subject_logs_only_for_django() -> None:
+    unnamed = {match[0] for path in MODULES.values() for match in LOGGER.finditer(path.read_text()) if not match[1]}
+
+    assert unnamed == {'getLogger("django.request")'}
+
+
 @pytest.mark.parametrize("name", ["django_quota", "django_quota.adapters", "django_quota.middleware"])
 def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
     """Django loads models with the apps. Settings, URLs and tasks may be imported before, or without the app."""
@@ -182,10 +226,14 @@ def head(name: str) -> str:
     return re.match(r"(?:--.*\n)*", lua_source(name))[0]  # type: ignore[index]
 
 
-def test_each_file_has_a_head_and_each_algorithm_gives_back() -> None:
-    parts = [(name, part) for name in FILES for part in ("KEYS", "ARGV", "reply")]
-    assert [(name, part) for name, part in parts if f"\n-- {part} " not in head(name)] == []
+@pytest.mark.parametrize("name", FILES)
+def test_the_head_of_each_lua_file_says_what_it_takes(name: str) -> None:
+    assert [part for part in ("KEYS", "ARGV", "reply") if f"\n-- {part} " not in head(name)] == []
+
+
+def test_each_algorithm_gives_back() -> None:
     gives_back = re.findall(r"^  (\w+) = ", lua_source("restore").rpartition("\nreturn {")[2], re.MULTILINE)
+
     assert set(gives_back) == set(REGISTRY) == set(ALGORITHM_NAMES)
 
 
@@ -197,28 +245,38 @@ def test_the_head_of_the_decision_lists_the_options_that_the_caller_sends() -> N
     hits = hits_of(*rules, subject="user:1")
     hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
     hits += hits_of(Rule.make("d", "3/m", prefetch=True), subject="user:1")
+
     decide = Decide(hits, "check", event_log_of("quota", 99))
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
     assert listed == {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "day"} <= set(decide.arguments())
 
 
-def test_scripts_touch_declared_keys_only_and_write_no_time_as_a_float() -> None:
-    """Lua writes a large number as 1.7637e+15, unless it is formatted."""
+def test_scripts_touch_only_declared_keys() -> None:
     for command, key in re.findall(r"redis\.call\('(\w+)'(?:, ([^,)]+))?", CODE):
         assert command not in {"KEYS", "SCAN", "FLUSHDB", "FLUSHALL", "EVAL"}
         assert (command, key) == ("TIME", "") or re.fullmatch(r"(?:\w+\.)?(?:\w+_)?key|KEYS\[.*", key)
+
+
+def test_scripts_write_no_time_as_a_float() -> None:
+    """Lua writes a large number as 1.7637e+15, unless it is formatted."""
     assert "tostring" not in CODE
     assert not re.search(r"redis\.call\([^\n]*(?:\.\.  now|, now\b)", CODE)
 
 
-def test_lua_writes_whole_numbers_and_times_to_the_microsecond(raw: Any) -> None:
+@pytest.mark.parametrize("number", [0, 99_999_999, 10**8 + 1, 2**31, 10**15, 2**53 - 1])
+def test_lua_writes_a_whole_number_with_all_its_digits(number: int, raw: Any) -> None:
     source = lua_source("lifetimes") + "return integer(tonumber(ARGV[2]))"
-    for number in (0, 99_999_999, 10**8 + 1, 2**31, 10**15, 2**53 - 1):
-        assert raw.eval(source, 0, 1, number) == str(number).encode()
+
+    assert raw.eval(source, 0, 1, number) == str(number).encode()
+
+
+def test_lua_writes_times_to_the_microsecond(raw: Any) -> None:
     now, year = 4_102_444_799_999_999, 366 * 86_400 * SECOND  # the last microsecond of 2099
     hits = hits_of(Rule.make("a", "1/366d", algorithm="fixed_window"))
     decide = Decide(hits, "check")
     keys: Any = decide.keys
+
     reply = decide.read_reply(raw.eval(decide.script.text, len(keys), *keys, now, *decide.arguments()))
+
     assert reply == [now, 1, 1, 0, 0, year, year]
     assert raw.get(hits[0].limits[0].key) == f"1 {now + year}".encode()
