@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 from zoneinfo import ZoneInfo
@@ -135,22 +134,38 @@ def test_that_counts_in_redis():
 }
 
 
-def test_a_site_stays_isolated_however_it_changes_the_settings_and_pytest_says_so(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def said_by_pytest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest says of the tests of a site, in a process of its own."""
+    folder = tmp_path_factory.mktemp("site")
     for name, text in SITE.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # a folder above may have settings of pytest
+        (folder / name).write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")  # a folder above may have settings of pytest
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "DJANGO_SETTINGS_MODULE": "settings_of_a_site",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     command = [sys.executable, "-m", "pytest", "-ppytest_django.plugin", f"-p{plugin.__name__}", "-pno:cacheprovider"]
-    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
-    assert "9 passed" in said, said
-    assert "django_quota: each test counts in memory, from zero on" in said
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+def test_a_site_stays_isolated_however_its_tests_change_the_settings(said_by_pytest: str) -> None:
+    assert "9 passed" in said_by_pytest
+
+
+def test_the_head_of_a_pytest_run_says_that_tests_count_in_memory(said_by_pytest: str) -> None:
+    assert "django_quota: each test counts in memory, from zero on" in said_by_pytest
+
+
+def test_the_package_registers_its_pytest_plugin() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
     assert pyproject["project"]["entry-points"]["pytest11"] == {"django_quota": plugin.__name__}
+
+
+def test_an_unknown_quota_store_is_a_usage_error() -> None:
     with pytest.raises(pytest.UsageError, match=r"quota_store is 'redis'\. Use 'memory' or 'settings'\."):
         plugin._checked("redis")
 
@@ -160,21 +175,34 @@ def test_a_site_stays_isolated_however_it_changes_the_settings_and_pytest_says_s
 LOCAL_CACHE = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 
 
-def test_runserver_starts_with_another_cache_while_you_develop(
-    settings: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings.CACHES = LOCAL_CACHE
-    run = partial(call_command, "runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
+def run_server() -> bool:
+    """Run `runserver` with its checks; return whether it serves."""
     with patch.object(runserver, "run") as serve, patch.object(runserver.Command, "check_migrations"):
-        settings.DEBUG = True
-        run()
-        assert serve.called
-        assert 'Without Redis, use QUOTA = {"STORE": "memory"}' in "".join(capsys.readouterr())
-        serve.reset_mock()
-        settings.DEBUG = False
-        with pytest.raises(SystemCheckError, match=r"django_quota\.E004"):
-            run()
-        assert not serve.called
+        call_command("runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
+    return bool(serve.called)
+
+
+def test_runserver_starts_with_another_cache_while_you_develop(settings: Any) -> None:
+    settings.CACHES, settings.DEBUG = LOCAL_CACHE, True
+
+    assert run_server()
+
+
+def test_runserver_says_how_to_develop_without_redis(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings.CACHES, settings.DEBUG = LOCAL_CACHE, True
+
+    run_server()
+
+    assert 'Without Redis, use QUOTA = {"STORE": "memory"}' in "".join(capsys.readouterr())
+
+
+def test_runserver_refuses_another_cache_without_debug(settings: Any) -> None:
+    settings.CACHES, settings.DEBUG = LOCAL_CACHE, False
+
+    with patch.object(runserver, "run") as serve, pytest.raises(SystemCheckError, match=r"django_quota\.E004"):
+        call_command("runserver", "127.0.0.1:0", use_reloader=False, skip_checks=False)
+
+    assert not serve.called
 
 
 @pytest.mark.parametrize(
@@ -216,46 +244,95 @@ def test_a_server_whose_lua_lacks_struct_is_a_clear_error() -> None:
 NOON = datetime(2031, 5, 6, 12, 0, 0, 5, tzinfo=UTC)
 
 
-def test_freeze_takes_microseconds_and_datetimes_with_a_time_zone_and_says_so() -> None:
-    latest = datetime.max.replace(tzinfo=UTC)
-    in_kolkata = NOON.astimezone(ZoneInfo("Asia/Kolkata"))
-    for now, found in ((1_935_835_200_000_005, NOON), (in_kolkata, NOON), (latest, latest)):
-        with freeze(now):
-            assert QuotaKit().now == found
-        assert QuotaKit().now != found
-    wrong: list[tuple[Any, str]] = [
-        (NOON.replace(tzinfo=None), r"no time zone\. Use, for example, .*tzinfo=UTC"),
-        (1_795_262_400, "looks like seconds. Use 1795262400000000"),
-        (1_795_262_400_000, "looks like milliseconds. Use 1795262400000000"),
-        *((value, "takes a datetime with a time zone, or whole microsec") for value in (1.5, True)),
-    ]
-    for value, words in wrong:
-        with pytest.raises((TypeError, ValueError), match=words), freeze(value):
-            pass
+LATEST = datetime.max.replace(tzinfo=UTC)
+MOMENTS = [
+    pytest.param(1_935_835_200_000_005, NOON, id="microseconds"),
+    pytest.param(NOON.astimezone(ZoneInfo("Asia/Kolkata")), NOON, id="another time zone"),
+    pytest.param(LATEST, LATEST, id="the latest"),
+]
 
 
-@pytest.mark.parametrize("kit", [quota_kit, isolated], ids=["with the fixture quota", "with the plugin alone"])
-@pytest.mark.parametrize("at", [freezegun.freeze_time, partial(time_machine.travel, tick=False)])
-def test_a_library_that_moves_the_clock_moves_the_limits(at: Any, kit: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("now", "found"), MOMENTS)
+def test_freeze_takes_a_moment_in_each_form(now: Any, found: datetime) -> None:
+    with freeze(now):
+        assert QuotaKit().now == found
+
+
+@pytest.mark.parametrize(("now", "found"), MOMENTS)
+def test_the_clock_goes_on_after_freeze(now: Any, found: datetime) -> None:
+    with freeze(now):
+        pass
+
+    assert QuotaKit().now != found
+
+
+ANY_FORM = "takes a datetime with a time zone, or whole microsec"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        pytest.param(
+            NOON.replace(tzinfo=None), r"no time zone\. Use, for example, .*tzinfo=UTC", id="without a time zone"
+        ),
+        pytest.param(1_795_262_400, "looks like seconds. Use 1795262400000000", id="seconds"),
+        pytest.param(1_795_262_400_000, "looks like milliseconds. Use 1795262400000000", id="milliseconds"),
+        pytest.param(1.5, ANY_FORM, id="a float"),
+        pytest.param(True, ANY_FORM, id="a bool"),
+    ],
+)
+def test_freeze_says_what_it_takes(value: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words), freeze(value):
+        pass
+
+
+@pytest.fixture(params=[quota_kit, isolated], ids=["with the fixture quota", "with the plugin alone"])
+def in_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    with isolated(), request.param():
+        yield
+
+
+libraries = pytest.mark.parametrize(
+    "at", [freezegun.freeze_time, partial(time_machine.travel, tick=False)], ids=["freezegun", "time-machine"]
+)
+
+
+@libraries
+@pytest.mark.usefixtures("in_memory")
+def test_a_library_that_moves_the_clock_moves_the_limits(at: Any) -> None:
+    assert check("1/m", "user:1")
+    assert not check("1/m", "user:1", cache_refusals=60)
+
+    with at(NOON):
+        assert QuotaKit().now == NOON
+        assert [bool(check("1/m", "user:1", cache_refusals=60)) for _ in range(2)] == [True, False]
+    with at(NOON + timedelta(seconds=59)):
+        assert check("1/m", "user:1", cache_refusals=60).retry_after == 1
+    with at(NOON + timedelta(minutes=1)):
+        assert check("1/m", "user:1", cache_refusals=60)
+
+
+@libraries
+@pytest.mark.usefixtures("in_memory")
+def test_a_library_that_moves_the_clock_into_the_past_moves_the_day(at: Any) -> None:
+    with at(NOON):
+        check("1/m", "user:1")
+
+    with at(NOON.replace(year=2001, microsecond=0)):
+        assert check("1/d", "user:1", algorithm="calendar").reset_after == 12 * 3600
+        assert not check("1/d", "user:1", algorithm="calendar")
+    assert check("1/m", "user:3")
+
+
+@libraries
+@pytest.mark.usefixtures("in_memory")
+@pytest.mark.parametrize("is_inside", [True, False], ids=["inside the library", "around the library"])
+def test_freeze_takes_precedence_over_a_library(is_inside: bool, at: Any) -> None:
     later = NOON + timedelta(days=1)
-    with isolated(), kit():
-        assert check("1/m", "user:1")
-        assert not check("1/m", "user:1", cache_refusals=60)
-        with at(NOON):
-            assert QuotaKit().now == NOON
-            assert [bool(check("1/m", "user:1", cache_refusals=60)) for _ in range(2)] == [True, False]
-        with at(NOON + timedelta(seconds=59)):
-            assert check("1/m", "user:1", cache_refusals=60).retry_after == 1
-        with at(NOON + timedelta(minutes=1)):
-            assert check("1/m", "user:1", cache_refusals=60)
-        with at(NOON.replace(year=2001, microsecond=0)):
-            assert check("1/d", "user:1", algorithm="calendar").reset_after == 12 * 3600
-            assert not check("1/d", "user:1", algorithm="calendar")
-        assert check("1/m", "user:3")
-        with at(NOON), freeze(later):  # our own takes precedence
-            assert QuotaKit().now == later
-        with freeze(later), at(NOON):
-            assert QuotaKit().now == later
+    outer, inner = (at(NOON), freeze(later)) if is_inside else (freeze(later), at(NOON))
+
+    with outer, inner:
+        assert QuotaKit().now == later
 
 
 @pytest.mark.parametrize("at", [freezegun.freeze_time, partial(time_machine.travel, tick=False)])
@@ -299,18 +376,36 @@ def test_exhaust_leaves_nothing_and_never_more_than_the_limit(algorithm: Any, hi
             assert check(rate, "user:1", algorithm=algorithm)
 
 
-def test_the_kit_says_how_an_address_or_a_rule_is_written(kit: QuotaKit, settings: Any) -> None:
+VERBS = pytest.mark.parametrize("verb", ["exhaust", "used", "left", "reset"])
+
+
+@pytest.fixture
+def kit_of_rules(kit: QuotaKit, settings: Any) -> QuotaKit:
     settings.ROOT_URLCONF = "tests.support.urls_of_rules"
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "3/m"}}
-    known = "Known: again, by-method-decorator, class, method, search, two."
-    verbs: list[Callable[..., Any]] = [kit.exhaust, kit.used, kit.left, kit.reset]
-    for verb in verbs:
-        with pytest.raises(RuleError, match=r"No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'"):
-            verb("5/m", "127.0.0.1")
-        verb("5/m", "tenant")  # as code may count it
-        for rule, hint in (("twoo", r"Did you mean 'two'\?"), ("x:y", known)):
-            with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. {hint}"):
-                verb(rule, "ip:192.0.2.1")
+    return kit
+
+
+@VERBS
+def test_the_kit_says_how_an_address_is_written(verb: str, kit_of_rules: QuotaKit) -> None:
+    with pytest.raises(RuleError, match=r"No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'"):
+        getattr(kit_of_rules, verb)("5/m", "127.0.0.1")
+
+
+@VERBS
+def test_the_kit_takes_a_subject_that_only_code_counts(verb: str, kit_of_rules: QuotaKit) -> None:
+    getattr(kit_of_rules, verb)("5/m", "tenant")
+
+
+@VERBS
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [("twoo", r"Did you mean 'two'\?"), ("x:y", "Known: again, by-method-decorator, class, method, search, two.")],
+    ids=["nearly right", "unknown"],
+)
+def test_the_kit_says_which_rules_there_are(verb: str, rule: str, hint: str, kit_of_rules: QuotaKit) -> None:
+    with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. {hint}"):
+        getattr(kit_of_rules, verb)(rule, "ip:192.0.2.1")
 
 
 # --- clear ------------------------------------------------------------------------------------------------------------
