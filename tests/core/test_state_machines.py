@@ -90,7 +90,9 @@ class Plans(Machine):
         question = Question(list(asks.values()), with_events=with_events, ahead=shares)
         guess = self.now - (0 if stale else 3 * DAY)
         before = self.places.dump()
+
         reply = self.everywhere(question, mode, guess)
+
         after = self.places.dump()
         its_hits = question.hits_at(reply[0])
         steps = [step for hit in its_hits for step in hit.limits]
@@ -212,7 +214,7 @@ def do_all(places: Places, its_rules: list[Asked], acts: list[Act], now: int, *,
     acts=st.lists(st.tuples(PAUSES, ACTS, st.integers(1, 6), st.integers(0, 9)), min_size=6, max_size=30),
     with_events=st.booleans(),
 )
-def test_neither_do_they_in_what_they_give_back(
+def test_no_store_differs_in_what_it_gives_back(
     raw: redis.Redis, its_rules: list[Asked], phase: int, acts: list[Act], with_events: bool
 ) -> None:
     """One subject's checks, refunds and adjusts under one rule or two, many at a time."""
@@ -257,7 +259,7 @@ SEVERAL = [
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("its_rules", SEVERAL, ids=["two tiers", "shares and tiers"])
-def test_neither_do_they_under_several_rules_at_once(places: Places, its_rules: list[Asked]) -> None:
+def test_no_store_differs_under_several_rules_at_once(places: Places, its_rules: list[Asked]) -> None:
     """A fast decision notes the tier of each."""
     do_all(places, its_rules, EACH, START, with_events=False)
 
@@ -530,8 +532,12 @@ class Upkeep(Machine):
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize(("machine", "examples"), [(Plans, 250), (Counters, 150), (Leases, 100), (Upkeep, 100)])
-def test_lua_and_specification_never_differ(machine: type[Machine], examples: int, raw: redis.Redis) -> None:
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [(Plans, 250), (Counters, 150), (Leases, 100), (Upkeep, 100)],
+    ids=["plans", "counters", "leases", "upkeep"],
+)
+def test_lua_never_differs_from_its_specification(machine: type[Machine], examples: int, raw: redis.Redis) -> None:
     run_machine(machine, raw, examples, always=True)  # nothing else sees a TTL that is not renewed
 
 
@@ -547,7 +553,7 @@ class TakenAhead(Plans):
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_neither_do_they_in_what_is_taken_ahead(raw: redis.Redis) -> None:
+def test_stores_never_differ_in_what_is_taken_ahead(raw: redis.Redis) -> None:
     run_machine(TakenAhead, raw, examples=200)
 
 
@@ -567,7 +573,7 @@ ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("its_rule", AHEAD, ids=[each.name for each in AHEAD])
-def test_neither_do_they_in_what_is_taken_ahead_under_any_rule(places: Places, its_rule: Asked) -> None:
+def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: Places, its_rule: Asked) -> None:
     now, ids = START, itertools.count(1)
     shares: list[tuple[Ahead, int, int]] = []
     for gap, mode, cost, wish, which, spent in ONE_AFTER_ANOTHER:
@@ -585,7 +591,7 @@ def test_neither_do_they_in_what_is_taken_ahead_under_any_rule(places: Places, i
         shares += question.granted(reply).values() if mode == "check" else ()
 
 
-def test_neither_do_rows_in_a_file_and_in_postgresql(
+def test_rows_of_each_database_never_differ_from_the_specification(
     database: dict[str, Any], redis_cache: Any, raw: redis.Redis
 ) -> None:
     """The test above has rows of SQLite in memory."""
@@ -593,8 +599,8 @@ def test_neither_do_rows_in_a_file_and_in_postgresql(
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("machine", [Plans, Leases])
-def test_neither_do_rows_if_each_call_looks_before_its_turn_comes(
+@pytest.mark.parametrize("machine", [Plans, Leases], ids=["plans", "leases"])
+def test_rows_never_differ_from_the_specification_if_each_call_looks_before_its_turn(
     machine: type[Machine], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a flood. What changes something must not be decided by the look."""
@@ -602,33 +608,65 @@ def test_neither_do_rows_if_each_call_looks_before_its_turn_comes(
     run_machine(machine, raw, examples=60)
 
 
-def test_metrics_do_not_grow_with_the_names_that_clients_bring(places: Places) -> None:
+def test_metrics_do_not_grow_with_the_names_of_rules(places: Places) -> None:
     first = {f"rule{n}:a": 1 for n in range(site.FIELDS + 7)}
+
     for number, counts in enumerate((first, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}), 1):
         places.run(site.AddMetrics(METRICS, number, counts, {}, {}), START)
+
     rules = places.lying()[METRICS.day]
     assert (rules["rule0:a"], rules[f"{site.OTHER}:a"], rules[f"{site.OTHER}:r"]) == ("2", "8", "4")
     assert len(rules) <= site.FIELDS + 3
+
+
+def test_metrics_keep_the_subjects_that_are_refused_most(places: Places) -> None:
     many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
+
     places.run(site.AddMetrics(METRICS, 3, {}, many, {}), START)
+
     refused = places.lying()[METRICS.refused]
     assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, "2")
 
 
-def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
+def near_the_wrap(places: Places) -> str:
+    """Let a window's running total be near the end of its numbers; return its key."""
     (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
     key, expiry = hit.limits[0].key, START + MINUTE
-    near_its_end = (WindowEntry(2 * WRAP - 3, 1, expiry),)  # of its numbers
-    places.put(key, near_its_end, expiry, "ZADD", key, expiry, f"{2 * WRAP - 3}:1")
+    places.put(key, (WindowEntry(2 * WRAP - 3, 1, expiry),), expiry, "ZADD", key, expiry, f"{2 * WRAP - 3}:1")
+    return key
 
+
+def after_the_wrap(places: Places) -> list[int]:
+    """Hit twice and look; return what is left each time."""
+    (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
     modes: list[Mode] = ["check", "check", "peek"]
-    found = [answers(places.run(Decide([hit], mode), START + n))[0] for n, mode in enumerate(modes, 1)]
-    assert [each.remaining for each in found] == [6, 3, 3]
+    return [answers(places.run(Decide([hit], mode), START + n))[0].remaining for n, mode in enumerate(modes, 1)]
+
+
+def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
+    near_the_wrap(places)
+
+    assert after_the_wrap(places) == [6, 3, 3]
+
+
+def test_a_running_total_begins_again_where_it_wraps(places: Places) -> None:
+    key = near_the_wrap(places)
+    after_the_wrap(places)
+
     totals = [int(entry.partition(":")[0]) for entry in places.lying()[key]]
+
     assert totals == [each.total for each in places.states.get(key)]
     assert all(WRAP <= total < 2 * WRAP for total in totals)
+
+
+def test_entries_around_a_wrap_expire_in_their_turn(places: Places) -> None:
+    near_the_wrap(places)
+    after_the_wrap(places)
+    (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
     (dear,) = hits_of(Rule.make("sliding", "10/m"), cost=6)
+
     waits = [answers(places.run(Decide([dear], "peek"), now))[0].retry_after for now in (START + 4, START + MINUTE)]
+
     assert waits == [MINUTE - 3, 1]
     assert answers(places.run(Decide([hit], "peek"), START + MINUTE))[0].remaining == 4
 
@@ -651,5 +689,6 @@ def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
     key = operation.keys[place]
     places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
     before = places.dump()
+
     assert places.run(operation, START)[0] == counters.NO_COUNTER
     assert places.dump() == before
