@@ -38,46 +38,116 @@ def bools(decisions: list[Decision]) -> list[bool]:
     return [bool(decision) for decision in decisions]
 
 
-@REDIS
+@pytest.fixture(params=ALGORITHMS)
+def ask(request: pytest.FixtureRequest, redis_cache: Any) -> Callable[..., Any]:
+    """Ask Redis for a rule of each algorithm, by a verb or its async twin."""
+
+    def asked(verb: Any, averb: Any, is_async: bool, *cost: int) -> Any:
+        return said(verb, averb, is_async, "3/m", SUBJECT, *cost, algorithm=request.param)
+
+    return asked
+
+
+@both
+def test_a_limit_is_admitted_by_redis(ask: Callable[..., Any], is_async: bool) -> None:
+    assert bools([ask(check, acheck, is_async) for _ in range(4)]) == [True, True, True, False]
+
+
+@both
+def test_a_peek_says_what_is_left(ask: Callable[..., Any], is_async: bool) -> None:
+    assert ask(peek, apeek, is_async).remaining == 3
+    ask(check, acheck, is_async)
+    assert ask(peek, apeek, is_async, 3).allowed is False
+
+
 @both
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_verbs_on_a_real_redis(algorithm: Any, is_async: bool) -> None:
-    def do(verb: Any, averb: Any, *cost: int) -> Any:
-        return said(verb, averb, is_async, "3/m", SUBJECT, *cost, algorithm=algorithm)
+@REDIS
+def test_a_refund_makes_room_except_in_a_leaky_bucket(algorithm: Any, is_async: bool) -> None:
+    for _ in range(3):
+        check("3/m", SUBJECT, algorithm=algorithm)
 
-    assert do(peek, apeek).remaining == 3
-    assert bools([do(check, acheck) for _ in range(4)]) == [True, True, True, False]
-    assert do(refund, arefund, 2).remaining == (0 if algorithm == "leaky_bucket" else 2)
-    assert do(peek, apeek, 3).allowed is False
-    assert [do(reset, areset), do(reset, areset)] == [True, False]
-    assert do(peek, apeek).remaining == 3
+    refunded = said(refund, arefund, is_async, "3/m", SUBJECT, 2, algorithm=algorithm)
+
+    assert refunded.remaining == (0 if algorithm == "leaky_bucket" else 2)
+    assert peek("3/m", SUBJECT, 3, algorithm=algorithm).allowed is False
+
+
+@both
+def test_a_reset_says_whether_there_was_something(ask: Callable[..., Any], is_async: bool) -> None:
+    ask(check, acheck, is_async)
+
+    assert [ask(reset, areset, is_async) for _ in range(2)] == [True, False]
+
+
+@both
+def test_a_reset_gives_the_whole_limit_back(ask: Callable[..., Any], is_async: bool) -> None:
+    ask(check, acheck, is_async, 3)
+
+    ask(reset, areset, is_async)
+
+    assert ask(peek, apeek, is_async).remaining == 3
 
 
 @REDIS
-def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, settings: Any) -> None:
+@pytest.mark.parametrize("verb", [check, peek], ids=["a refused check", "a peek"])
+def test_what_takes_nothing_writes_nothing_without_events(verb: Any, raw: redis.Redis, settings: Any) -> None:
     settings.QUOTA = {"EVENTS": 0}
     check("1/m", SUBJECT)
     before = {key: raw.dump(key) for key in raw.scan_iter()}
+
     for _ in range(5):
-        assert not check("1/m", SUBJECT)
-        assert not peek("1/m", SUBJECT)
+        assert not verb("1/m", SUBJECT)
+
     assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_a_rule_goes_by_its_name_a_rate_by_what_it_means_and_a_subject_by_who_it_is(settings: Any) -> None:
+def test_a_rule_of_the_settings_goes_by_its_name(settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m", "algorithm": "token_bucket"}}}
     request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
+
     assert check("search", request).raise_if_refused().subject == SUBJECT
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_user_is_one_subject_in_each_form() -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
     request.user = User(pk=42)
+
     assert check("2/m", request, key="user").remaining == 1
-    assert check("2 per minute", User(pk=42)).remaining == 0
+    assert check("2/m", User(pk=42)).remaining == 0
+    assert not check("2/m", "user:42")
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rate_is_one_rule_in_each_form() -> None:
+    assert check("2/m", "user:42").remaining == 1
+    assert check("2 per minute", "user:42").remaining == 0
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_error_of_a_refusal_says_which_limit_refused_whom() -> None:
+    check("2/m", "user:42", 2)
+
     with pytest.raises(QuotaExceeded, match="admits 2 per minute") as caught:
         check("2/m", "user:42").raise_if_refused()
+
     assert caught.value.decision.subject == "user:42"
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rate_with_another_name_counts_by_itself() -> None:
     assert bools([check("1/m", SUBJECT, name=name) for name in ("a", "b", "b")]) == [True, True, False]
-    with pytest.raises(RuleError, match="share one count"):  # else a shadow would swallow a rule that blocks
-        decide(request, [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")])
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_two_rules_that_share_one_count_are_an_error() -> None:
+    """Else a shadow would swallow a rule that blocks."""
+    rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
+
+    with pytest.raises(RuleError, match="share one count"):
+        decide(RequestFactory().get("/"), rules)
 
 
 def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None:
@@ -86,14 +156,18 @@ def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None
 
 
 @both
-def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
-    is_async: bool, memory_store: None, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("verb", "averb", "lines"), [(peek, apeek, 0), (check, acheck, 1)], ids=["not by a peek", "by a check"]
+)
+def test_a_shadow_refusal_is_logged(
+    verb: Any, averb: Any, lines: int, is_async: bool, memory_store: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "django_quota")
-    for verb, averb, lines in ((peek, apeek, 0), (check, acheck, 1)):
-        decision = said(verb, averb, is_async, "0/m", SUBJECT, name="shade", shadow=True)
-        assert not decision.outcomes[0].allowed
-        assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * lines
+
+    decision = said(verb, averb, is_async, "0/m", SUBJECT, name="shade", shadow=True)
+
+    assert not decision.outcomes[0].allowed
+    assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * lines
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -172,52 +246,110 @@ def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: An
 class TestForce:
     @both
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_used_goes_above_the_limit_and_allowed_says_whether_there_was_room(
-        self, algorithm: Any, is_async: bool
-    ) -> None:
+    def test_used_goes_above_the_limit(self, algorithm: Any, is_async: bool) -> None:
         with freeze(START):
             found = [force("10/m", 4, is_async, algorithm=algorithm) for _ in range(4)]
-            assert [(each.allowed, each.used, each.remaining) for each in found] == [
-                (True, 4, 6), (True, 8, 2), (False, 12, 0), (False, 16, 0),
-            ]  # fmt: skip
-            assert not any(each.enforced for each in found)
-            seen = peek("10/m", SUBJECT, 4, algorithm=algorithm)
-            assert (seen.allowed, seen.used, seen.outcomes[0].over) == (False, 16, 6)
-            wait = found[-1].retry_after
-            assert seen.retry_after == wait is not None
-        for early in (1, 0):
-            with freeze(START + int(wait * SECOND) - early):
-                assert check("10/m", SUBJECT, 4, algorithm=algorithm).allowed is not bool(early)
 
-    def test_the_day_and_the_share_of_the_limit_know_it_and_nobody_is_refused(self) -> None:
-        told, refusals = Mock(), Mock()
-        near_limit.connect(told)
-        refused.connect(refusals)
+        assert [(each.used, each.remaining) for each in found] == [(4, 6), (8, 2), (12, 0), (16, 0)]
+
+    @both
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_allowed_says_whether_there_was_room(self, algorithm: Any, is_async: bool) -> None:
+        with freeze(START):
+            found = [force("10/m", 4, is_async, algorithm=algorithm) for _ in range(4)]
+
+        assert bools(found) == [True, True, False, False]
+        assert not any(each.enforced for each in found)
+
+    @both
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_a_peek_says_how_far_over_the_limit_it_is(self, algorithm: Any, is_async: bool) -> None:
+        with freeze(START):
+            found = [force("10/m", 4, is_async, algorithm=algorithm) for _ in range(4)]
+            seen = peek("10/m", SUBJECT, 4, algorithm=algorithm)
+
+        assert (seen.allowed, seen.used, seen.outcomes[0].over) == (False, 16, 6)
+        assert seen.retry_after == found[-1].retry_after is not None
+
+    @both
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @pytest.mark.parametrize("early", [1, 0], ids=["a microsecond early", "in time"])
+    def test_retry_after_is_when_there_is_room_again(self, early: int, algorithm: Any, is_async: bool) -> None:
+        with freeze(START):
+            wait: Any = [force("10/m", 4, is_async, algorithm=algorithm) for _ in range(4)][-1].retry_after
+
+        with freeze(START + int(wait * SECOND) - early):
+            assert check("10/m", SUBJECT, 4, algorithm=algorithm).allowed is not bool(early)
+
+    def export(self) -> Rule:
+        """Return a rule of which four forced hits are made: all but the first one are too many."""
         rule = Rule.make("export", "10/m", warn_at=1.0, daily=True, ban={"after": "1/m", "for": "1h"})
         for _ in range(4):
             force(rule, 6)
+        return rule
+
+    def test_the_share_of_the_limit_is_reported_once(self) -> None:
+        near_limit.connect(told := Mock())
+
+        self.export()
+
         assert [call.kwargs["share"] for call in told.call_args_list] == [1.0]
+
+    def test_it_sends_no_signal_of_a_refusal(self) -> None:
+        refused.connect(refusals := Mock())
+
+        self.export()
+
         assert not refusals.called
+
+    def test_the_counts_of_the_day_have_it_as_allowed(self) -> None:
+        self.export()
+
         flusher.flush()
+
         assert [day["export"] for day in recent_usage(SUBJECT).values()] == [Count(allowed=4, refused=0, units=24)]
         assert checks_of_today()["export"] == (1, 3, 0)
+
+    def test_it_never_bans(self) -> None:
+        rule = self.export()
+
         assert peek(rule, SUBJECT).outcomes[0].why == ""
 
-    def test_it_counts_while_a_ban_lasts_for_a_blocked_subject_and_not_for_an_exempt_one(self) -> None:
+    def test_its_answer_says_how_long_a_ban_lasts(self) -> None:
         rule = Rule.make("export", "10/m", ban={"after": "9/m", "for": "30s"})
+
         with freeze(START):
             ban(rule, SUBJECT, "30s")
             decision = force(rule, 4)
-            assert (decision.allowed, decision.outcomes[0].why, decision.retry_after) == (False, "banned", 30.0)
-        with freeze(START + 31 * SECOND):
-            for how, allowed in (("b", False), ("x", True)):
-                override(f"{how} 0 0 ", "export", SUBJECT)
-                assert force(rule, 4).allowed is allowed
-            override("", "export", SUBJECT)
-            assert peek(rule, SUBJECT).used == 8
 
-    def test_what_cannot_be_forced_is_an_error(self) -> None:
+        assert (decision.allowed, decision.outcomes[0].why, decision.retry_after) == (False, "banned", 30.0)
+
+    def test_it_counts_while_a_ban_lasts(self) -> None:
+        rule = Rule.make("export", "10/m", ban={"after": "9/m", "for": "30s"})
+
+        with freeze(START):
+            ban(rule, SUBJECT, "30s")
+            force(rule, 4)
+        with freeze(START + 31 * SECOND):
+            assert peek(rule, SUBJECT).used == 4
+
+    @pytest.mark.parametrize(
+        ("how", "allowed", "used"), [("b", False, 4), ("x", True, 0)], ids=["blocked: counted", "exempt: not counted"]
+    )
+    def test_an_override_says_whether_it_counts(self, how: str, allowed: bool, used: int) -> None:
+        rule = Rule.make("export", "10/m")
+
+        with freeze(START):
+            override(f"{how} 0 0 ", "export", SUBJECT)
+            assert force(rule, 4).allowed is allowed
+            override("", "export", SUBJECT)
+
+            assert peek(rule, SUBJECT).used == used
+
+    def test_a_rule_of_distinct_values_cannot_be_forced(self) -> None:
         with pytest.raises(RuleError, match="it cannot be forced"):
             force(Rule.make("devices", "3/d", distinct="post:device"), value="a")
+
+    def test_a_hit_that_takes_nothing_cannot_be_forced(self) -> None:
         with pytest.raises(RuleError, match="takes nothing"):
             force("3/m", 0)
