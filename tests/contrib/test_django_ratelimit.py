@@ -192,7 +192,8 @@ class TestUsage:
         assert all(0 < usage["time_left"] <= 60 for usage in found)
 
     def test_a_look_after_a_hit_of_the_same_request_says_what_that_found(self) -> None:
-        request, limit = get(), {"group": "other", "key": "ip", "rate": "2/m"}
+        request = get()
+        limit: dict[str, Any] = {"group": "other", "key": "ip", "rate": "2/m"}
 
         found: list[Any] = [
             get_usage(request, **limit, increment=True),
