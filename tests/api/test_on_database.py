@@ -58,37 +58,74 @@ def refuse(subject: str, times: int = 1) -> None:
         check("0/m", subject)
 
 
-def test_events_are_written_with_the_decision_by_the_prefix_of_the_site(store: DatabaseStore, settings: Any) -> None:
-    decisions = [check(BANNING, "ip:192.0.2.1") for _ in range(4)]
-    assert [bool(each) for each in decisions] == [True, True, False, False]
-    check("3/m", "user:1", warn_at=0.3)
-    assert told() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
-    (ban,) = [event for event in log().last(9, lambda _: True) if event.kind == "banned"]
-    assert (ban.rule, ban.level, ban.until > ban.at > 0) == ("login", 1, True)
-    assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
-    with pytest.raises(CommandError, match="--group needs Redis"):
-        said("quota_events", "--follow", "--group", "audit")
-    text = f"INSERT INTO {sql.EVENT_TABLE} (log, batch, at, data) VALUES (?, 0, 1, '[1]') RETURNING 1"
-    store.write(lambda _: sql.Statement(text, ("quota:1:{!}:events",)))
-    assert [entry.event for entry in log().newest(9)].count(None) == 1  # a row that is not ours is no event
-    settings.QUOTA = {"STORE": "database", "PREFIX": "other"}
-    other = event_log(current_store(), "other")
-    assert other is not None
-    assert (other.newest(9), other.last_id()) == ([], "0-0.0")
+class TestEvents:
+    def test_events_are_written_with_the_decision(self, store: DatabaseStore) -> None:
+        decisions = [check(BANNING, "ip:192.0.2.1") for _ in range(4)]
+        check("3/m", "user:1", warn_at=0.3)
+
+        assert [bool(each) for each in decisions] == [True, True, False, False]
+        assert told() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
+
+    def test_the_event_of_a_ban_says_its_level_with_its_end(self, store: DatabaseStore) -> None:
+        for _ in range(4):
+            check(BANNING, "ip:192.0.2.1")
+
+        (ban,) = [event for event in log().last(9, lambda _: True) if event.kind == "banned"]
+
+        assert (ban.rule, ban.level) == ("login", 1)
+        assert ban.until > ban.at > 0
+
+    def test_the_command_shows_events_of_a_kind(self, store: DatabaseStore) -> None:
+        for _ in range(4):
+            check(BANNING, "ip:192.0.2.1")
+        check("3/m", "user:1", warn_at=0.3)
+
+        assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
+
+    def test_the_command_shares_no_events_in_a_group(self, store: DatabaseStore) -> None:
+        with pytest.raises(CommandError, match="--group needs Redis"):
+            said("quota_events", "--follow", "--group", "audit")
+
+    def test_a_row_that_is_not_ours_is_no_event(self, store: DatabaseStore) -> None:
+        refuse("ip:192.0.2.1")
+        text = f"INSERT INTO {sql.EVENT_TABLE} (log, batch, at, data) VALUES (?, 0, 1, '[1]') RETURNING 1"
+
+        store.write(lambda _: sql.Statement(text, ("quota:1:{!}:events",)))
+
+        assert [entry.event for entry in log().newest(9)].count(None) == 1
+
+    def test_events_of_another_prefix_are_apart(self, store: DatabaseStore, settings: Any) -> None:
+        refuse("ip:192.0.2.1")
+        settings.QUOTA = {"STORE": "database", "PREFIX": "other"}
+
+        other = event_log(current_store(), "other")
+
+        assert other is not None
+        assert (other.newest(9), other.last_id()) == ([], "0-0.0")
 
 
-def test_a_follower_reads_page_by_page_and_nothing_twice(store: DatabaseStore) -> None:
+def test_a_follower_reads_each_event_once(store: DatabaseStore) -> None:
     refuse("ip:192.0.2.1")
     place, subjects = log().last_id(), [f"ip:198.51.100.{number}" for number in range(20)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(refuse, subjects))
+
     found: list[str] = []
     while page := log().after(place):
         place = page[-1].id
         found += [str(entry.event.subject) for entry in page if entry.event is not None]
+
     assert sorted(found) == sorted(subjects)
-    assert len(log().newest(5)) == 5
-    assert [entry.id for entry in log().newest(5)][1:] == [e.id for e in log().newest(4, log().newest(1)[0].id)]
+
+
+def test_the_newest_events_are_read_page_by_page(store: DatabaseStore) -> None:
+    for number in range(20):
+        refuse(f"ip:198.51.100.{number}")
+
+    first, *others = [entry.id for entry in log().newest(5)]
+
+    assert len(others) == 4
+    assert others == [entry.id for entry in log().newest(4, first)]
 
 
 def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, database: dict[str, Any]) -> None:
@@ -109,21 +146,56 @@ def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, 
     assert sorted(str(event.subject) for event in events if event) == ["ip:192.0.2.1", "user:1"]
 
 
-def test_the_overview_has_figures_bans_and_slots(store: DatabaseStore, client: Client) -> None:
-    for _ in range(4):
-        check(BANNING, "ip:192.0.2.1")
-    with slot("export", 3):
+class TestOverview:
+    @pytest.fixture
+    def banned(self, store: DatabaseStore) -> None:
+        for _ in range(4):
+            check(BANNING, "ip:192.0.2.1")
+
+    @pytest.mark.usefixtures("banned")
+    def test_it_has_bans(self) -> None:
         found = activity()
-    assert [(ban.subject, ban.rule) for ban in found.bans or ()] == [("ip:192.0.2.1", "login")]
-    assert found.banned == running_totals().banned == 1
-    assert [(rule.rule, rule.allowed, rule.refused) for rule in found.rules] == [("login", 2, 2)]
-    assert [(use.name, use.held, use.limit) for use in found.slots] == [("export", 1, 3)]
-    assert subjects_seen() == ["ip:192.0.2.1"]
-    client.force_login(User.objects.create_superuser("root"))
-    text = client.get("/admin/django_quota/overview/?sizes=1").content.decode()
-    assert ("ip:192.0.2.1" in text, "The memory store" in text, "Redis" in text) == (True, False, False)
-    assert unban("*", "ip:192.0.2.1") == 1
-    assert activity().bans == []
+
+        assert [(ban.subject, ban.rule) for ban in found.bans or ()] == [("ip:192.0.2.1", "login")]
+        assert found.banned == running_totals().banned == 1
+
+    @pytest.mark.usefixtures("banned")
+    def test_it_has_figures_of_rules(self) -> None:
+        found = activity()
+
+        assert [(rule.rule, rule.allowed, rule.refused) for rule in found.rules] == [("login", 2, 2)]
+
+    def test_it_has_slots(self, store: DatabaseStore) -> None:
+        with slot("export", 3):
+            found = activity()
+
+        assert [(use.name, use.held, use.limit) for use in found.slots] == [("export", 1, 3)]
+
+    @pytest.mark.usefixtures("banned")
+    def test_it_has_the_subjects_of_bans(self) -> None:
+        activity()
+
+        assert subjects_seen() == ["ip:192.0.2.1"]
+
+    @pytest.mark.usefixtures("banned")
+    def test_its_page_shows_bans(self, client: Client) -> None:
+        client.force_login(User.objects.create_superuser("root"))
+
+        text = client.get("/admin/django_quota/overview/?sizes=1").content.decode()
+
+        assert "ip:192.0.2.1" in text
+
+    @pytest.mark.parametrize("words", ["The memory store", "Redis"])
+    def test_its_page_speaks_of_no_other_store(self, words: str, store: DatabaseStore, client: Client) -> None:
+        client.force_login(User.objects.create_superuser("root"))
+
+        assert words not in client.get("/admin/django_quota/overview/?sizes=1").content.decode()
+
+    @pytest.mark.usefixtures("banned")
+    def test_a_ban_that_is_lifted_leaves_it(self) -> None:
+        assert unban("*", "ip:192.0.2.1") == 1
+
+        assert activity().bans == []
 
 
 def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: DatabaseStore) -> None:
@@ -144,15 +216,36 @@ def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: Dat
     assert not load_snapshot("ip:192.0.2.1").bans
 
 
-def test_a_day_is_moved_to_rows_exactly_once(store: DatabaseStore) -> None:
-    for _ in range(3):
-        check("5/m", "user:1", 2, name="api", daily=True)
-    before = recent_usage("user:1")
-    report = said("quota_rollup", "--json")
-    assert (report["days"], report["allowed"], report["refused"], report["units"]) == (1, 2, 1, 4)
-    assert list(DailyCounter.objects.values_list("allowed", "refused", "units")) == [(2, 1, 4)]
-    assert recent_usage("user:1") == before
-    assert said("quota_rollup", "--json")["days"] == 0
+class TestRollUp:
+    """Three hits of two units, of which the third is refused."""
+
+    @pytest.fixture(autouse=True)
+    def counted(self, store: DatabaseStore) -> None:
+        for _ in range(3):
+            check("5/m", "user:1", 2, name="api", daily=True)
+
+    def test_it_reports_what_it_moved(self) -> None:
+        report = said("quota_rollup", "--json")
+
+        assert report["days"] == 1
+        assert (report["allowed"], report["refused"], report["units"]) == (2, 1, 4)
+
+    def test_a_day_becomes_a_row(self) -> None:
+        said("quota_rollup", "--json")
+
+        assert list(DailyCounter.objects.values_list("allowed", "refused", "units")) == [(2, 1, 4)]
+
+    def test_usage_stays_the_same(self) -> None:
+        before = recent_usage("user:1")
+
+        said("quota_rollup", "--json")
+
+        assert recent_usage("user:1") == before
+
+    def test_a_day_is_moved_once(self) -> None:
+        said("quota_rollup", "--json")
+
+        assert said("quota_rollup", "--json")["days"] == 0
 
 
 def fill(store: DatabaseStore, number: int, expiry: int, kind: str = "c") -> None:
@@ -248,10 +341,12 @@ def test_a_process_that_decides_deletes_a_batch_now_and_then(
 @pytest.mark.parametrize(
     ("quota", "database", "ids"),
     [
-        ({}, {}, []), ({"DATABASE": "elsewhere"}, {}, ["E028"]), ({"STORE": "postgres"}, {}, ["E002"]),
-        ({}, {"ENGINE": "django.db.backends.dummy"}, ["E029"]),
+        pytest.param({}, {}, [], id="the default database"),
+        pytest.param({"DATABASE": "elsewhere"}, {}, ["E028"], id="an unknown alias"),
+        pytest.param({"STORE": "postgres"}, {}, ["E002"], id="an unknown store"),
+        pytest.param({}, {"ENGINE": "django.db.backends.dummy"}, ["E029"], id="an unknown engine"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_database_is_found_when_the_site_starts(
     quota: dict[str, Any], database: dict[str, Any], ids: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
