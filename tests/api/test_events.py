@@ -132,41 +132,76 @@ def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis, m
     assert len(shown("--last", "100")) == 20
 
 
-def test_the_last_are_printed_as_lines(raw: redis.Redis, settings: Any) -> None:
+@pytest.fixture
+def four_events(redis_cache: Any, raw: redis.Redis) -> None:
     tell(raw, "ip:1", START, until=START + 61 * SECOND)
     tell(raw, "ip:2", START + SECOND, kind="banned", until=START + 601 * SECOND, level=2)
     tell(raw, "ip:3", START + 2 * SECOND, kind="near", remaining=2, share=800)
     tell(raw, "ip:4", START + 3 * SECOND)
+
+
+@pytest.mark.usefixtures("four_events")
+def test_each_event_is_printed_as_a_line() -> None:
     assert shown() == [
         "2025-11-21 04:40:00Z  refused  login  ip:1  for 1 minute 1 second",
         "2025-11-21 04:40:01Z  banned   login  ip:2  for 10 minutes, ban 2 in a row",
         "2025-11-21 04:40:02Z  near     login  ip:3  80% used, 2 of 10 left",
         "2025-11-21 04:40:03Z  refused  login  ip:4  waiting does not help",
     ]
-    assert [line.split()[4] for line in shown("--last", "2")] == ["ip:3", "ip:4"]
-    assert [line.split()[4] for line in shown("--kind", "banned", "--kind", "near")] == ["ip:2", "ip:3"]
-    with pytest.raises(
-        CommandError, match=r'--rule: "other" is not a rule of the settings or the views. No event has it'
-    ):
+
+
+@pytest.mark.usefixtures("four_events")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--last", "2"], ["ip:3", "ip:4"]),
+        (["--kind", "banned", "--kind", "near"], ["ip:2", "ip:3"]),
+        (["--rule", "login"], ["ip:1", "ip:2", "ip:3", "ip:4"]),  # of code, or gone
+    ],
+    ids=["--last", "--kind", "--rule"],
+)
+def test_an_option_chooses_events(words: list[str], found: list[str]) -> None:
+    assert [line.split()[4] for line in shown(*words)] == found
+
+
+@pytest.mark.usefixtures("four_events")
+def test_a_rule_that_nothing_has_is_an_error() -> None:
+    says = r'--rule: "other" is not a rule of the settings or the views. No event has it'
+
+    with pytest.raises(CommandError, match=says):
         shown("--rule", "other")
+
+
+@pytest.mark.usefixtures("four_events")
+def test_a_rule_of_the_settings_may_have_no_events(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"other": "5/m"}}
+
     assert shown("--rule", "other") == []
-    assert len(shown("--rule", "login")) == 4  # a rule that your code has, or that is gone
 
 
-def test_json_is_an_object_a_line_and_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
-    subject = "ip:1\n2025 refused\r\x1b[2J\u2028\udc80"
-    entry_id = tell(raw, subject, START, rule="a\nb", until=START + SECOND)
+HOSTILE_SUBJECT = "ip:1\n2025 refused\r\x1b[2J\u2028\udc80"
+
+
+def test_json_is_an_object_a_line(raw: redis.Redis) -> None:
+    entry_id = tell(raw, HOSTILE_SUBJECT, START, rule="a\nb", until=START + SECOND)
+
     assert [json.loads(line) for line in shown("--json")] == [{
-        "id": entry_id, "at": "2025-11-21T04:40:00+00:00", "kind": "refused", "rule": "a\nb", "subject": subject,
-        "until": "2025-11-21T04:40:01+00:00", "level": 0, "capacity": 10, "remaining": 0, "share": 0.0, "ip": None,
+        "id": entry_id, "at": "2025-11-21T04:40:00+00:00", "kind": "refused", "rule": "a\nb",
+        "subject": HOSTILE_SUBJECT, "until": "2025-11-21T04:40:01+00:00", "level": 0, "capacity": 10, "remaining": 0,
+        "share": 0.0, "ip": None,
     }]  # fmt: skip
+
+
+def test_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
+    tell(raw, HOSTILE_SUBJECT, START, rule="a\nb", until=START + SECOND)
+
     (line,) = shown()
+
     assert line.isprintable()
     assert r"ip:1\n2025 refused\r\x1b[2J\u2028\udc80" in line
 
 
-def test_following_prints_what_comes_and_ends_on_a_signal(raw: redis.Redis) -> None:
+def test_following_prints_what_comes_until_a_signal(raw: redis.Redis) -> None:
     class Out(io.StringIO):
         def write(self, line: str) -> int:
             if "ip:1" in line:
@@ -178,51 +213,102 @@ def test_following_prints_what_comes_and_ends_on_a_signal(raw: redis.Redis) -> N
 
     tell(raw, "ip:1")
     tell(raw, "ip:2", rule="other")
+
     call_command("quota_events", "--follow", "--json", "--rule", "login", stdout=(out := Out()))
+
     assert [json.loads(line)["subject"] for line in out.getvalue().splitlines()] == ["ip:1", "ip:4"]
 
 
-def test_a_new_group_begins_now_goes_on_where_it_was_and_keeps_nothing_unwanted(raw: redis.Redis) -> None:
+def test_a_new_group_begins_with_the_next_event(raw: redis.Redis) -> None:
     tell(raw, "ip:1", kind="banned")
+
     events, said = read()
+
     assert (events, "The group 'g' is new" in said) == ([], True)
+
+
+def test_a_group_goes_on_where_it_was(raw: redis.Redis) -> None:
+    read()
+    tell(raw, "ip:4", kind="banned")
+
+    assert [subjects(), subjects()] == [["ip:4"], []]
+
+
+def test_a_group_keeps_no_event_that_it_does_not_want(raw: redis.Redis) -> None:
+    read()
     tell(raw, "ip:2")
     tell(raw, "ip:3", kind="banned", rule="other")
     raw.xadd(STREAM, {"an": "alien"})
     tell(raw, "ip:4", kind="banned")
-    for expected in (["ip:4"], []):
-        assert subjects("--kind", "banned", "--rule", "login") == expected
-        assert pending(raw) == 0
+
+    assert subjects("--kind", "banned", "--rule", "login") == ["ip:4"]
+    assert pending(raw) == 0
 
 
-def test_an_event_is_acknowledged_only_when_its_line_is_written_and_flushed(raw: redis.Redis) -> None:
+class DyingOut(io.StringIO):
+    """What a reader writes to, who dies with the second event."""
+
+    def write(self, line: str) -> int:
+        if "ip:2" in line:
+            raise KeyboardInterrupt
+        return super().write(line)
+
+
+@pytest.fixture
+def unread(redis_cache: Any, raw: redis.Redis) -> None:
+    """A group with three events, whose reader died."""
+    begin(raw)
+    for number in (1, 2, 3):
+        tell(raw, f"ip:{number}")
+    with pytest.raises(KeyboardInterrupt):
+        read(out=DyingOut())
+
+
+@pytest.mark.usefixtures("unread")
+def test_no_event_is_acknowledged_before_its_line_is_written(raw: redis.Redis) -> None:
+    assert pending(raw) == 3
+
+
+@pytest.mark.usefixtures("unread")
+def test_another_reader_leaves_events_for_a_minute() -> None:
+    assert subjects() == [], "they may be in work"
+
+
+@pytest.mark.usefixtures("unread")
+def test_another_reader_takes_events_after_a_minute(raw: redis.Redis) -> None:
+    left(raw)
+
+    assert subjects() == ["ip:1", "ip:2", "ip:3"]
+
+
+@pytest.mark.usefixtures("unread")
+def test_no_event_is_acknowledged_before_its_line_is_flushed(raw: redis.Redis) -> None:
     class Out(io.StringIO):
         left_at_flush = 0
 
         def flush(self) -> None:
             self.left_at_flush = self.left_at_flush or pending(raw)
 
-    class Dying(io.StringIO):
-        def write(self, line: str) -> int:
-            if "ip:2" in line:
-                raise KeyboardInterrupt
-            return super().write(line)
-
-    begin(raw)
-    for number in (1, 2, 3):
-        tell(raw, f"ip:{number}")
-    with pytest.raises(KeyboardInterrupt):
-        read(out=Dying())
-    assert pending(raw) == 3
-    assert subjects() == [], "another reader leaves them for a minute: they may be in work"
     left(raw)
-    assert subjects(out=(out := Out())) == ["ip:1", "ip:2", "ip:3"]
+
+    read(out=(out := Out()))
+
     assert (out.left_at_flush, pending(raw)) == (3, 0)
 
 
-def test_events_left_too_long_come_first_over_many_pages_and_those_in_work_do_not(
-    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_that_were_left_too_long_come_first(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
+    begin(raw)
+    names = [f"ip:{number}" for number in range(20)]
+    for name in names:
+        tell(raw, name)
+    hand_out(raw, 9)
+
+    assert subjects() == names
+    assert pending(raw) == 0
+
+
+def test_events_that_another_reader_has_are_not_read(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
     begin(raw)
     names = [f"ip:{number}" for number in range(20)]
@@ -230,27 +316,53 @@ def test_events_left_too_long_come_first_over_many_pages_and_those_in_work_do_no
         tell(raw, name)
     hand_out(raw, 9)
     hand_out(raw, 1, idle=0)
+
     assert subjects() == names
     assert pending(raw) == 1
 
 
-def test_the_command_says_what_is_missing(raw: redis.Redis) -> None:
+@pytest.fixture
+def trimmed(redis_cache: Any, raw: redis.Redis) -> None:
+    """A group that has read one event; of the next two one was trimmed before it was read."""
     tell(raw, "ip:1", START)
     begin(raw)
     assert subjects() == ["ip:1"]
     tell(raw, "ip:2", START + SECOND)
     tell(raw, "ip:3", START + 2 * SECOND)
     raw.xtrim(STREAM, maxlen=1, approximate=False)
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_the_command_says_between_which_moments_events_may_be_lost() -> None:
     events, said = read()
+
     assert "after 2025-11-21T04:40:00+00:00 and before 2025-11-21T04:40:02+00:00 may be lost" in said
     assert [event["subject"] for event in events] == ["ip:3"]
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_the_command_names_an_event_that_was_trimmed_in_work(raw: redis.Redis) -> None:
+    read()
     gone = tell(raw, "ip:4")
     hand_out(raw, 1)
     tell(raw, "ip:5")
     raw.xtrim(STREAM, maxlen=1, approximate=False)
+
     events, said = read()
+
     assert (f"Event {gone} is missing" in said, [event["subject"] for event in events]) == (True, ["ip:5"])
     assert pending(raw) == 0
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_the_command_says_only_once_what_is_missing(raw: redis.Redis) -> None:
+    read()
+    tell(raw, "ip:4")
+    hand_out(raw, 1)
+    tell(raw, "ip:5")
+    raw.xtrim(STREAM, maxlen=1, approximate=False)
+    read()
+
     assert read()[1] == "", "up to what was read the stream is whole"
 
 
@@ -289,7 +401,7 @@ def test_a_group_that_was_made_before_there_were_events_misses_none(
 
 
 @pytest.mark.parametrize("lost", ["stream", "group"])
-def test_a_group_whose_redis_lost_its_memory_says_so_and_reads_all_there_is(
+def test_a_group_whose_redis_lost_its_memory_reads_all_there_is(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     take = EventGroup.take
@@ -317,9 +429,7 @@ NO_ADDRESSES = [
 ]  # fmt: skip
 
 
-def test_the_program_of_the_page_blocks_addresses_and_nothing_that_a_visitor_writes(
-    raw: redis.Redis, tmp_path: Path
-) -> None:
+def test_the_program_of_the_page_blocks_only_addresses(raw: redis.Redis, tmp_path: Path) -> None:
     (program,) = re.findall(r"```py\n(import json.*?)```", PAGE, re.DOTALL)
     (tmp_path / "block.py").write_text(program)
     nft = tmp_path / "nft"
@@ -350,9 +460,7 @@ def test_the_ip_of_an_event_is_nothing_but_an_address(subject: str) -> None:
 
 
 @pytest.mark.thorough("processes")
-def test_killed_at_any_moment_and_started_again_it_misses_nothing(
-    manage: Manage, raw: redis.Redis, tmp_path: Path
-) -> None:
+def test_a_reader_that_is_killed_at_any_moment_misses_nothing(manage: Manage, raw: redis.Redis, tmp_path: Path) -> None:
     begin(raw)
     sent, told, printed = {f"ip:{number}" for number in range(600)}, 0, []
     for turn in range(6):
@@ -413,13 +521,14 @@ def test_it_waits_for_a_redis_that_comes_back(
 @pytest.mark.parametrize(
     ("words", "quota", "said"),
     [(["--group", "g"], {}, "--group is only for --follow"), ([], {"STORE": "memory"}, 'is "memory"')],
+    ids=["--group without --follow", "a store without events"],
 )
 def test_what_cannot_be_printed_is_an_error(words: list[str], quota: Any, said: str) -> None:
     with override_settings(QUOTA=quota), pytest.raises(CommandError, match=said):
         call_command("quota_events", *words)
 
 
-def test_a_group_keeps_a_stream_that_has_no_event_yet_and_the_stream_ends_by_itself(raw: redis.Redis) -> None:
+def test_a_stream_without_an_event_expires_by_itself(raw: redis.Redis) -> None:
     read()
     assert 399 * 86_400 < int(raw.ttl(STREAM)) <= 400 * 86_400
 
