@@ -212,7 +212,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize(("mistake", "words"), MISTAKES)
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
 def test_a_mistake_is_an_error_that_says_what_to_write(mistake: Callable[[], Any], words: str, settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": {"search": "2/m"}}
     with pytest.raises(RuleError, match=words):
