@@ -437,6 +437,20 @@ def test_a_long_transaction_that_raises_a_limit_holds_up_no_other_change(watch: 
     assert admits(rule="0/m")
 
 
+def test_a_row_that_bulk_create_updates_is_one_that_has_changed(watch: Watch) -> None:
+    block(mode="exempt")
+
+    QuotaOverride.objects.bulk_create(
+        [QuotaOverride(subject=SUBJECT, mode="blocked")],
+        update_conflicts=True,
+        update_fields=["mode"],
+        unique_fields=["subject", "rule"],
+    )
+
+    assert QuotaOverride.objects.get().change == OverrideChange.objects.latest("pk").pk
+    assert copy()[SUBJECT] == "blocked"
+
+
 def test_what_was_deleted_is_dropped_and_nothing_else_is_read(watch: Watch) -> None:
     rows = [block("ip:192.0.2.2"), block(), block("ip:192.0.2.3")]
     watch.let_pass(copies.WAIT_AFTER)
