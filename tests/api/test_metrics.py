@@ -45,38 +45,67 @@ SUBJECT = "ip:203.0.113.9"
 
 @pytest.mark.usefixtures("either_store")
 class TestWhatIsCounted:
-    def test_checks_by_rule_allowed_and_refused_and_who_was_refused_most(self) -> None:
+    def test_checks_are_counted_by_rule(self) -> None:
         for subject, times in (("user:1", 3), ("user:2", 4)):
             for _ in range(times):
                 check("2/m", subject, name="a")
         asyncio.run(acheck("3/m", SUBJECT, name="b"))
+
         assert checks_of_today() == {"a": (4, 3, 0), "b": (1, 0, 0)}
+
+    def test_who_was_refused_most_comes_first(self) -> None:
+        for subject, times in (("user:1", 3), ("user:2", 4), ("user:3", 2)):
+            for _ in range(times):
+                check("2/m", subject, name="a")
+
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
 
-    def test_of_a_refused_plan_only_the_refusing_rules_count_and_shadows_apart(self) -> None:
-        soft, ghost = Rule.make("soft", "9/m", block=False), Rule.make("ghost", "2/m", shadow=True)
-        rules = [Rule.make("strict", "1/m"), Rule.make("wide", "9/m"), soft, ghost]
+    def test_a_shadow_is_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)
+
         assert refused_today() == []
+        assert checks_of_today() == {"a": (1, 0, 2)}
+
+    def test_only_the_refusing_rules_of_a_plan_count_its_refusal(self) -> None:
+        soft, ghost = Rule.make("soft", "9/m", block=False), Rule.make("ghost", "2/m", shadow=True)
+        rules = [Rule.make("strict", "1/m"), Rule.make("wide", "9/m"), soft, ghost]
+
         for _ in range(3):
             check_all([(rule, SUBJECT) for rule in rules])
+
         assert checks_of_today() == {
-            "a": (1, 0, 2), "strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0),
+            "strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0),
         }  # fmt: skip
 
-    def test_a_minute_a_day_and_the_rate_go_by_the_clock_that_decided(self) -> None:
-        begins = START // (60 * SECOND) * 60 * SECOND
+    BEGINS = START // (60 * SECOND) * 60 * SECOND
+
+    def count_over_minutes(self) -> None:
         for at, times in ((0, 1), (60, 8), (135, 2)):
-            with freeze(begins + at * SECOND):
+            with freeze(self.BEGINS + at * SECOND):
                 for _ in range(times):
                     check("8/d", SUBJECT, name="a")
                 count_what_waits()
-        with freeze(begins + 135 * SECOND):
-            assert checks_by_minute("a")[-4:] == [(0, 0), (1, 0), (7, 1), (0, 2)]
-            assert len(checks_by_minute("a")) == 60
+
+    def test_a_minute_goes_by_the_clock_that_decided(self) -> None:
+        self.count_over_minutes()
+
+        with freeze(self.BEGINS + 135 * SECOND):
+            found = checks_by_minute("a")
+
+        assert found[-4:] == [(0, 0), (1, 0), (7, 1), (0, 2)]
+        assert len(found) == 60
+
+    def test_the_rate_goes_by_the_clock_that_decided(self) -> None:
+        self.count_over_minutes()
+
+        with freeze(self.BEGINS + 135 * SECOND):
             assert checks_a_minute("a") == 2 + 8 * 0.75
-        with freeze(begins + 86_400 * SECOND):
+
+    def test_a_day_goes_by_the_clock_that_decided(self) -> None:
+        self.count_over_minutes()
+
+        with freeze(self.BEGINS + 86_400 * SECOND):
             assert checks_of_today() == {}
 
 
@@ -103,16 +132,33 @@ def sent(raw: redis.Redis) -> dict[str, int]:
 
 @pytest.mark.usefixtures("redis_cache")
 class TestTheWay:
-    def test_what_was_not_sent_is_sent_again_and_a_lost_answer_counts_once(self, raw: redis.Redis) -> None:
+    @pytest.mark.parametrize(
+        ("is_done", "counted"),
+        [pytest.param(False, {}, id="the message was lost"), pytest.param(True, {"a:a": 1}, id="the answer was lost")],
+    )
+    def test_a_message_without_an_answer_counts_once(
+        self, is_done: bool, counted: dict[str, int], raw: redis.Redis
+    ) -> None:
         check("9/m", SUBJECT, name="a")
-        for is_done, counted in ((False, {}), (True, {"a:a": 1})):
+        with no_answer(done=is_done):
+            assert not count_what_waits()
+        assert sent(raw) == counted
+        check("9/m", SUBJECT, name="a")
+
+        count_what_waits()
+        count_what_waits()
+
+        assert sent(raw) == {"a:a": 2}
+
+    def test_a_message_counts_once_though_two_attempts_had_no_answer(self, raw: redis.Redis) -> None:
+        check("9/m", SUBJECT, name="a")
+        for is_done in (False, True):
             with no_answer(done=is_done):
                 assert not count_what_waits()
-            assert sent(raw) == counted
-        check("9/m", SUBJECT, name="a")
+
         count_what_waits()
-        count_what_waits()
-        assert sent(raw) == {"a:a": 2}
+
+        assert sent(raw) == {"a:a": 1}
 
     def test_racing_threads_lose_and_double_nothing(self, raw: redis.Redis) -> None:
         def ask(number: int) -> bool:
