@@ -146,14 +146,26 @@ def test_an_override_with_a_shorter_window_shortens_the_lease() -> None:
     assert [rule.under("x2").lease, rule.under("5/m").lease] == [60_000_000, 1_200_000]
 
 
-def test_methods_are_one_text_or_several_and_case_does_not_matter() -> None:
+METHODS = pytest.mark.parametrize(
+    ("written", "methods"), [("post", {"POST"}), (["get", "PUT"], {"GET", "HEAD", "PUT"})], ids=["one", "several"]
+)
+
+
+@METHODS
+def test_methods_are_one_string_or_several(written: Any, methods: set[str]) -> None:
+    rule = Rule.make("r", "10/m", methods=written if isinstance(written, str) else iter(written))
+
+    assert set(rule.methods or ()) == methods
+
+
+@METHODS
+def test_a_lower_case_method_makes_the_same_rule(written: Any, methods: set[str]) -> None:
+    """`Rule` is public: a lower-case method must not make a rule that never applies."""
     rates: Any = ("10/m",)
-    several: list[tuple[Any, set[str]]] = [("post", {"POST"}), (iter(["get", "PUT"]), {"GET", "HEAD", "PUT"})]
-    for written, methods in several:
-        rule = Rule.make("r", "10/m", methods=written)
-        assert set(rule.methods or ()) == methods
-        # `Rule` is public: a lower-case method must not make a rule that never applies.
-        assert Rule("r", rates, methods=frozenset(map(str.lower, methods))) == rule
+
+    rule = Rule("r", rates, methods=frozenset(map(str.lower, methods)))
+
+    assert rule == Rule.make("r", "10/m", methods=written)
 
 
 def test_a_configured_rule_is_a_rate_several_rates_or_a_dict() -> None:
@@ -250,11 +262,19 @@ def test_a_month_is_never_read_as_a_minute(text: str) -> None:
         assert str(parse_rate(text)) in str(caught.value)
 
 
-def test_a_duration_is_seconds_a_timedelta_or_a_text_above_0_and_up_to_366_days() -> None:
-    for value in (600, timedelta(minutes=10), "10m", " 600 seconds "):
-        assert parse_duration("wait", value) == 600_000_000
-    assert [parse_duration("wait", value) for value in (0.25, 1e-9, "366 days")] == [250_000, 1, 366 * 86_400_000_000]
-    assert {parse_duration("wait", value, least=0) for value in (0, "0s", timedelta(0))} == {0}
+@pytest.mark.parametrize("value", [600, timedelta(minutes=10), "10m", " 600 seconds "])
+def test_a_duration_is_seconds_or_a_timedelta_or_a_string(value: Any) -> None:
+    assert parse_duration("wait", value) == 600_000_000
+
+
+@pytest.mark.parametrize(("value", "microseconds"), [(0.25, 250_000), (1e-9, 1), ("366 days", 366 * 86_400_000_000)])
+def test_a_duration_is_between_a_microsecond_and_366_days(value: Any, microseconds: int) -> None:
+    assert parse_duration("wait", value) == microseconds
+
+
+@pytest.mark.parametrize("value", [0, "0s", timedelta(0)])
+def test_a_duration_may_be_zero_where_that_is_allowed(value: Any) -> None:
+    assert parse_duration("wait", value, least=0) == 0
 
 
 @pytest.mark.parametrize(
@@ -264,7 +284,7 @@ def test_a_duration_is_seconds_a_timedelta_or_a_text_above_0_and_up_to_366_days(
         366 * 86_400 + 1, 10**400, float("nan"), float("inf"), timedelta(0), timedelta(days=367),
     ],
 )  # fmt: skip
-def test_any_other_value_is_no_duration_and_the_error_shows_all_three_forms(value: object) -> None:
+def test_the_error_of_a_wrong_duration_shows_all_three_forms(value: object) -> None:
     says = r"^wait=.{1,99} is not a duration above 0 and up to 366 days\. Use, .* 30 \(seconds\), '10m' or timedelta"
     with pytest.raises(RuleError, match=says):
         parse_duration("wait", value)
