@@ -234,6 +234,7 @@ def test_no_line_of_the_log_is_forged(
         with suppress(QuotaError), slot(rule, 1, subject=subject, lease=30):
             pass
     check("tiered", get(HTTP_X_TIER=name.encode("utf-8", "surrogatepass").decode("latin-1")))
+    error_of_a_counter(one_redis, f"path:{name}")
     str(QuotaExceeded(check("0/m", f"path:{name}", name=rule)))
 
     logged = [record.getMessage() for record in caplog.records if record.name.startswith("django_quota")]
