@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from django_quota import Rule, check, check_all, counter, reserve_all, slot
+from django_quota import Rule, check, check_all, counter, once, reserve_all, slot
 from tests.support.counts import count_what_waits
 
 USER, ORG = "user:1", "org:7"
@@ -90,3 +90,11 @@ def test_each_use_gives_a_key_its_whole_lifetime_again(
     act()
     after = ttls(raw)
     assert all(after[kind] >= before[kind] - 10_000 > 10_000 for kind in kinds), (before, after)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_value_that_came_once_is_kept_for_its_ttl(raw: redis.Redis) -> None:
+    assert once("payment", "p-1", ttl=30)
+
+    (ttl,) = ttls(raw).values()
+    assert 20_000 < ttl <= 30_001
