@@ -24,6 +24,7 @@ from django_quota.engine.asks import Ask, Place
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode
 from django_quota.limiting.asking import asked_by_flow, value_digest
+from django_quota.limiting.known_rules import looks_like_subject, order_error
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.subject import is_user, named_subject, subject_of, user_subject
@@ -387,6 +388,8 @@ def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Ru
         if isinstance(rule_or_rate, CounterEntry):
             hint = "Use its take(), or make it an entry of check_all()."
             raise RuleError(f"{rule_or_rate!r} is not a rule or a rate.", hint) from None
+        if looks_like_subject(rule_or_rate):
+            raise order_error(rule_or_rate) from None
         raise
 
 

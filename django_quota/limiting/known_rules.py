@@ -5,6 +5,8 @@ The rules of calls such as `check("10/m", ...)` are not known in advance. Only w
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -78,12 +80,27 @@ def known_rule(given: str | Rule, options: Mapping[str, object] = MappingProxyTy
         found = known.get(given) if isinstance(given, str) else None
         if isinstance(found, Rule):  # the name of a rule on a view
             return found
+        if looks_like_subject(given):
+            raise order_error(given) from None
         if error.position or not isinstance(given, str):  # it is almost a rate
             raise
         raise RuleError(
             f"{given!r} is not a rate, nor a rule of the settings or the views.{did_you_mean(given, known)} For a rule "
             f"that only a call names, pass it: Rule.make({given!r}, rate)."
         ) from error
+
+
+def looks_like_subject(given: object) -> bool:
+    """Say whether a value that is not a rule is a subject: a string such as `user:42`, a user or a request."""
+    if isinstance(given, str):
+        return re.match(r"[a-z][\w.-]*:", given) is not None
+    return hasattr(given, "pk") or hasattr(given, "META")
+
+
+def order_error(given: object) -> RuleError:
+    """Return the error of a call that got a subject where the rule belongs."""
+    problem = f"{reprlib.repr(given)} is a subject, not a rule or a rate."
+    return RuleError(problem, "Calls take the rule first, then the subject: check('10/m', 'user:42').")
 
 
 def rules_named(name: str) -> NamedRule:
