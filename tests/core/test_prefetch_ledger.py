@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -33,11 +34,11 @@ on_each_store = pytest.mark.parametrize(
 
 
 Hit = tuple[int, int]
-"""When a process asked, and when it was allowed, in nanoseconds of a clock that all processes share."""
+"""When a process asked, and when it was allowed (0: it was refused), by a clock of nanoseconds that all share."""
 
 
 def ask(rule: Rule, file: Path, until: int, pause: int) -> None:
-    """Ask in turn every `pause` nanoseconds until a moment; write each hit down at once."""
+    """Ask in turn every `pause` nanoseconds until a moment; write each answer down at once."""
     out = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     due = time.monotonic_ns()
     while (asked := time.monotonic_ns()) < until:
@@ -45,8 +46,8 @@ def ask(rule: Rule, file: Path, until: int, pause: int) -> None:
             time.sleep((due - asked) / 1e9)
             continue
         due += pause
-        if check(rule, SUBJECT).allowed:
-            os.write(out, struct.pack("<qq", asked, time.monotonic_ns()))
+        allowed = check(rule, SUBJECT).allowed
+        os.write(out, struct.pack("<qq", asked, time.monotonic_ns() if allowed else 0))
 
 
 def ask_and_fork(rule: Rule, file: Path, until: int, pause: int) -> None:
@@ -58,13 +59,23 @@ def ask_and_fork(rule: Rule, file: Path, until: int, pause: int) -> None:
     assert ended([child]) == [0]
 
 
-def hits_in(folder: Path) -> list[Hit]:
-    """Return all hits, by when they were asked for. A process may be killed while it writes."""
-    hits = list[Hit]()
+def asks_in(folder: Path) -> list[Hit]:
+    """Return all asks, by when they were made. A process may be killed while it writes."""
+    asks = list[Hit]()
     for file in folder.iterdir():
         written = file.read_bytes()
-        hits += struct.iter_unpack("<qq", written[: len(written) // 16 * 16])
-    return sorted(hits)
+        asks += struct.iter_unpack("<qq", written[: len(written) // 16 * 16])
+    return sorted(asks)
+
+
+def hits_in(folder: Path) -> list[Hit]:
+    return [ask for ask in asks_in(folder) if ask[1]]
+
+
+def fewest_in_a_slot(asks: list[Hit], until: int, seconds: int) -> int:
+    """Return how many asks were made in that half second in which the fewest were, after the first one."""
+    slots = Counter((until - asked) // (10**9 // 2) for asked, _ in asks)
+    return min(slots[number] for number in range(2 * seconds - 1))
 
 
 def most_in_a_window(hits: list[Hit], window: int) -> int:
@@ -93,6 +104,8 @@ def test_processes_admit_the_limit_less_the_lease_and_never_more(
 
     hits = hits_in(tmp_path)
     assert most_in_a_window(hits, window * 10**9) <= limit
+    if fewest_in_a_slot(asks_in(tmp_path), until, seconds) < limit / window / 2:
+        pytest.skip("the machine is too busy to ask for more than the limit has")
     at_least = 0.98 * window / (window + rule.lease / 1e6)
     assert len(hits) >= at_least * limit * seconds / window
 
