@@ -124,8 +124,8 @@ EXPORT, USAGE = "dailycounter/export/", "dailycounter/usage/csv/?subject=path:%3
 
 
 def rows_of(page: str) -> list[list[str]]:
-    reply: Any = superuser(MARKUP).get(f"{ROOT}django_quota/{page}")
-    return list(csv.reader(io.StringIO(b"".join(reply.streaming_content).decode())))
+    reply = superuser(MARKUP).get(f"{ROOT}django_quota/{page}")
+    return list(csv.reader(io.StringIO(reply.getvalue().decode())))
 
 
 @pytest.mark.usefixtures("counted")
