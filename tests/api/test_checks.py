@@ -545,7 +545,7 @@ class TestW031TheTablesOfOverridesAreMissing:
         ((code, message),) = _database_findings()
 
         assert code == "W031"
-        assert "lacks the tables django_quota_overridechange, django_quota_quotaoverride" in message
+        assert "does not have the tables django_quota_overridechange, django_quota_quotaoverride" in message
 
     def test_the_first_migrate_of_a_site_is_no_finding(self) -> None:
         assert _database_findings() == []
