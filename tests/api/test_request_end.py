@@ -18,6 +18,7 @@ from django.utils.decorators import async_only_middleware
 from django_quota import areserve, concurrency, counter, peek, quota, reserve, reserve_all
 from django_quota import slot as slot_of
 from tests.support.commands import wait_until
+from tests.support.selection import thorough
 
 
 def parts() -> Iterator[bytes]:
@@ -207,7 +208,7 @@ async def serve(view: Any, send: Any) -> None:
         await asyncio.create_task(ASGIHandler()(scope, receive, send), name="application")
 
 
-@pytest.mark.parametrize("send", [fail, cancel], ids=["cannot send", "cancels the application"])
+@pytest.mark.parametrize("send", [fail, thorough("variants", cancel)], ids=["cannot send", "cancels the application"])
 @pytest.mark.parametrize("view", [*VIEWS, *ASYNC_VIEWS], ids=lambda view: view.__name__)
 def test_a_stream_ends_whose_asgi_server_gives_up(view: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Django does not close the file of the body then, and Python would warn of it.

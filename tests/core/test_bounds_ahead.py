@@ -100,7 +100,7 @@ WITH_RESETS = st.sampled_from([*10 * ["hit"], "plain", "die", "refund", "refund"
 
 
 @pytest.mark.parametrize("case", CASES)
-@inputs(600)
+@inputs(400)
 @given(data=st.data())
 def test_no_mix_of_processes_that_take_spend_return_and_die_lets_more_than_the_bound_in(
     case: str, data: st.DataObject

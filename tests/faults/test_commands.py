@@ -55,7 +55,12 @@ def said(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fault", "commands"), [("refused", [*COMMANDS]), ("max-clients", ["sweep"]), ("wrong-password", ["status"])]
+    ("fault", "commands"),
+    [
+        ("refused", [*COMMANDS]),
+        thorough("variants", "max-clients", ["sweep"]),
+        thorough("variants", "wrong-password", ["status"]),
+    ],
 )
 def test_without_redis_a_command_ends_with_an_error(fault: str, commands: list[str], used: FaultyServer) -> None:
     with FAULTS[fault].inject(used):

@@ -53,6 +53,7 @@ def test_every_missing_reply_times_out(redis_server: RedisServer) -> None:
     assert [type(each) for each in asyncio.run(read())] == [RedisTimeoutError] * 6
 
 
+@pytest.mark.thorough("processes")
 @pytest.mark.usefixtures("raw")
 def test_a_busy_loop_makes_new_connections(redis_server: RedisServer, settings: Any) -> None:
     """Each of its rounds takes longer than Redis may take to answer."""

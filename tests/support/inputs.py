@@ -33,13 +33,11 @@ def prepare(*, everything: bool) -> None:
     settings.load_profile("django_quota")
 
 
-def inputs(
-    count: int, suppress_health_check: Iterable[HealthCheck] = (), *, always: bool = False, **more: Any
-) -> settings:
-    """Return Hypothesis' settings for `count` inputs, or `make test`'s share of them; `always`: never a share.
+def inputs(count: int, suppress_health_check: Iterable[HealthCheck] = (), **more: Any) -> settings:
+    """Return Hypothesis' settings for `count` inputs, or `make test`'s share of them.
 
     `more` are settings of Hypothesis. A busy machine fails no test.
     """
-    number = count if always else max(min(count, FEWEST), int(count * _share))
+    number = max(min(count, FEWEST), int(count * _share))
     suppressed = sorted({HealthCheck.too_slow, *suppress_health_check}, key=str)
     return settings(max_examples=number * TIMES, suppress_health_check=suppressed, **more)

@@ -285,8 +285,8 @@ class Machine(RuleBasedStateMachine):
         return {key: value for key, (value, _) in self.places.states.kept.items()}
 
 
-def run_machine(machine: type[Machine], raw: redis.Redis, examples: int, *, always: bool = False) -> None:
+def run_machine(machine: type[Machine], raw: redis.Redis, examples: int) -> None:
     """Run a state machine on the Redis of the settings; see `inputs`."""
     machine.raw = raw
     suppressed = list(HealthCheck)
-    run_state_machine_as_test(machine, settings=inputs(examples, suppressed, always=always, stateful_step_count=30))
+    run_state_machine_as_test(machine, settings=inputs(examples, suppressed, stateful_step_count=30))
