@@ -1,8 +1,8 @@
 """Units that processes take ahead of their hits: what is used and what is out are together never more than the limit.
 
-The specification of `lua/ahead.lua`. A process spends only units that count since it took them, and they go on counting
-until a hit at the end of its lease would not count any longer. So no window admits more than its limit, whatever
-becomes of the process.
+The specification of `engine/lua/ahead.lua`. A process spends only units that count since it took them, and they go on
+counting until a hit at the end of its lease would not count any longer. So no window admits more than its limit,
+whatever becomes of the process.
 """
 
 from __future__ import annotations

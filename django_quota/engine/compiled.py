@@ -117,7 +117,10 @@ class CompiledRule:
         return found
 
     def arguments(self, limits: Sequence[CompiledLimit], cost: int, *, is_estimate: bool) -> list[str | int]:
-        """Return the arguments of a hit up to its options; see `lua/decide.lua`. `limits`: with their present edges."""
+        """Return the arguments of a hit up to its options; see `engine/lua/decide.lua`.
+
+        `limits`: with their present edges.
+        """
         warn_share = "0" if is_estimate else self.rule.lowest_warn_share
         arguments: list[str | int] = [self.field, cost, warn_share, len(limits)]
         for limit in limits:

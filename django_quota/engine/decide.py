@@ -1,8 +1,8 @@
 """The decision: any number of hits, each with any number of limits; all or nothing.
 
-`Decide.run` is the specification of `lua/decide.lua`. That script is a frame; a line of percent signs marks where
-`MODULES` are inserted. Redis runs the whole text at each call, and making all its functions would take longer than
-deciding. So `need(name)` makes a module when it is first needed, like Lua's `require`.
+`Decide.run` is the specification of `engine/lua/decide.lua`. That script is a frame; a line of percent signs marks
+where `MODULES` are inserted. Redis runs the whole text at each call, and making all its functions would take longer
+than deciding. So `need(name)` makes a module when it is first needed, like Lua's `require`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _composed() -> str:
 
 
 class Decide(Operation):
-    """Decide hits. `read_reply` unpacks the reply of `lua/decide.lua`, and `codec.Reply` gives its numbers names.
+    """Decide hits. `read_reply` unpacks the reply of the script, and `codec.Reply` gives its numbers names.
 
     `mode`: see `codec.Mode`. `log`: where events are written.
     """
@@ -94,7 +94,7 @@ class Decide(Operation):
 
     @property
     def keys(self) -> list[str]:  # type: ignore[override]
-        """All keys of the operation, in the order that `lua/decide.lua` lists."""
+        """All keys of the operation, in the order that `engine/lua/decide.lua` lists."""
         keys = list[str]()
         for hit in self.hits:
             keys += hit.keys
@@ -111,7 +111,7 @@ class Decide(Operation):
         return self.mode not in ("check", "force", "peek")
 
     def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/decide.lua` lists."""
+        """Return the arguments that `engine/lua/decide.lua` lists."""
         arguments: list[str | int] = [encode_mode(self.mode), self.log.length]
         for hit in self.hits:
             arguments += hit.arguments
@@ -290,7 +290,7 @@ def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, r
 def _adjust(states: States, context: HitContext, adjustment: Adjustment, now: int) -> None:
     """Charge what a hit used beyond what it took, even past the limit, or give back what it did not use.
 
-    This settles a reservation, and undoes a request that is refused after all. The specification of `lua/adjust.lua`.
+    This settles a reservation, and undoes a request that is refused after all. `engine/lua/adjust.lua` is the script.
     """
     hit, (moment, actual, places) = context.hit, adjustment
     more = actual - hit.cost

@@ -30,7 +30,7 @@ class DayKey(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a process says of the units that it takes ahead; see `lua/ahead.lua`."""
+    """What a process says of the units that it takes ahead; see `engine/lua/ahead.lua`."""
 
     id: str = ""
     """The share that it returns; empty if it has none."""
@@ -128,7 +128,7 @@ class Hit(_HitFields):
 
     @property
     def keys(self) -> list[str]:
-        """Its keys, in the order that `lua/decide.lua` lists."""
+        """Its keys, in the order that `engine/lua/decide.lua` lists."""
         keys = [self.status_key, *[limit.key for limit in self.limits]]
         if self.refusals_key:
             keys.append(self.refusals_key)
@@ -139,7 +139,7 @@ class Hit(_HitFields):
 
     @property
     def arguments(self) -> list[str | int]:
-        """Its arguments, in the order that `lua/decide.lua` lists."""
+        """Its arguments, in the order that `engine/lua/decide.lua` lists."""
         shared = self.compiled.arguments(self.limits, self.cost, is_estimate=self.is_estimate)
         return [*shared, *self._options, ""]
 
