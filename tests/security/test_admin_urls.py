@@ -173,3 +173,11 @@ def test_a_stranger_changes_nothing(stranger: Client, one_redis: Any) -> None:
 @pytest.mark.parametrize("permissions", [[], ["auth.view_user"]], ids=["no permission", "one of another app"])
 def test_the_index_hides_our_section_from_staff_without_our_permissions(permissions: list[str]) -> None:
     assert b"Quotas" not in operator(*permissions).get(ROOT).content
+
+
+def test_the_index_hides_our_section_from_staff_with_all_permissions_of_other_apps() -> None:
+    client = operator()
+    others = Permission.objects.exclude(content_type__app_label="django_quota")
+    User.objects.get(username="operator").user_permissions.set(others)
+
+    assert b"Quotas" not in client.get(ROOT).content
