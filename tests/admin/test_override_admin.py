@@ -413,9 +413,9 @@ class TestSubjectThatARuleDoesNotLimit:
     def by_address(self, rules: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"signup": {"rate": "5/m", "key": "ip"}}}
 
-    @pytest.mark.parametrize("subject", ["user:1", "user:*"], ids=["a user", "all users"])
+    @pytest.mark.parametrize("subject", ["user:77", "user:*"], ids=["a user", "all users"])
     def test_it_is_not_saved_before_a_question(self, subject: str) -> None:
-        User.objects.create_user("joe", pk=1)
+        User.objects.create_user("joe", pk=77)
 
         shown = add(superuser(), subject=subject, **self.BLOCK).content.decode()
 

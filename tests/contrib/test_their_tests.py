@@ -18,7 +18,7 @@ RATELIMIT = "django-ratelimit-4.1.0"
 MODULES = {
     "__init__": f"from {OURS} import ALL, UNSAFE",
     "core": f"""
-from {OURS}.core import address_of as _get_ip, get_usage, is_ratelimited, read_rate
+from {OURS}.core import address_of_request as _get_ip, get_usage, is_ratelimited, read_rate
 
 def _split_rate(rate):
     found = read_rate(rate)

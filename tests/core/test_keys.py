@@ -14,7 +14,7 @@ from django_quota.core.keys import MAX_PART, escape, pattern, read, subject_base
 from django_quota.core.rates import MAX_PERIOD, UNITS, Rate
 
 anything = st.text(st.characters(), min_size=1) | st.text("ab:+%{}~/\\ \n\ud800é", min_size=1, max_size=8)
-names = st.text(min_size=1) | st.text("ab:+%{}~/\\ \né", min_size=1, max_size=8)
+names = (st.text(min_size=1) | st.text("ab:+%{}~/\\ \né", min_size=1, max_size=8)).filter(lambda name: name != "*")
 prefixes = st.text("quota:*?[]\\-_.", min_size=1, max_size=6)
 
 
