@@ -243,7 +243,7 @@ ONE_BY_ONE: list[Act] = [
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("acts", [EACH, ONE_BY_ONE], ids=["each act", "one by one"])
+@pytest.mark.parametrize("acts", [EACH, thorough("variants", ONE_BY_ONE)], ids=["each act", "one by one"])
 @pytest.mark.parametrize("with_events", [True, thorough("variants", False)], ids=["events", "silent"])
 @pytest.mark.parametrize("its_rule", RULES, ids=[each.name + "-share" * (each in WITH_SHARES) for each in RULES])
 def test_neither_do_they_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:

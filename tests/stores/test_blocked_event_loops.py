@@ -17,6 +17,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.async_wire import AsyncWire
 from django_quota.stores.redis.connections import Source
 from django_quota.testing import RedisServer
+from tests.support.selection import thorough
 from tests.support.stores import caches, current_store
 
 WITHIN = 0.7
@@ -74,7 +75,7 @@ def scripts_run(raw: Any) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
 
 
-@pytest.mark.parametrize("moment", ["asked", "knocked", "queued"])
+@pytest.mark.parametrize("moment", ["asked", thorough("processes", "knocked"), thorough("processes", "queued")])
 def test_a_view_that_blocks_its_loop_causes_no_outage(
     moment: str, redis_server: RedisServer, raw: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
