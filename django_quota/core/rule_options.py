@@ -32,6 +32,9 @@ MIN_SHARE = 0.001
 MIN_LEASE = SECOND // 50
 """The shortest lease of units that a process takes ahead, in microseconds."""
 
+MIN_LEASES_PER_WINDOW = 20
+"""How many times longer than a lease the shortest window of a rule must be, at least."""
+
 MAX_CACHE_REFUSALS = 60 * SECOND
 """The longest time for which a process remembers a refusal, in microseconds."""
 
@@ -266,7 +269,7 @@ def read_prefetch(value: object) -> float | Literal[True] | None:
     if value is True or value is False:
         return True if value else None
     examples = "True, 0.5 (seconds) or '2s'"
-    lease = parse_duration("prefetch", value, least=0, most=MAX_PERIOD // 20, examples=examples)
+    lease = parse_duration("prefetch", value, least=0, most=MAX_PERIOD // MIN_LEASES_PER_WINDOW, examples=examples)
     if lease < MIN_LEASE:
         raise RuleError(f"prefetch={value!r} is less than 0.02 seconds.", f"Use, for example, {examples}.")
     return lease / SECOND

@@ -21,6 +21,7 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
     MIN_LEASE,
+    MIN_LEASES_PER_WINDOW,
     MIN_SHARE,
     OPTION,
     BanOption,
@@ -53,13 +54,10 @@ DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 MAX_ARGUMENT = 80
 """How many characters of an argument a rule's name shows; of a longer argument it shows only the type."""
 
-WINDOW_OVER_LEASE = 50
-"""How many times longer the shortest window is than the lease of `prefetch=True`."""
+DEFAULT_LEASES_PER_WINDOW = 50
+"""How many times longer the shortest window of a rule is than the lease of `prefetch=True`."""
 
-SHORTEST_OVER_LEASE = 20
-"""How many times longer than any lease it must be."""
-
-DEFAULT_LEASE = 10 * SECOND
+MAX_DEFAULT_LEASE = 10 * SECOND
 """The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""
 
 _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
@@ -313,7 +311,7 @@ class Rule:
             return 0
         if self.prefetch is not True:
             return int(self.prefetch * SECOND)
-        return min(max(_shortest(self.rates) // WINDOW_OVER_LEASE, MIN_LEASE), DEFAULT_LEASE)
+        return min(max(_shortest(self.rates) // DEFAULT_LEASES_PER_WINDOW, MIN_LEASE), MAX_DEFAULT_LEASE)
 
     @cached_property
     def settles(self) -> bool:
@@ -674,7 +672,7 @@ def _check_prefetch(rule: Rule) -> None:
             "Leave out prefetch=, or give costs= by view.",
         )
     if not _fits(rule.prefetch, rule.rates):
-        most = _shortest(rule.rates) // SHORTEST_OVER_LEASE / SECOND
+        most = _shortest(rule.rates) // MIN_LEASES_PER_WINDOW / SECOND
         raise RuleError(
             f"prefetch={rule.prefetch!r} is longer than a twentieth of the shortest window, {most:g} seconds.",
             "Use True, or fewer seconds.",
@@ -689,7 +687,7 @@ def _shortest(rates: Iterable[Rate | DynamicRate | Tiers]) -> int:
 def _fits(prefetch: float | Literal[True], rates: Iterable[Rate | DynamicRate | Tiers]) -> bool:
     """Say whether a lease is at most a twentieth of the shortest window."""
     shortest = _shortest(rates)
-    return prefetch is True or not shortest or int(prefetch * SECOND) * SHORTEST_OVER_LEASE <= shortest
+    return prefetch is True or not shortest or int(prefetch * SECOND) * MIN_LEASES_PER_WINDOW <= shortest
 
 
 def _check_arguments(option: str, function: Callable[..., Any]) -> None:
