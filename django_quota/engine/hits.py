@@ -170,9 +170,9 @@ class Hit(_HitFields):
         if not self.group and not self.value and self.day is None and self.ahead is None:  # as most hits
             return number_of_keys, keys, number + 1, shared + _END
         options = self._options
-        if self.ahead is not None:  # no other hit has the same
-            return number_of_keys, keys, number + len(options) + 1, shared + packed(options) + _END
-        return number_of_keys, keys, number + len(options) + 1, shared + _packed_options(*options) + _END
+        # The ids of what is taken ahead are new each time: nothing would find the options again.
+        more = _packed_options(*options) if self.ahead is None else packed(options)
+        return number_of_keys, keys, number + len(options) + 1, shared + more + _END
 
 
 _END = packed(("",))
