@@ -83,7 +83,7 @@ class CompiledRule:
         """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
         self.allowed, self.refused, self.shadowed = f"{self.field}:a", f"{self.field}:r", f"{self.field}:s"
         """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
-        self.lease = min((rule.lease for rule in rules), default=0)
+        self.lease = min(rule.lease for rule in rules)
         """How long a process may spend units of the rule that it took ahead, in microseconds; 0 if it takes none."""
         self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)] if self.lease else []
         """The ends of the keys of the units that processes have taken ahead, one for each limit."""
