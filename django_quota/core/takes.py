@@ -33,7 +33,6 @@ class Take:
     lease: ClassVar[int] = 0
     count_refused: ClassVar[bool] = False
     cache_refusals: ClassVar[float] = 0.0
-    settles: ClassVar[bool] = False
     settle: ClassVar[None] = None
     count_when: ClassVar[None] = None
     reads_body: ClassVar[Literal[""]] = ""
