@@ -246,7 +246,7 @@ ONE_BY_ONE: list[Act] = [
 @pytest.mark.parametrize("acts", [EACH, thorough("variants", ONE_BY_ONE)], ids=["each act", "one by one"])
 @pytest.mark.parametrize("with_events", [True, thorough("variants", False)], ids=["events", "silent"])
 @pytest.mark.parametrize("its_rule", RULES, ids=[each.name + "-share" * (each in WITH_SHARES) for each in RULES])
-def test_neither_do_they_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:
+def test_no_store_differs_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
     do_all(places, [its_rule], acts, START, with_events=with_events)
 
@@ -523,7 +523,7 @@ class Upkeep(Machine):
             st.dictionaries(NAMES, st.just(SECOND)),
         )
     )
-    def a_process_tells(self, operation: Operation) -> None:
+    def a_process_reports(self, operation: Operation) -> None:
         self.done(operation)
 
     @rule(swept=st.lists(st.booleans(), min_size=3, max_size=3), most=st.integers(0, 9))
@@ -595,7 +595,7 @@ def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: 
 def test_rows_of_each_database_never_differ_from_the_specification(
     database: dict[str, Any], redis_cache: Any, raw: redis.Redis
 ) -> None:
-    """The test above has rows of SQLite in memory."""
+    """All other tests of this file have rows of SQLite in memory."""
     run_machine(Plans, raw, examples=60)
 
 
