@@ -93,24 +93,45 @@ def test_a_denial_without_the_store_binds_before_earlier_decisions(earlier: Deci
     for joined in (earlier.combined_with(DENIED), DENIED.combined_with(earlier)):
         found = (joined.allowed, joined.enforced, joined.degraded, joined.binding, joined.retry_after)
         assert found == (False, True, True, None, 1.0)
+
+
+def test_an_enforced_refusal_binds_before_a_denial_without_the_store_that_is_not() -> None:
     joined = SOFTLY_DENIED.combined_with(Decision.of((refused("hard", wait=8),)))
     assert (joined.enforced, joined.rule, joined.retry_after) == (True, "hard", 8)
 
 
-def test_a_decision_raises_if_it_refused_and_has_no_numbers_without_limits() -> None:
-    allowed, denied = Decision.of((outcome(delay=0.5), outcome(delay=2.0))), Decision.of((refused(),))
+def test_a_decision_that_allows_raises_nothing() -> None:
+    allowed = Decision.of((outcome(),))
     assert allowed.raise_if_refused() is allowed
-    assert allowed.delay == 2.0, "the longest of all limits"
+
+
+def test_a_refusal_raises_an_error_that_carries_it() -> None:
+    denied = Decision.of((refused(),))
     with pytest.raises(QuotaExceeded) as caught:
         denied.raise_if_refused()
     assert caught.value.decision is denied
+
+
+def test_the_delay_is_the_longest_of_all_limits() -> None:
+    assert Decision.of((outcome(delay=0.5), outcome(delay=2.0))).delay == 2.0
+
+
+def test_a_decision_without_limits_has_no_numbers() -> None:
     assert (NOTHING.limit, NOTHING.remaining, NOTHING.retry_after, NOTHING.reset_after) == (None, None, 0.0, 0.0)
     assert (NOTHING.delay, NOTHING.would_refuse, NOTHING.of_rule("a")) == (0.0, False, None)
-    tight, other = outcome("a", remaining=2), outcome("b", remaining=1)
-    several = Decision.of((outcome("a", remaining=5), tight, other))
-    assert (several.of_rule("a"), several.of_rule("b")) == (tight, other), "that of its tightest rate"
+
+
+TIGHT, OTHER = outcome("a", remaining=2), outcome("b", remaining=1)
+SEVERAL = Decision.of((outcome("a", remaining=5), TIGHT, OTHER))
+
+
+def test_the_outcome_of_a_rule_is_that_of_its_tightest_rate() -> None:
+    assert (SEVERAL.of_rule("a"), SEVERAL.of_rule("b")) == (TIGHT, OTHER)
+
+
+def test_the_outcome_of_a_rule_that_was_not_asked_is_an_error() -> None:
     with pytest.raises(RuleError, match=r"Rule 'c' is not in this decision\. It has 'a', 'b'\."):
-        several.of_rule("c")
+        SEVERAL.of_rule("c")
 
 
 def test_a_decision_explains_itself() -> None:
