@@ -69,13 +69,26 @@ def test_limits_of_one_name_are_one_hit_that_an_override_replaces_if_it_fits() -
     assert found == ["4 of 5,8 of 9", "19 of 20", "18 of 20", "3 of 5,7 of 9", "2 of 5,6 of 9"]
 
 
-def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error() -> None:
-    several: list[tuple[str, dict[str, Any]]] = [("9/h", {"shadow": True}), ("9/h", {"ban": BAN}), ("9/s", {})]
-    for rate, other in several:
-        with pytest.raises(RuleError, match="a name of its own"):
-            decide(get(), [Rule.make("api", "5/s"), Rule.make("api", rate, **other)])
-        with pytest.raises(RuleError, match="a name of its own"):
-            quota("5/s", name="api")(quota(rate, name="api", **other)(lambda request: None))
+DIFFERENT = pytest.mark.parametrize(
+    ("rate", "options"),
+    [
+        pytest.param("9/h", {"shadow": True}, id="shadow"),
+        pytest.param("9/h", {"ban": BAN}, id="ban"),
+        pytest.param("9/s", {}, id="another count in one window"),
+    ],
+)
+
+
+@DIFFERENT
+def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(rate: str, options: Any) -> None:
+    with pytest.raises(RuleError, match="a name of its own"):
+        decide(get(), [Rule.make("api", "5/s"), Rule.make("api", rate, **options)])
+
+
+@DIFFERENT
+def test_decorators_of_one_name_that_differ_in_more_than_their_rates_are_an_error(rate: str, options: Any) -> None:
+    with pytest.raises(RuleError, match="a name of its own"):
+        quota("5/s", name="api")(quota(rate, name="api", **options)(lambda request: None))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +113,30 @@ def refuse(times: int, rule: str = "1/m", ban: Any = BAN) -> Decision:
     return decision
 
 
-def test_a_peek_tells_of_it_but_never_bans_and_reset_lifts_it() -> None:
+def test_a_peek_never_bans() -> None:
     with freeze(START):
         refuse(1)
         assert {peek("1/m", SUBJECT, ban=BAN).outcomes[0].why for _ in range(9)} == {""}
-        refuse(3)
+
+
+def test_a_peek_reports_a_ban() -> None:
+    with freeze(START):
+        refuse(4)
         decision = peek("1/m", SUBJECT, ban=BAN)
-        assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
-        assert reset("1/m", SUBJECT, ban=BAN)
-        assert refuse(4).retry_after == 600.0  # the next one is the first again
+    assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
+
+
+def test_a_reset_lifts_a_ban_and_says_whether_there_was_one() -> None:
+    with freeze(START):
+        refuse(4)
         assert [bool(reset("1/m", SUBJECT, ban=BAN)) for _ in range(2)] == [True, False]
+
+
+def test_after_a_reset_the_next_ban_is_the_first_again() -> None:
+    with freeze(START):
+        refuse(4)
+        reset("1/m", SUBJECT, ban=BAN)
+        assert refuse(4).retry_after == 600.0
 
 
 def test_a_refusal_counts_once_though_the_rule_has_several_limits() -> None:
@@ -119,12 +146,21 @@ def test_a_refusal_counts_once_though_the_rule_has_several_limits() -> None:
     assert waits == [None, "3600", "3600", "3600", "7200", "7200"]
 
 
-def test_who_is_exempt_under_a_shadow_or_somebody_else_is_not_banned() -> None:
+def test_a_shadow_rule_bans_nobody() -> None:
     with freeze(START):
-        assert all(check("1/m", "ip:192.0.2.9", ban=BAN, shadow=True) for _ in range(9))
+        assert all(check("1/m", SUBJECT, ban=BAN, shadow=True) for _ in range(9))
+
+
+@pytest.mark.parametrize(("rule", "subject"), [("1/m", "ip:192.0.2.1"), ("2/h", SUBJECT)], ids=["subject", "rule"])
+def test_a_ban_does_not_concern_another(rule: str, subject: str) -> None:
+    with freeze(START):
         refuse(4)
-        assert check("1/m", "ip:192.0.2.1", ban=BAN)
-        assert check("2/h", SUBJECT, ban=BAN)
+        assert check(rule, subject, ban=BAN)
+
+
+def test_an_exemption_takes_precedence_over_a_ban() -> None:
+    with freeze(START):
+        refuse(4)
         override("x 0 0 ", "1/m")
         assert refuse(9)
 
