@@ -31,10 +31,18 @@ def test_a_value_that_is_not_used_for_a_window_makes_room_for_a_new_one() -> Non
         assert check("3/30d", "user:42", value="d", distinct=True).retry_after == pytest.approx(10 * 86_400)
     with freeze(START + 30 * DAY + SECOND):
         assert devices("dc") == [True, False]
-        with pytest.raises(RuleError, match=r"reset\(\) forgets"):
-            refund("3/30d", "user:42", distinct=True)
+
+
+def test_a_reset_forgets_all_values() -> None:
+    with freeze(START):
+        devices("abc")
         assert reset("3/30d", "user:42", distinct=True)
         assert devices("efg") == [True] * 3
+
+
+def test_a_refund_is_an_error_that_names_reset() -> None:
+    with pytest.raises(RuleError, match=r"reset\(\) forgets"):
+        refund("3/30d", "user:42", distinct=True)
 
 
 def test_a_value_is_not_forgotten_sooner_after_the_clock_stepped_back() -> None:
@@ -65,36 +73,53 @@ def test_above_an_overrides_limit_a_value_is_known_until_the_very_end_of_its_win
         assert devices("ab", rate="3/m") == [False, True]
 
 
-def test_what_does_not_go_together_is_an_error() -> None:
-    wrong: dict[str, dict[str, Any]] = {
-        "counts hits, not values": {"value": "a"},
-        "take the value as value=": {"distinct": True},
-        "a string, bytes or a whole number": {"distinct": True, "value": 1.5},
-        "a hit costs 1, not 2": {"distinct": True, "value": "a", "cost": 2},
-    }
-    for says, options in wrong.items():
-        with pytest.raises(RuleError, match=says):
-            check("3/d", SUBJECT, **options)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({"value": "a"}, "counts hits, not values", id="a value without distinct"),
+        pytest.param({"distinct": True}, "take the value as value=", id="no value"),
+        pytest.param({"distinct": True, "value": 1.5}, "a string, bytes or a whole number", id="a float"),
+        pytest.param({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2", id="a cost"),
+    ],
+)
+def test_a_call_with_a_wrong_value_or_cost_is_an_error(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        check("3/d", SUBJECT, **options)
 
 
-def test_what_is_no_key_is_an_error_at_import_and_a_finding_of_the_checks(settings: Any) -> None:
-    keys: list[Any] = ["header:", "nothing", 5]
-    for key in keys:
-        with pytest.raises(RuleError):
-            quota("3/d", distinct=key)
-        settings.QUOTA = {"RULES": {"devices": {"rate": "3/d", "distinct": key}}}
-        (finding,) = (found for found in run_checks(tags=["django_quota"]) if found.is_serious())
-        assert "devices" in finding.msg
+WRONG_KEYS = pytest.mark.parametrize("key", ["header:", "nothing", 5])
+
+
+@WRONG_KEYS
+def test_a_wrong_key_of_a_decorator_is_an_error_at_import(key: Any) -> None:
+    with pytest.raises(RuleError):
+        quota("3/d", distinct=key)
+
+
+@WRONG_KEYS
+def test_a_wrong_key_in_the_settings_is_found_by_the_checks(key: Any, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"devices": {"rate": "3/d", "distinct": key}}}
+    (finding,) = (found for found in run_checks(tags=["django_quota"]) if found.is_serious())
+    assert "devices" in finding.msg
 
 
 async def device(request: Any) -> str:
     return "a"
 
 
-def test_a_view_counts_the_values_of_a_key_that_it_can_ask() -> None:
+def test_a_view_counts_the_values_of_its_key() -> None:
     view = quota("2/d", key="ip", distinct="header:X-Device")(lambda request: HttpResponse())
     visits = [RequestFactory().get("/", headers={"X-Device": device}) for device in "aabcab"]
     assert [run(view, each).status_code for each in visits] == [200, 200, 200, 429, 200, 200]
-    for key, says in ((True, "'header:X-Device'"), (device, "is async, but the view is not")):
-        with pytest.raises(RuleError, match=says):
-            quota("3/d", distinct=key)(lambda request: None)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        pytest.param(True, "'header:X-Device'", id="of a call"),
+        pytest.param(device, "is async, but the view is not", id="async"),
+    ],
+)
+def test_a_key_that_a_view_cannot_ask_is_an_error(key: Any, says: str) -> None:
+    with pytest.raises(RuleError, match=says):
+        quota("3/d", distinct=key)(lambda request: None)
