@@ -21,11 +21,18 @@ TIERS: Any = {"anonymous": "1/m", "authenticated": "3/m"}
 BAN = {"after": "20/m", "for": "1h"}
 
 
-@pytest.mark.parametrize("second", ["5/m", "5/60s"])
-def test_a_rule_has_one_limit_for_each_rate_and_no_two_of_one_window(second: str) -> None:
+def test_a_rule_has_one_limit_for_each_rate() -> None:
     rule = Rule.make("r", "10/s", "500/h; 5000/day")
     assert [str(limit.rate) for limit in rule.limits] == ["10/s", "500/h", "5000/d"]
-    assert Rule.make("r", None).limits == Rule.make("r").limits == ()
+
+
+@pytest.mark.parametrize("rates", [(), (None,)], ids=["no rate", "None"])
+def test_an_unlimited_rule_has_no_limits(rates: Any) -> None:
+    assert Rule.make("r", *rates).limits == ()
+
+
+@pytest.mark.parametrize("second", ["5/m", "5/60s"])
+def test_two_rates_of_one_window_are_an_error(second: str) -> None:
     with pytest.raises(RateError, match="same window"):
         Rule.make("r", "10/m", second)
 
@@ -89,8 +96,21 @@ def test_a_bucket_refills_within_ten_years() -> None:
 def test_a_function_that_takes_other_arguments_is_refused(option: str, function: Any, given: str) -> None:
     with pytest.raises(RuleError, match=rf"^{option}=.* cannot be called with \({given}\)\. Use, for example, "):
         Rule.make("r", "10/m", **{option: function})
-    for fits in (lambda request, units=1: 1, lambda *args: 1, partial(lambda units, request: 1, 1), len, str, Mock()):
-        assert Rule.make("r", "10/m", cost=fits).cost is fits
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda request, units=1: 1, id="a default"),
+        pytest.param(lambda *args: 1, id="any arguments"),
+        pytest.param(partial(lambda units, request: 1, 1), id="a partial"),
+        pytest.param(len, id="a built-in"),
+        pytest.param(str, id="a class"),
+        pytest.param(Mock(), id="a mock"),
+    ],
+)
+def test_a_function_that_can_be_called_with_the_request_is_taken(function: Any) -> None:
+    assert Rule.make("r", "10/m", cost=function).cost is function
 
 
 @given(
@@ -168,9 +188,16 @@ def test_a_lower_case_method_makes_the_same_rule(written: Any, methods: set[str]
     assert rule == Rule.make("r", "10/m", methods=written)
 
 
-def test_a_configured_rule_is_a_rate_several_rates_or_a_dict() -> None:
-    for value in ("10/s; 500/h", ("10/s", "500/h"), {"rate": ["10/s", "500/h"]}):
-        assert [str(rate) for rate in Rule.from_setting("r", value).rates] == ["10/s", "500/h"]
+@pytest.mark.parametrize(
+    "value",
+    ["10/s; 500/h", ("10/s", "500/h"), {"rate": ["10/s", "500/h"]}],
+    ids=["a string", "several rates", "a dict"],
+)
+def test_a_configured_rule_is_a_rate_several_rates_or_a_dict(value: object) -> None:
+    assert [str(rate) for rate in Rule.from_setting("r", value).rates] == ["10/s", "500/h"]
+
+
+def test_a_configured_rule_may_be_unlimited() -> None:
     assert Rule.from_setting("r", {"rate": None}).rates == ()
 
 
@@ -190,7 +217,7 @@ def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, sa
     assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
 
 
-# --- rates and durations: which texts are read, and which errors the others get ---------------------------------------
+# --- rates and durations: which strings are read, and which errors the others get -------------------------------------
 
 RATES = st.sampled_from(sorted(UNITS)).flatmap(
     lambda unit: st.builds(Rate, st.integers(0, MAX_COUNT), st.just(unit), st.integers(1, MAX_PERIOD // UNITS[unit]))
@@ -224,14 +251,19 @@ def test_any_text_is_a_rate_or_a_short_error_with_a_position_in_the_text(text: s
         assert len(str(error)) < 400
 
 
-def test_a_rate_is_read_with_its_count_unit_and_multiple() -> None:
-    read = {
-        Rate(10, "minute"): ["10/m", "10/min", "10/minute", "10 per minutes", "  010 / 01m  "],
-        Rate(5, "second", 30): ["5/30s", "5/30 sec", "5 per 30 seconds"],
-        Rate(0, "month"): ["0/month"],
-    }
-    for rate, texts in read.items():
-        assert {parse_rate(text) for text in texts} == {rate}
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        *((text, Rate(10, "minute")) for text in ("10/m", "10/min", "10/minute", "10 per minutes", "  010 / 01m  ")),
+        *((text, Rate(5, "second", 30)) for text in ("5/30s", "5/30 sec", "5 per 30 seconds")),
+        ("0/month", Rate(0, "month")),
+    ],
+)
+def test_a_rate_is_read_with_its_count_unit_and_multiple(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+def test_a_rate_in_words_groups_its_digits() -> None:
     assert Rate(5000, "second", 30).in_words() == "5,000 per 30 seconds"
 
 
@@ -253,13 +285,13 @@ def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(value: Any, posi
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket", "leaky_bucket"])
 @pytest.mark.parametrize("text", ["10/month", "10 per year"])
-def test_a_month_is_never_read_as_a_minute(text: str) -> None:
+def test_a_month_is_never_read_as_a_minute(text: str, algorithm: str) -> None:
     """Only the calendar algorithm takes months and years."""
-    for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
-        with pytest.raises(RateError, match="calendar") as caught:
-            Rule.make("r", text, algorithm=algorithm)
-        assert str(parse_rate(text)) in str(caught.value)
+    with pytest.raises(RateError, match="calendar") as caught:
+        Rule.make("r", text, algorithm=algorithm)
+    assert str(parse_rate(text)) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [600, timedelta(minutes=10), "10m", " 600 seconds "])
