@@ -156,7 +156,7 @@ class TestSeveralShares:
 class TestReceivers:
     @pytest.fixture
     def heard(self) -> Iterator[list[str]]:
-        """The subjects that an async receiver was told."""
+        """The subjects that an async receiver got."""
         found = []
 
         async def hears(subject: str, **_: Any) -> None:
@@ -168,7 +168,7 @@ class TestReceivers:
 
     @staticmethod
     async def check_both_ways() -> list[Decision]:
-        """In an event loop, of which a sync check cannot call an async receiver."""
+        """Check in an event loop, where a sync check cannot call an async receiver."""
         return [check("0/m", "ip:192.0.2.1"), await acheck("0/m", SUBJECT)]
 
     @pytest.mark.usefixtures("memory_store")
@@ -317,14 +317,14 @@ class TestCountsOfTheDay:
     @pytest.mark.parametrize(
         "call",
         [
-            pytest.param(lambda: peek("2/m", "user:42"), id="a look"),
+            pytest.param(lambda: peek("2/m", "user:42"), id="a peek"),
             pytest.param(lambda: refund("2/m", "user:42"), id="a refund"),
             pytest.param(
                 lambda: check(Rule.make("free", "2/m", cost=lambda request: 0), "user:42", cost=0), id="a free request"
             ),
         ],
     )
-    def test_what_is_no_check_is_not_counted(self, call: Callable[[], object], raw: redis.Redis) -> None:
+    def test_what_is_not_a_check_is_not_counted(self, call: Callable[[], object], raw: redis.Redis) -> None:
         with freeze(START):
             call()
 
