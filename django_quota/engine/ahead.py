@@ -115,7 +115,7 @@ class _WithShares(Algorithm[Any]):
         return self.own.peek(state, p._replace(capacity=used), missing, now).retry_after if missing <= used else _LONG
 
     def _wait_of_bucket(self, state: Any, p: Parameters, cost: int, now: int) -> int:
-        """Return how long until a hit has room: the first shares that leave room when they are hit tell the moment."""
+        """Return how long until a hit has room, if each share is hit at the end of its lease."""
         tat, out, shares = now + backlog_of(state, now), self.out, iter(self.shares)
         while out + cost > p.capacity:
             share = next(shares)
@@ -124,7 +124,7 @@ class _WithShares(Algorithm[Any]):
 
 
 _LONG = 10**18
-"""Microseconds that no wait takes."""
+"""Longer than any wait, in microseconds."""
 
 
 def _filled_at(tat: int, shares: Sequence[_Share], p: Parameters) -> int:
@@ -143,9 +143,9 @@ def _charged(state: Any, due: Sequence[_Share], p: Parameters, now: int) -> Any:
     return Bucket(tat, now) if tat > now else state
 
 
-def begin(states: States, context: HitContext, now: int, *, writes: bool) -> None:
-    """Take back the caller's share, and have the limits count what is out."""
-    ahead, limits, out = context.hit.ahead or Ahead(), [], []
+def begin_ahead(states: States, context: HitContext, ahead: Ahead, now: int, *, writes: bool) -> None:
+    """Take back the caller's share, and have the limits count what is out, before the hit is decided."""
+    limits, out = [], []
     for key, limit in zip(context.hit.ahead_keys, context.limits, strict=True):
         found, algorithm = _begin(states, key, limit, ahead, now, writes=writes)
         limits.append(found._replace(limit=replace(cast("Limit", found.limit), algorithm=algorithm)))
@@ -184,7 +184,7 @@ def _begin(
     return limit, _WithShares(algorithm, shares, () if writes else due)
 
 
-def take(states: States, context: HitContext, ahead: Ahead, now: int) -> list[Flagged]:
+def take_ahead(states: States, context: HitContext, ahead: Ahead, now: int) -> list[Flagged]:
     """Let the caller take units ahead, after its hit was consumed; return the flags."""
     hit, units, lease = context.hit, ahead.wish, ahead.lease
     ends = []

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
-from django_quota.engine.ahead import begin, take
+from django_quota.engine.ahead import begin_ahead, take_ahead
 from django_quota.engine.codec import (
     ALLOWED,
     REFUSED,
@@ -144,9 +144,9 @@ class Decide(Operation):
         contexts = [HitContext(hit, index) for index, hit in enumerate(self.hits)]
         for context in contexts:
             load_status(states, context, now)
-            context.limits = context.hit.limits
-            if context.hit.ahead is not None:
-                begin(states, context, now, writes=self.mode != "peek")
+            context.limits, ahead = context.hit.limits, context.hit.ahead
+            if ahead is not None:
+                begin_ahead(states, context, ahead, now, writes=self.mode != "peek")
         self._restore(states, contexts, now)
         is_adjusting = isinstance(self.mode, Adjust)
         for context in contexts:
@@ -233,7 +233,7 @@ class Decide(Operation):
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         if hit.ahead is not None and hit.ahead.wish and passed:
-            flags += take(states, context, hit.ahead, now)
+            flags += take_ahead(states, context, hit.ahead, now)
         return flags
 
 

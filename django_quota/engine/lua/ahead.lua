@@ -49,7 +49,7 @@ local function return_share(limit, share, spent)
   redis.call('ZREM', limit.ahead_key, share.member)
 end
 
--- A share counts as long as it is out, and is hit at the end of its lease: the first that leave room tell the moment.
+-- Returns how long until a hit of this cost has room, if each share is hit at the end of its lease.
 local function wait_of_bucket(limit, cost)
   local tat, out, number = now + limit.backlog, limit.out, 0
   while out + cost > limit.capacity do
