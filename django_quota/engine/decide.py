@@ -164,7 +164,7 @@ class Decide(Operation):
             if self.mode == "force" and context.hit.cost > 0:
                 flags += self._force(states, context, now)
             if self.mode == "check" and context.hit.cost > 0:
-                flags += self._leave_traces(states, context, refused, now)
+                flags += self._check(states, context, refused, now)
             flags += self._judge_near(states, context, now)
         verdict = REFUSED if 0 in refused else ALLOWED
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
@@ -219,13 +219,14 @@ class Decide(Operation):
         count_day(states, context, now, passed=True)
         return judge_near(states, context, hit.cost, now, emits=self.log is not NO_LOG and not hit.rule.shadow)
 
-    def _leave_traces(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
+    def _check(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
         """Consume a hit, or count its refusal; return the flags."""
         hit = context.hit
-        passed = not refused & {0, hit.group}
+        group_refused = hit.group in refused
+        passed = not group_refused and 0 not in refused
         if not context.status:
             context.verdicts = [
-                _consume(states, hit, limit, verdict, refused, now)
+                _consume(states, hit, limit, verdict, now, passed=passed, group_refused=group_refused)
                 for limit, verdict in zip(context.limits, context.verdicts, strict=True)
             ]
         count_day(states, context, now, passed=passed)
@@ -270,11 +271,15 @@ def _peek(states: States, context: HitContext, limit: CompiledLimit, cost: int, 
     return shut_out(verdict, context.stop, now) if context.status else verdict
 
 
-def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, refused: set[int], now: int) -> Verdict:
-    """Consume the cost of a limit if all that must allow the hit do; return the verdict after it."""
+def _consume(
+    states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, now: int, *, passed: bool, group_refused: bool
+) -> Verdict:
+    """Consume the cost of a limit if the hit passed; return the verdict after it.
+
+    `passed`: all that must allow the hit do. `group_refused`: a rule that decides together with its rule refused.
+    """
     algorithm = limit.algorithm
-    passed = not refused & {0, hit.group}
-    counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and hit.group in refused
+    counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and group_refused
     before = limit.state(states, now)
     if not passed and not counts:
         limit.put(states, before, algorithm.follow_clock(before, now))
