@@ -35,7 +35,7 @@ def test_as_many_as_the_limit_pass_and_what_is_left_counts_down(algorithm: str) 
 
 
 @pytest.mark.parametrize("options", [*({"algorithm": name} for name in ALGORITHMS), {**BUCKET, "burst": 5}], ids=str)
-def test_zero_refuses_all_promises_nothing_and_keeps_nothing(options: dict[str, Any]) -> None:
+def test_a_limit_of_0_refuses_all_without_a_wait_and_keeps_nothing(options: dict[str, Any]) -> None:
     limit = Spec("0/m", count_refused=True, **options)
     for answer in (limit.run(cost=cost) for cost in (0, 1)):
         assert (answer.allowed, answer.remaining, answer.retry_after) == (False, 0, NEVER)

@@ -1,4 +1,4 @@
-"""Real processes on one Redis, some of them killed: counters stay exact, never do more hold a slot than may."""
+"""Real processes on one Redis, some of them killed: counters stay exact, and no more hold a slot than may."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ STOCK, CREDITS = counter("stock"), counter("credits")
 ACCOUNTS = [f"user:{number}" for number in range(50)]
 LIMIT = 3
 TOKEN_SIZE = 64
-"""Bytes in which a process tells its token."""
+"""Bytes in which a process writes its token."""
 
 pytestmark = [pytest.mark.thorough("processes"), forks, pytest.mark.usefixtures("redis_cache")]
 
@@ -87,7 +87,7 @@ def one_of(folder: Path) -> Iterator[None]:
     raise AssertionError("more hold a slot than may")
 
 
-def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(tmp_path: Path) -> None:
+def test_no_more_than_the_limit_hold_a_slot_though_some_are_killed(tmp_path: Path) -> None:
     reader, tell = os.pipe()
     never, ever = os.pipe()
 
@@ -116,7 +116,7 @@ def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_b
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
         assert ended(victims) == [-signal.SIGKILL] * (LIMIT + 1)
-        for token in tokens:  # nobody renews it any more: it ends by itself, and for this test soon
+        for token in tokens:  # nobody renews it any more: it ends by itself, soon in this test
             assert current_store().run(Renew(keys_of("killed"), token, SECOND // 20))
         assert ended(children) == [0] * 8
     for end in (reader, tell, never, ever):

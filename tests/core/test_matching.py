@@ -49,7 +49,7 @@ DICTS = [{"path": "/a/", "host": "one.example"}, {"path": "/b/", "host": "two.ex
         ("host:*.example.com", [Place(host="a.b.example.com")], [Place(host="xexample.com")]),
         # Of a list one is enough.
         (ANY, [Place("/api/x"), Place("/x", "shop:buy"), Place("/x", host="api.example.com")], [Place("/x", "blog")]),
-        # Of a dict every kind must fit by one of its texts.
+        # Each kind of a dict must fit by one of its strings.
         (EVERY_KIND, [Place("/v2/x", host="a.example.com")], [Place("/v2/x"), Place("/x", host="a.example.com")]),
         (DICTS, [Place("/b/", host="two.example")], [Place("/a/", host="two.example")]),
         ({"view": "host:x"}, [Place(view="host:x")], [Place(host="x")]),
@@ -66,9 +66,9 @@ def test_a_pattern_fits_what_it_names_and_nothing_else(
 @inputs(1_000)
 @given(st.text("ab/*.\n", max_size=10), st.text("ab/.\n", max_size=12))
 def test_a_glob_fits_what_its_regular_expression_would(glob: str, path: str) -> None:
-    signs = {"": "", "*": "[^/]*"}
+    expressions = {"": "", "*": "[^/]*"}
     parts = re.split(r"(\*+)", glob)
-    expression = "".join(signs.get(part, ".*" if part[:1] == "*" else re.escape(part)) for part in parts)
+    expression = "".join(expressions.get(part, ".*" if part[:1] == "*" else re.escape(part)) for part in parts)
     if "*" in glob:
         fits = re.fullmatch(f"/{expression}", f"/{path}", re.DOTALL)
         assert read(f"/{glob}").matches(Place(f"/{path}")) is bool(fits)

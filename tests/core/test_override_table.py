@@ -119,7 +119,7 @@ def test_the_smallest_network_takes_precedence() -> None:
     assert [override and override.pk for override in found] == [24, 16, 8]
 
 
-def test_who_looks_up_during_a_change_finds_a_block() -> None:
+def test_a_look_up_during_a_change_finds_a_block() -> None:
     """One thread changes rows back and forth, while this one looks."""
     table, ended = OverrideTable([Override(1, "ip:192.0.2.0/24", "*", "blocked")]), threading.Event()
 

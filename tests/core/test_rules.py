@@ -225,7 +225,7 @@ RATES = st.sampled_from(sorted(UNITS)).flatmap(
 
 
 @given(RATES, st.lists(RATES, min_size=1, max_size=4))
-def test_a_rate_is_read_back_from_its_text_and_its_words(rate: Rate, several: list[Rate]) -> None:
+def test_a_rate_is_read_back_from_its_string_and_its_words(rate: Rate, several: list[Rate]) -> None:
     assert parse_rate(str(rate)) == parse_rate(rate.in_words().replace(",", "")) == rate
     assert parse_rates("; ".join(map(str, several)), None, rate) == (*several, rate)
 
@@ -236,7 +236,7 @@ def test_a_rate_is_read_back_from_its_text_and_its_words(rate: Rate, several: li
 @example("1/" + "a" * 100_000)
 @example("1" * 100_000)
 @example(";" * 1_000)
-def test_any_text_is_a_rate_or_a_short_error_with_a_position_in_the_text(text: str) -> None:
+def test_any_string_is_a_rate_or_a_short_error_with_a_position_in_it(text: str) -> None:
     for parse in (parse_rate, parse_rates):
         try:
             parse(text)

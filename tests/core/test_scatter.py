@@ -113,7 +113,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
         replies = [driven(run, question, mode, now) for run in runs]
         is_apart = len({home(hit.status_key) for hit in question.hits}) > 1
         if kind == "check" and replies[0][1] == REFUSED and is_apart:
-            # The slots behind the one that refuses are looked at, and count no refusal.
+            # The slots after the one that refuses are peeked at, and count no refusal.
             assert replies[1][1] == REFUSED
             assert_as_before(of_limits(apart.live(now)), before, now)
             together.kept = {key: kept for place in apart.places.values() for key, kept in place.kept.items()}
@@ -292,7 +292,7 @@ def test_no_plans_under_way_at_once_get_more_than_the_bound(
 ) -> None:
     if case == "distinct":
         kept = fly(Rule.make("searched", "2/m", distinct=lambda request: ""), phase, off, steps)
-        for first in kept:  # the cost tells the value
+        for first in kept:  # the cost says which value
             assert len({each.cost for each in kept if 0 <= each.taken_at - first.taken_at < MINUTE}) <= 2
         return
     options, bound = dict(CASES[case][0]), CASES[case][1]

@@ -376,7 +376,7 @@ SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_6
 
 
 class Leases(Machine):
-    """Slots and values that were seen, beside a plain model: never do more hold a slot than may."""
+    """Slots and values that were seen, beside a plain model: no more hold a slot than may."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ class Leases(Machine):
         self.since: dict[str, int] = {}
         """When each got its slot."""
         self.spans: list[int] = []
-        """How long those held it who gave it back."""
+        """For how long those that gave it back had held it."""
 
     def holders(self) -> set[str]:
         return {token for token, stop in self.ends.items() if stop > self.now}
