@@ -1,4 +1,4 @@
-"""The names of the keys in a store. Only this module builds and parses them.
+"""The names of the keys in a store, built and parsed. For speed, `engine` joins the keys of a hit from their parts.
 
 Every key is `<prefix>:1:{<subject>}:<what>`. `1` is the version of the stored data. The braces make Redis Cluster keep
 all keys of a subject in one slot. Subject and name are escaped, so that two subjects or two rules never share a key.
