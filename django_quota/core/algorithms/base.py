@@ -98,7 +98,7 @@ class Algorithm(ABC, Generic[State]):
 
     def state_id(self, rate: Rate, options: Options) -> str:
         """Return the name of this limit's state within the rule. The name stays when only the count changes."""
-        return f"{self.code}.{rate.period // 1_000_000}s"
+        return f"{self.code}.{rate.period // SECOND}s"
 
     def refill(self, rate: Rate, capacity: int) -> int:
         """Return how long a used-up limit takes until its whole capacity is free again, in microseconds."""
