@@ -55,7 +55,7 @@ class ConfigurationError(QuotaError):
         self.hint: str = hint.strip() if hint.startswith(" ") else hint  # a Translatable stays one
 
     def __str__(self) -> str:
-        return f"{self.problem} {self.hint}".strip()
+        return str.__str__(self.in_full)
 
     @property
     def in_full(self) -> Translatable:
@@ -86,10 +86,6 @@ class RateError(RuleError):
         super().__init__(problem, hint)
         self.text = text
         self.position = position
-
-    def __str__(self) -> str:
-        place = "" if self.position is None else f" (at position {self.position})"
-        return f"{reprlib.repr(self.text)} is not a rate: {self.problem}{place}. {self.hint}"
 
     @property
     def in_full(self) -> Translatable:
