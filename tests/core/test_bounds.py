@@ -181,11 +181,10 @@ def test_a_wait_for_room_or_for_more_is_enough_and_a_microsecond_less_is_not(
         assert outcome.allowed or outcome.retry_after is None or more <= outcome.retry_after
 
 
-def test_a_hit_without_cost_has_no_wait_for_more_after_it_is_admitted(memory_store: None) -> None:
-    for algorithm in ALGORITHMS:
-        options: Any = {"algorithm": algorithm, "name": algorithm}
-        with freeze(START):
-            reserve("10/h", SUBJECT, 1, **options).settle(25)
-            decision = peek("10/h", SUBJECT, 0, **options)
-        assert decision.retry_after is not None
-        assert decision.outcomes[0].next_after == decision.retry_after > 0
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_hit_without_cost_has_no_wait_for_more_after_it_is_admitted(algorithm: Any, memory_store: None) -> None:
+    with freeze(START):
+        reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
+        decision = peek("10/h", SUBJECT, 0, algorithm=algorithm)
+    assert decision.retry_after is not None
+    assert decision.outcomes[0].next_after == decision.retry_after > 0
