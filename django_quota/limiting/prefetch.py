@@ -37,8 +37,7 @@ from django_quota.engine.codec import Flag
 from django_quota.engine.hits import Ahead, Hit
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode, Resolved
-from django_quota.limiting import unasked
-from django_quota.limiting.unasked import UnaskedHits
+from django_quota.limiting.unasked import UnaskedHits, place_of_hit
 
 MAX_DEMANDS = 4_096
 """For how many rules and subjects a process counts the demand. Above that it forgets those without a share."""
@@ -193,8 +192,7 @@ class Prefetch:
         if hit.day is None or moment >= hit.day.ends:
             hit = hit.at(moment, time_zone())
         if hit.day is not None:
-            place = unasked.TallyPlace(hit.status_key, hit.day.key, hit.field, hit.rule.of_tier)
-            self._unasked.add(place, {"a": 1, "u": hit.cost - 1})
+            self._unasked.add(place_of_hit(hit), {"a": 1, "u": hit.cost - 1})
         return hit
 
     # --- asking the store ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from django_quota.engine.hits import Hit
 from django_quota.engine.resolving import Resolved
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics
-from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits
+from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits, place_of_hit
 
 MAX_REQUESTS = 10_000
 """For how many requests a process remembers refusals. Above that it forgets all, and asks the store again."""
@@ -157,8 +157,7 @@ class Refusals:
         if span > 0:
             refusals = []
             for hit, outcomes in refusing:
-                place = TallyPlace(hit.status_key, hit.day.key if hit.day else "", hit.field, hit.rule.of_tier)
-                who, asks = escape(hit.subject), resolved.for_store
+                place, who, asks = place_of_hit(hit), escape(hit.subject), resolved.for_store
                 refusals.append(Refusal(asks, answer.hits, hit, outcomes, place, who, decided_at, now, now + span))
             self._put(_key(resolved.for_store), refusals, changes)
 

@@ -30,6 +30,7 @@ from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled
 from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.record_hits import RecordHits
 from django_quota.engine.resolving import Resolved, event_log_of
@@ -218,6 +219,11 @@ class UnaskedHits:
         if events:
             self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), frozen_now())
         return [reply for reply in replies if isinstance(reply, Exception)]
+
+
+def place_of_hit(hit: Hit) -> TallyPlace:
+    """Return where a hit is counted, on the day that it has."""
+    return TallyPlace(hit.status_key, "" if hit.day is None else hit.day.key, hit.field, hit.rule.of_tier)
 
 
 def _place_of(rule: Asked, subject: str, moment: int) -> TallyPlace:
