@@ -40,6 +40,11 @@ class Fallback:
         self.local = MemoryStore(max_keys=current().memory_keys)
         """Decides for rules with `on_unavailable="local"`."""
 
+    @property
+    def number_of_workers(self) -> int:
+        """How many processes share the limits, including this one."""
+        return 1 if self.workers is None else self.workers.number
+
     def allows(self, resolved: Resolved) -> bool:
         """Return whether all rules allow everything while the store does not answer."""
         return all(_how(ask, StoreUnavailable) == "allow" for ask in resolved.asked)
@@ -65,7 +70,7 @@ class Fallback:
         self, resolved: Resolved, asks: Sequence[Ask], mode: AskMode | Settlement, scope: Scope
     ) -> Decision:
         """Decide in the memory of this process, where each limit is divided by the number of workers."""
-        workers, moment = 1 if self.workers is None else self.workers.number, clock.now()
+        workers, moment = self.number_of_workers, clock.now()
         parts = [Ask(part_of(ask.rule, workers), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
         local = Resolved(parts, parts, moment, overridden=resolved.overridden)
         hits = local.hits(Scope("", scope.zone), moment)

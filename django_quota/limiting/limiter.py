@@ -60,7 +60,7 @@ class Limiter:
         """The store for features that raise `StoreUnavailable`."""
         self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.refusals = Refusals(self.unasked, self.metrics)
-        self.prefetch = Prefetch(self.unasked, self._number_of_processes)
+        self.prefetch = Prefetch(self.unasked, lambda: self.fallback.number_of_workers)
         self._skew = 0
         """Microseconds by which the store's clock is ahead of ours."""
 
@@ -215,10 +215,6 @@ class Limiter:
             if decision.enforced:
                 return Answer(resolved, decision)
         return self.refusals.answer(resolved) if self.refusals.table and mode == "check" else None
-
-    def _number_of_processes(self) -> int:
-        """Return how many processes share the limits."""
-        return 1 if self.fallback.workers is None else self.fallback.workers.number
 
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()

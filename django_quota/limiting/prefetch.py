@@ -125,9 +125,9 @@ class _Question(NamedTuple):
 class Prefetch:
     """The shares of this process. Any thread may use it."""
 
-    def __init__(self, unasked: UnaskedHits, number_of_processes: Callable[[], int]) -> None:
+    def __init__(self, unasked: UnaskedHits, number_of_workers: Callable[[], int]) -> None:
         self._unasked = unasked
-        self._number_of_processes = number_of_processes
+        self._number_of_workers = number_of_workers
         self.after_fork()
         register_fork_aware(self)
 
@@ -244,7 +244,7 @@ class Prefetch:
         ahead = (hit.ahead or Ahead())._replace(
             new_id=f"{self._process}{next(self._numbers):x}",
             wish=wish,
-            divisor=2 * max(1, self._number_of_processes()),
+            divisor=2 * self._number_of_workers(),
             lease=hit.compiled.lease,
         )
         return hit._replace(ahead=ahead)
