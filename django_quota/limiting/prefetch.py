@@ -29,12 +29,11 @@ from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.flow import Flow
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideTable
-from django_quota.core.rules import Rule
 from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import Flag
-from django_quota.engine.hits import Ahead, Hit
+from django_quota.engine.hits import NOTHING_AHEAD, Ahead, Hit
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode, Resolved
 from django_quota.limiting.unasked import UnaskedHits, place_of_hit
@@ -176,9 +175,9 @@ class Prefetch:
             if hit.day is not None:
                 hit = self._counted_by_day(hit, moment)
             hits.append(hit)
-        decision = Decision(True, False, False, partial(_outcomes, parts), None, True)
+        decision = Decision(True, _given=partial(_outcomes, parts), approximate=True)
         resolved = Resolved(asks, asks, moment)
-        return Answer(resolved, decision, hits, None, None, moment, [part[0].id for part in parts])
+        return Answer(resolved, decision, hits, spent_at=moment, shares=[share.id for share, *_ in parts])
 
     @staticmethod
     def _take_back(parts: Sequence[_Spent]) -> None:
@@ -228,7 +227,7 @@ class Prefetch:
                     entry = self._entry(asked[hit.place], now)
                     share, entry.share = entry.share, None
                     wish = self._wish(entry, hit, now) if mode == "check" else 0
-                    hits[number] = hit._replace(ahead=Ahead() if share is None else Ahead(share.id, share.spent))
+                    hits[number] = hit._replace(ahead=NOTHING_AHEAD if share is None else Ahead(share.id, share.spent))
                     found.append((number, entry, wish))
             # Only a request whose every rule has a share can do without the store.
             is_whole = len(found) == len(hits) == len(asked) and not any(ask.is_estimate for ask in resolved.asked)
@@ -241,7 +240,7 @@ class Prefetch:
 
     def _taking(self, hit: Hit, wish: int) -> Hit:
         """Return a hit that wishes to take so many units."""
-        ahead = (hit.ahead or Ahead())._replace(
+        ahead = (hit.ahead or NOTHING_AHEAD)._replace(
             new_id=f"{self._process}{next(self._numbers):x}",
             wish=wish,
             divisor=2 * self._number_of_workers(),
@@ -282,29 +281,27 @@ class Prefetch:
 
     def _end(self, question: _Question, answer: Answer | None, overrides: OverrideTable) -> None:
         """Keep what the store has granted."""
-        granted: dict[tuple[int, int], int] = {}
-        reply = None if answer is None else answer.reply
-        if reply is not None:
-            granted = {(hit, flag): value for hit, flag, value in reply.flags if flag in (Flag.GRANTED, Flag.LEASED)}
         with self._lock:
-            for number, entry in question.taking.items():
+            for entry in question.taking.values():
                 entry.is_taking = False
-                if answer is None or reply is None or (number, Flag.GRANTED) not in granted:
+            if answer is None or answer.reply is None:
+                return
+            reply = answer.reply
+            flags = {(hit, flag): value for hit, flag, value in reply.flags if flag in (Flag.GRANTED, Flag.LEASED)}
+            for number, entry in question.taking.items():
+                granted = flags.get((number, Flag.GRANTED))
+                if granted is None:
                     continue
-                hit, lease = answer.hits[number], granted[number, Flag.LEASED]
-                outcomes = [each for each in answer.decision.outcomes if (each.rule, each.subject) == hit.place]
-                override = None
-                if overrides.by_pk and isinstance(entry.rule, Rule):
-                    override = overrides.find(entry.rule.name, hit.subject, answer.resolved.now)
+                hit, lease = answer.hits[number], flags[number, Flag.LEASED]
                 entry.share = _Share(
                     id=hit.ahead.new_id if hit.ahead else "",
-                    left=granted[number, Flag.GRANTED],
+                    left=granted,
                     begins=question.began,
                     ends=question.began + lease - lease // MARGIN,
                     ahead=reply.now - question.began,
                     hit=hit,
-                    outcomes=outcomes,
-                    override=override,
+                    outcomes=[each for each in answer.decision.outcomes if (each.rule, each.subject) == hit.place],
+                    override=overrides.find(entry.rule.name, hit.subject, answer.resolved.now),
                 )
                 entry.since, entry.asked = question.began, 0
 
