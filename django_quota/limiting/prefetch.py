@@ -274,9 +274,9 @@ class Prefetch:
             return 0
         entry.asked += hit.cost
         lease, asked, elapsed = hit.compiled.lease, entry.asked, max(1, now - entry.since)
-        if elapsed > lease or elapsed < 0:
+        if elapsed > lease:
             entry.since, entry.asked = now, 0
-        wish = asked * lease // max(elapsed, 1)
+        wish = asked * lease // elapsed
         return min(wish, 2 * asked) if min(wish, asked) >= MIN_DEMAND else 0
 
     def _end(self, question: _Question, answer: Answer | None, overrides: OverrideTable) -> None:
