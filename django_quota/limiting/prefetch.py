@@ -1,12 +1,14 @@
 """Units that this process takes ahead: it spends them without asking the store.
 
-A process that asks often for one subject takes a share of its limits together with a hit, for a short lease. Until the
-share is spent or the lease is over, the process decides alone. What it spends counts since it took the share, so no
-window admits more than its limit; see `engine/ahead`. Whatever asks the store for the place returns the share: so a
-refund, a settlement and a refusal see what was really spent.
+A process that often checks one subject takes units of its limits together with a hit: a share, which it may spend
+during a short lease. Until the share is spent or the lease is over, the process decides without the store. The store
+counts the units as of the moment when they were taken, so no window admits more than its limit; see `engine/ahead`.
+Every call to the store for the same rule and subject returns the share, except a peek: so a refund, a settlement and a
+refusal are based on what was really spent.
 
-A lease is measured from before the question was sent, by a clock that goes on while the machine sleeps. What was sent
-and not answered is never spent: the store counts it until its time is over. A forked process begins without shares.
+A lease is measured from before the call was sent, by a clock that goes on while the machine sleeps. If the answer of a
+call is lost, its units are never spent: the store counts them until they expire. A forked process begins without
+shares.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class _Share:
     id: str
     left: int
     begins: int
-    """Before the question was sent, by `_clock`."""
+    """From when it may be spent, by `_clock`: before the call was sent that took it."""
     ends: int
     """Until when it may be spent, by `_clock`."""
     ahead: int
@@ -109,16 +111,17 @@ class _Entry:
     """Units that were asked for since then."""
     share: _Share | None = None
     is_taking: bool = False
-    """Whether a question that takes a share is on its way; then no other one takes."""
+    """Whether a call that takes a share has not been answered yet; then no other call takes one."""
 
 
 class _Question(NamedTuple):
-    """What is asked of the store, with what is returned and wished."""
+    """The hits of one call to the store: some return a share of this process, and some ask for a new one."""
 
     hits: Sequence[Hit]
     taking: Mapping[int, _Entry]
-    """The entries that wish to take a share, by the place of their hit."""
+    """The entries that ask for a share, by the index of their hit."""
     began: int
+    """When the call began, by `_clock`."""
 
 
 class Prefetch:
