@@ -191,10 +191,9 @@ class Prefetch:
 
     def _counted_by_day(self, hit: Hit, moment: int) -> Hit:
         """Count a hit for its day, as the store does for what it decides; return it with that day."""
-        if hit.day is None or moment >= hit.day.ends:
+        if hit.day is not None and moment >= hit.day.ends:
             hit = hit.at(moment, time_zone())
-        if hit.day is not None:
-            self._unasked.add(place_of_hit(hit), {"a": 1, "u": hit.cost - 1})
+        self._unasked.add(place_of_hit(hit), {"a": 1, "u": hit.cost - 1})
         return hit
 
     # --- asking the store ---------------------------------------------------------------------------------------------
