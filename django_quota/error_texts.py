@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.utils import translation
 from django.utils.translation import gettext
 
 from django_quota.core.errors import (
@@ -32,6 +31,6 @@ def text_in_words(text: object) -> str:
 def _translated(text: object) -> str:
     if not isinstance(text, Translatable) or not text:
         return str(text)
-    values = {name: _translated(value) for name, value in text.values.items() if not isinstance(value, int)}
-    words = translation.gettext(text.template)  # the core marks it with `Translatable`
-    return words % {**text.values, **values} if text.values else words
+    words = gettext(text.template)  # the core marks it with `Translatable`
+    values = {name: value if isinstance(value, int) else _translated(value) for name, value in text.values.items()}
+    return words % values if values else words
