@@ -41,11 +41,8 @@ SLOT_TTL = 600 * SECOND
 OutcomeWord = Literal["allowed", "refused", "shadowed"]
 """The answer of a rule to a check. `shadowed`: a shadow rule would have refused."""
 
-OUTCOMES: tuple[OutcomeWord, ...] = ("allowed", "refused", "shadowed")
-ALLOWED_END, REFUSED_END, SHADOWED_END = ":a", ":r", ":s"
-"""The endings of the fields of the counts, after the name of a rule."""
-
-_SUFFIXES = dict(zip(OUTCOMES, (ALLOWED_END, REFUSED_END, SHADOWED_END), strict=True))
+FIELD_ENDS: dict[OutcomeWord, str] = {"allowed": ":a", "refused": ":r", "shadowed": ":s"}
+"""How the field of a count ends, after the name of its rule. A compiled rule has its three fields ready."""
 
 OTHER_LABEL = "other"
 """The label of all rules and slots that have no label of their own."""
@@ -97,7 +94,7 @@ class RuleLabels:
         """Return the label of a rule: its name, the digest of a long name, or `OTHER_LABEL`."""
         label = self._labels.get(rule)
         if label is None:
-            if len(self._labels) >= FIELDS // len(OUTCOMES):
+            if len(self._labels) >= FIELDS // len(FIELD_ENDS):
                 return OTHER_LABEL
             part = field(rule)
             label = self._labels[rule] = named(part) or part
@@ -130,7 +127,7 @@ class DecisionMetrics:
         self._now = 0
         """When the last of the following was counted, in microseconds; 0 if nothing was."""
         self._counts: dict[str, int] = {}
-        """The counts by field: the name of a rule, escaped for fields of hashes, and `ALLOWED_END` or another end."""
+        """The counts by field: the name of a rule, escaped for fields of hashes, and one of `FIELD_ENDS`."""
         self._refused: dict[str, int] = {}
         """How often each subject was refused. Subjects are escaped for keys."""
         self._slots: dict[str, int] = {}
@@ -198,7 +195,7 @@ class DecisionMetrics:
 
     def _add_all(self, counts: Iterable[Counted]) -> None:
         for rule, subject, outcome in counts:
-            counted_as = field(rule) + _SUFFIXES[outcome]
+            counted_as = field(rule) + FIELD_ENDS[outcome]
             if outcome == "refused":
                 self._add_refusal(counted_as, escape(subject))
             else:
