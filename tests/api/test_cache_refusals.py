@@ -133,32 +133,46 @@ def test_the_store_is_asked_for_each_refusal_that_counts_there_and_for_each_valu
         assert len(asked) == 4
 
 
+def reset_and_clear(subject: str) -> None:
+    reset("1/m", subject)
+    clear()
+
+
+MAKING_ROOM: dict[str, Callable[[str], object]] = {
+    "reset": lambda subject: reset("1/m", subject),
+    "areset": lambda subject: asyncio.run(areset("1/m", subject)),
+    "refund": lambda subject: refund("1/m", subject),
+    "arefund": lambda subject: asyncio.run(arefund("1/m", subject)),
+    "a reset of all rules": lambda subject: reset("*", subject),
+    "a reset before all is cleared": reset_and_clear,
+    "a reset of the refused subject": lambda subject: reset("1/m", check("1/m", subject, cache_refusals=60).subject),
+}
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("subject", [SUBJECT, "é" * 300], ids=["plain", "which has only a digest in the keys"])
-def test_what_makes_room_in_this_process_takes_effect_at_once(subject: str, asked: list[int]) -> None:
-    def reset_and_clear() -> None:
-        reset("1/m", subject)
-        clear()
-
-    acts: list[Callable[[], object]] = [
-        lambda: reset("1/m", subject), lambda: asyncio.run(areset("1/m", subject)),
-        lambda: refund("1/m", subject), lambda: asyncio.run(arefund("1/m", subject)),
-        lambda: reset("*", subject), reset_and_clear,
-        lambda: reset("1/m", check("1/m", subject, cache_refusals=60).subject),
-    ]  # fmt: skip
-    with freeze(NOON):
-        held = reserve("1/m", subject, name="held", cache_refusals=60)
-        fill(subject=subject, name="held", cache_refusals=60)
-        held.settle(0)
-        assert check("1/m", subject, name="held", cache_refusals=60)
-        for act in acts:
+class TestTakesEffectAtOnce:
+    @pytest.mark.parametrize("act", MAKING_ROOM.values(), ids=MAKING_ROOM)
+    def test_what_makes_room_in_this_process(self, act: Callable[[str], object], subject: str) -> None:
+        with freeze(NOON):
             fill(subject=subject, cache_refusals=60)
-            act()
+            act(subject)
             assert check("1/m", subject, cache_refusals=60)
-        assert not check("1/m", subject, cache_refusals=60)
-        unban("*", subject)  # the rule may have had a ban until a moment ago
-        asked.clear()
-        assert not check("1/m", subject, cache_refusals=60)
+            assert not check("1/m", subject, cache_refusals=60)
+
+    def test_a_settlement(self, subject: str) -> None:
+        with freeze(NOON):
+            held = reserve("1/m", subject, name="held", cache_refusals=60)
+            fill(subject=subject, name="held", cache_refusals=60)
+            held.settle(0)
+            assert check("1/m", subject, name="held", cache_refusals=60)
+
+    def test_a_lifted_ban(self, subject: str, asked: list[int]) -> None:
+        with freeze(NOON):
+            fill(subject=subject, cache_refusals=60)
+            unban("*", subject)  # the rule may have had a ban until a moment ago
+            asked.clear()
+            assert not check("1/m", subject, cache_refusals=60)
         assert len(asked) == 1
 
 
