@@ -254,14 +254,21 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
     asks = yield from asking
     if mode in ("check", "force"):
         check_costs(asks)
-    for rule in [ask.rule for ask in asks] if mode in ("force", "refund") else ():
-        if rule.distinct is not None:
-            what = "refund() cannot take one back; reset() forgets all" if mode == "refund" else "it cannot be forced"
-            raise RuleError(f"Rule {rule.name!r} counts different values: {what}.")
-    if mode == "force":  # "force" refuses nothing, so the rule does not block
+    if mode == "refund":
+        _refuse_distinct(asks, "refund() cannot take one back; reset() forgets all")
+    elif mode == "force":
+        _refuse_distinct(asks, "it cannot be forced")
+        # A forced hit is counted even without room, so the rule does not block.
         asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     answer = yield from answer_flow(asks, mode)
     return answer.decision
+
+
+def _refuse_distinct(asks: Iterable[Ask], why: str) -> None:
+    """Raise `RuleError` if a rule counts different values."""
+    for ask in asks:
+        if ask.rule.distinct is not None:
+            raise RuleError(f"Rule {ask.rule.name!r} counts different values: {why}.")
 
 
 def check_costs(asks: Iterable[Ask]) -> None:
