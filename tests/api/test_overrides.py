@@ -184,10 +184,10 @@ def test_only_the_rule_with_the_rate_of_an_override_says_so(memory_store: None, 
 
 
 def test_a_blocked_shadow_sends_no_signal(memory_store: None) -> None:
-    told: list[Any] = []
+    names: list[Any] = []
 
     def hear(**values: Any) -> None:
-        told.append(values["rule"].name)
+        names.append(values["rule"].name)
 
     override("b 0 0 ", "*", SUBJECT)
     refused.connect(hear)
@@ -195,7 +195,7 @@ def test_a_blocked_shadow_sends_no_signal(memory_store: None) -> None:
         check_all([(Rule.make(name, "2/m", shadow=name == "shadow"), SUBJECT) for name in ("shadow", "block")])
     finally:
         refused.disconnect(hear)
-    assert told == ["block"]
+    assert names == ["block"]
 
 
 def test_an_override_of_a_counters_name_leaves_the_counter_alone(memory_store: None) -> None:

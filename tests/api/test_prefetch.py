@@ -194,10 +194,10 @@ class TestASpentHit:
             assert checks_of_today() == {"hot": (50, 0, 0)}
 
     def test_leads_to_one_event_that_the_limit_is_near(self) -> None:
-        told = []
+        shares: list[float] = []
 
         def note(share: float, **_: Any) -> None:
-            told.append(share)
+            shares.append(share)
 
         near_limit.connect(note)
         try:
@@ -205,7 +205,7 @@ class TestASpentHit:
                 allowed(950)
         finally:
             near_limit.disconnect(note)
-        assert told == [0.8]
+        assert shares == [0.8]
 
 
 @pytest.mark.usefixtures("memory_store")
