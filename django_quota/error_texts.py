@@ -25,7 +25,7 @@ def error_in_words(error: QuotaError) -> str:
 
 def text_in_words(text: object) -> str:
     """Return a string in the active language if it is `Translatable`, else as it is."""
-    return _translated(text).strip().replace("。 ", "。")
+    return _translated(text).strip().replace("。 ", "。")  # Chinese has no space between sentences
 
 
 def _translated(text: object) -> str:
