@@ -288,7 +288,7 @@ def interrupted_at(step: int) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("connections.py", "wire.py", "breaker.py", "reply_reader.py")):
+        if not frame.f_code.co_filename.endswith(("connections.py", "wire.py", "breaker.py")):
             return None
         frame.f_trace_opcodes = True
         left -= event == "opcode"

@@ -18,7 +18,7 @@ class StateRow(NamedTuple):
     """A state as its table has it."""
 
     value: str
-    """JSON; see `values`."""
+    """JSON; see `dumps`."""
     expires: int
     """When it expires (microseconds)."""
     key: str
