@@ -243,9 +243,7 @@ class Pool:
         finally:
             if is_usable and self._keeps():
                 self._idle.append(_Idle(taken.target, self._clock(), connection))
-                if (
-                    taken.generation != self._generation
-                ):  # after the append, since another thread may be closing the pool
+                if taken.generation != self._generation:  # after the append: another thread may be closing the pool
                     self._close_idle()
             else:
                 close_quietly(connection)

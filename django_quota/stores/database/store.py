@@ -173,9 +173,8 @@ class DatabaseStore:
         """
         with self.pool.place(until):
             try:
-                with GuardedCall(
-                    breaker, database_answered, "the database"
-                ):  # the breaker may have opened while the call waited
+                # The breaker may have opened while the call waited.
+                with GuardedCall(breaker, database_answered, "the database"):
                     return self._attempts(begin, until)
             except Exception as error:
                 if not is_of_driver(error):

@@ -193,9 +193,8 @@ OptionOf = Callable[[str], Any]
 
 def bounds(pool: Any, option: OptionOf) -> tuple[int, float]:
     """Return how many connections there are at most, and how many seconds a call waits for one."""
-    return min(pool.max_connections, option("max_connections") or REDIS_CONNECTIONS), option(
-        "timeout"
-    ) or CONNECTION_TIMEOUT
+    most = min(pool.max_connections, option("max_connections") or REDIS_CONNECTIONS)
+    return most, option("timeout") or CONNECTION_TIMEOUT
 
 
 def sync_pool(pool: Any, option: OptionOf, breaker: Breaker) -> SyncPool:
