@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from django.db import connections
 
-from django_quota.core.errors import ConfigurationError, StoreBusy, StoreUnavailable, did_you_mean
+from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.stores.base import tried
-from django_quota.stores.breaker import Breaker, GuardedCall
+from django_quota.stores.breaker import Breaker, GuardedCall, refused_call
 from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver
@@ -132,7 +132,7 @@ class DatabaseStore:
         if operation.is_reading:
             return self._transact(look, self._reading, until)[0]
         if self.is_refusing():
-            raise StoreUnavailable("the database has failed several times in a row, and is asked again in a moment")
+            raise refused_call("the database")
         waits = self._turns.are_taken(subjects)
         if waits:
             with self._lookers.held(("",), until):
