@@ -238,9 +238,7 @@ class AsyncWire:
         process busy.
         """
         breaker, waiting = self._breaker, self._waiting
-        is_probe = breaker.acquire()
-        if is_probe is None:
-            raise refused_call()
+        is_probe = breaker.enter()
         future = self._loop.create_future()
         if len(waiting) >= MOST_WAITING:
             reply: Any = StoreBusy(f"{MOST_WAITING:,} calls of this event loop wait until they are sent")
@@ -354,12 +352,8 @@ class AsyncWire:
             self._open()
 
     def _note(self, error: BaseException) -> None:
-        """Report to the breaker what an error means for the server."""
-        has_answered = server_answered(error)
-        if has_answered is not None:
-            self.heard(has_answered=has_answered)
-        elif self._breaker.is_open:
-            self._breaker.release()
+        """Report to the breaker what an error means for the server. While the breaker is open, only a probe asks."""
+        self._breaker.leave(server_answered(error), is_probe=self._breaker.is_open)
 
     def _fail(self, error: BaseException) -> None:
         """Let all calls fail that are not sent yet."""
