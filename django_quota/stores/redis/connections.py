@@ -177,10 +177,6 @@ ASKING = pack(("ASKING",))
 """Comes before a command for a slot that a server of a Cluster takes over."""
 
 
-def _busy(what: str, patience: float) -> StoreBusy:
-    return StoreBusy(f"all connections of this {what} were in use for {patience:g} s")
-
-
 def is_too_late(began: float, source: Source, now: float) -> bool:
     """Say whether connecting timed out later than it can: this process was busy, and did not see what arrived."""
     longest = max(source.options[name] for name in TIMEOUTS)
@@ -247,7 +243,7 @@ class SyncPool:
         try:
             self._permits.get(timeout=seconds)
         except Empty:
-            raise _busy("process", self._patience) from None
+            raise StoreBusy(f"all connections of this process were in use for {seconds:g} s") from None
 
     def _ask(self, wire: Wire, command: bytes, *, is_asking: bool = False) -> Any:
         """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
