@@ -20,7 +20,7 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
-from redis import Connection, ConnectionPool, CredentialProvider, SSLConnection, UnixDomainSocketConnection, sentinel
+from redis import Connection, ConnectionPool, CredentialProvider, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
@@ -128,7 +128,7 @@ def _timeouts(which: WhichRedis, pool: Any) -> Iterator[tuple[str, Any]]:
     """Yield the time-outs that are set, and those of sentinels if they differ, each with its place."""
     given = pool.connection_kwargs
     yield from ((f"{name} of {which.name}", given[name]) for name in TIMEOUTS if given.get(name) is not None)
-    if isinstance(pool, SentinelConnectionPool):
+    if has_sentinels(pool):
         theirs: Any = pool.sentinel_manager.sentinel_kwargs
         for name in TIMEOUTS:
             if theirs.get(name) is not None and theirs[name] is not given.get(name):
@@ -164,7 +164,7 @@ def pool_of(which: WhichRedis) -> Any:
 
 def has_sentinels(pool: Any) -> bool:
     """Say whether a pool asks sentinels for the primary."""
-    return isinstance(pool, sentinel.SentinelConnectionPool)
+    return isinstance(pool, SentinelConnectionPool)
 
 
 def pool_from(options: Mapping[str, Any]) -> ConnectionPool:
