@@ -36,10 +36,10 @@ from django_quota.stores.redis.connections import (
     RedisCommand,
     Source,
     async_source,
-    bounds,
     connecting,
     is_too_late,
     pack,
+    patience_of,
 )
 from django_quota.stores.redis.errors import (
     ConnectFailedError,
@@ -488,8 +488,7 @@ class AsyncWire:
 def async_wire(pool: Any, option: OptionOf, breaker: Breaker, **more: Any) -> AsyncWire:
     """Return a new wire of the running event loop for a pool of redis-py, with `more` options."""
     source = async_source(pool)
-    _, patience = bounds(pool, option)
-    return AsyncWire(source._replace(options={**source.options, **more}), patience, breaker)
+    return AsyncWire(source._replace(options={**source.options, **more}), patience_of(option), breaker)
 
 
 class Loading:

@@ -122,13 +122,13 @@ def _kept_options(pool: Any) -> dict[str, Any]:
 T = TypeVar("T")
 
 REDIS_CONNECTIONS = 50
-"""Connections for the threads of a process, and for each event loop, unless the settings say `max_connections`.
+"""Connections for the threads of a process, unless the settings say `max_connections`.
 
 Further calls wait: more calls under way would not be answered sooner, since one process sends and reads them all.
 """
 
 CONNECTION_TIMEOUT = 1.0
-"""Seconds that a call waits for a free connection, unless the settings say `timeout`."""
+"""Seconds that a call waits for a free connection, or in async code to be sent, unless the settings say `timeout`."""
 
 GIVING_BACK = 30.0
 """The same for a call that gives back, such as the end of a slot, which others wait for."""
@@ -187,15 +187,15 @@ OptionOf = Callable[[str], Any]
 """Returns an option of a pool by its name; None if it is not set."""
 
 
-def bounds(pool: Any, option: OptionOf) -> tuple[int, float]:
-    """Return how many connections there are at most, and how many seconds a call waits for one."""
-    most = min(pool.max_connections, option("max_connections") or REDIS_CONNECTIONS)
-    return most, option("timeout") or CONNECTION_TIMEOUT
+def patience_of(option: OptionOf) -> float:
+    """Return how many seconds a call waits for a connection, or to be sent."""
+    return option("timeout") or CONNECTION_TIMEOUT
 
 
 def sync_pool(pool: Any, option: OptionOf, breaker: Breaker) -> SyncPool:
     """Return our connections for a pool of redis-py."""
-    return SyncPool(sync_source(pool), *bounds(pool, option), breaker)
+    max_connections = min(pool.max_connections, option("max_connections") or REDIS_CONNECTIONS)
+    return SyncPool(sync_source(pool), max_connections, patience_of(option), breaker)
 
 
 class SyncPool:
