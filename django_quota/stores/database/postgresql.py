@@ -131,7 +131,9 @@ class PostgresConnection:
         try:
             self._arrived = _arrivals_of(self._raw.fileno())
             self._run: Callable[..., FoundRows] = (
-                _Pipeline(self._raw.pgconn) if hasattr(self._raw, "pgconn") else partial(_run_by_psycopg2, self._raw)
+                _Pipeline(self._raw.pgconn, self._arrived)
+                if hasattr(self._raw, "pgconn")
+                else partial(_run_by_psycopg2, self._raw)
             )
         except BaseException:
             self.close()
@@ -204,15 +206,18 @@ def _run_by_psycopg2(connection: Any, statements: Sequence[Statement], place: in
 
 
 class _Pipeline:
-    """Runs statements in one trip to the server, by the pipeline of psycopg's `pq`."""
+    """Runs statements in one trip to the server, by the pipeline of psycopg's `pq`.
 
-    def __init__(self, pgconn: Any) -> None:
+    `arrived`: waits for what the server sends; see `_arrivals_of`.
+    """
+
+    def __init__(self, pgconn: Any, arrived: Callable[[float], Any]) -> None:
         from psycopg import errors, pq  # noqa: PLC0415 — a site may have psycopg2, or none
 
         self._errors = errors
         self._synced, self._failed = int(pq.ExecStatus.PIPELINE_SYNC), int(pq.ExecStatus.FATAL_ERROR)
         self._pgconn = pgconn
-        self._arrived = _arrivals_of(pgconn.socket)
+        self._arrived = arrived
         try:
             pgconn.enter_pipeline_mode()
         except errors.NotSupportedError as error:
