@@ -80,11 +80,12 @@ def scan(
 
 def _keys_of(client: Any, matching: str, count: int, kind: str | None, asked: AskedAgain) -> Iterator[str]:
     """Yield the keys of one server that match a pattern; each call passes `count` keys. A key may come twice."""
-    cursor = -1
-    while cursor:
-        found, keys = asked(partial(client.scan, max(cursor, 0), match=matching, count=count, _type=kind))
+    cursor = 0
+    while True:
+        cursor, keys = asked(partial(client.scan, cursor, match=matching, count=count, _type=kind))
         yield from map(text, keys)
-        cursor = int(found)
+        if not cursor:
+            return
 
 
 def time_of(client: Redis) -> int:
