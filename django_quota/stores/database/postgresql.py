@@ -169,7 +169,10 @@ class PostgresConnection:
 
 
 def _arrivals_of(number: int) -> Callable[[float], Any]:
-    """Return what waits for so many seconds until a socket has bytes or has ended, and says whether it does."""
+    """Return a function that waits until a socket has bytes or has ended, and says whether it has.
+
+    It takes the longest wait in seconds.
+    """
     if not hasattr(select, "poll"):  # on Windows
         selector = selectors.SelectSelector()
         selector.register(number, selectors.EVENT_READ)

@@ -89,7 +89,7 @@ class Line(asyncio.Protocol):
     def __init__(self, wire: AsyncWire, connection: Any) -> None:
         self._wire = wire
         self.connection = connection
-        # Only here are private names of redis-py used: it has no other way to hand over a socket that it has opened.
+        # redis-py has no public way to hand over a socket that it has opened.
         self._reader = reply_reader(connection._parser.parse_error)  # noqa: SLF001
         self._writer = connection._writer  # noqa: SLF001 — it closes the socket if nothing refers to it
         connection._reader = connection._writer = None  # noqa: SLF001

@@ -154,7 +154,7 @@ class Wire:
         self.connection = connection
         self.generation = generation
         self.used = 0.0
-        # Only here are private names of redis-py used: it has no other way to lend the socket that it has opened.
+        # redis-py has no public way to lend the socket that it has opened.
         self._socket: Any = connection._sock  # noqa: SLF001
         if not hasattr(self._socket, "recv"):
             raise imitated("The connections of this alias have no sockets.")
@@ -231,10 +231,11 @@ class Wire:
 
 
 def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
-    """Return what waits for so many milliseconds until bytes arrive, or the end, and says whether they have.
+    """Return a function that waits until a socket has bytes or has ended, and how long to wait for a reply.
 
-    And how long to wait for a reply, in milliseconds, at a plain socket, which no longer blocks. None: the socket is
-    encrypted, or of another library such as gevent, and keeps its own time-out.
+    The function takes the longest wait in milliseconds, and says whether the socket has bytes or has ended. A plain
+    socket no longer blocks: the second value is its time-out in milliseconds. None: the socket is encrypted, or of
+    another library such as gevent, and keeps its own time-out.
     """
     is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
     if not is_plain:
