@@ -130,20 +130,29 @@ def test_a_post_with_its_token_changes_something(name: str, one_redis: Any) -> N
     assert state(one_redis) != before
 
 
+def member() -> Client:
+    """Return the client of a user who is not staff."""
+    client = Client()
+    client.force_login(User.objects.create_user("member"))
+    return client
+
+
+def staff_of_other_apps() -> Client:
+    """Return the client of a member of staff who has all permissions but ours."""
+    client = operator()
+    others = Permission.objects.exclude(content_type__app_label="django_quota")
+    User.objects.get(username="operator").user_permissions.set(others)
+    return client
+
+
+STRANGERS = {"nobody": Client, "member": member, "staff": operator, "staff of other apps": staff_of_other_apps}
 WHO = [*(thorough("variants", who) for who in ("nobody", "member", "staff")), "staff of other apps"]
 
 
 @pytest.fixture(params=WHO)
 def stranger(request: pytest.FixtureRequest) -> Client:
     """The client of somebody who has no permission of ours."""
-    who = request.param
-    client = operator() if who.startswith("staff") else Client()
-    if who == "member":
-        client.force_login(User.objects.create_user("member"))
-    elif who == "staff of other apps":
-        others = Permission.objects.exclude(content_type__app_label="django_quota")
-        User.objects.get(username="operator").user_permissions.set(others)
-    return client
+    return STRANGERS[request.param]()
 
 
 def replies_to(client: Client, address: str) -> list[Any]:
@@ -176,8 +185,4 @@ def test_the_index_hides_our_section_from_staff_without_our_permissions(permissi
 
 
 def test_the_index_hides_our_section_from_staff_with_all_permissions_of_other_apps() -> None:
-    client = operator()
-    others = Permission.objects.exclude(content_type__app_label="django_quota")
-    User.objects.get(username="operator").user_permissions.set(others)
-
-    assert b"Quotas" not in client.get(ROOT).content
+    assert b"Quotas" not in staff_of_other_apps().get(ROOT).content
