@@ -100,16 +100,21 @@ def test_another_rule_still_limits_after_a_flood() -> None:
 
 @pytest.mark.usefixtures("flooded")
 def test_the_log_says_which_rule_was_flooded(caplog: pytest.LogCaptureFixture) -> None:
-    (said,) = [record.getMessage() for record in caplog.get_records("setup")][-1:]
+    said = caplog.get_records("setup")[-1].getMessage()
 
     assert f"{SHARE} of the {CAP} keys" in said
     assert "'3/m' may have no more" in said
 
 
-def flood_again() -> list[bool]:
-    """Let what has expired be dropped, then come as many new subjects as the store has room for."""
-    for _ in range(CAP):  # each drops what has expired
+def drop_expired() -> None:
+    """Make so many calls that each key is looked at: a call drops expired keys among those that it looks at."""
+    for _ in range(CAP):
         peek("3/m", "a:new")
+
+
+def flood_again() -> list[bool]:
+    """Drop what has expired, then check as many new subjects as the store may have keys."""
+    drop_expired()
     return [check("3/m", f"b:{number}").allowed for number in range(CAP)]
 
 
@@ -119,8 +124,7 @@ def test_the_keys_of_a_flood_expire(full: Any) -> None:
         check("1/h", f"ip:192.0.2.{number}", name="login")
 
     with freeze(START + 300 * SECOND):
-        for _ in range(CAP):  # each drops what has expired
-            peek("3/m", "a:new")
+        drop_expired()
 
     assert len(full) == 20
 
