@@ -58,6 +58,18 @@ def key_of(subject: str) -> str:
 KEY = key_of(SUBJECT)
 
 
+def kill_all(cluster: Cluster) -> None:
+    for server in cluster.servers:
+        server.kill()
+
+
+def start_all(cluster: Cluster) -> None:
+    """Start the servers again, and wait until they serve."""
+    for server in cluster.servers:
+        server.start()
+    wait_until(lambda: all(server.is_ready for server in cluster.servers))
+
+
 @pytest.fixture
 def own(settings: Any) -> Iterator[Cluster]:
     """A cluster of its own, whose other servers go on where one is gone."""
@@ -249,8 +261,7 @@ def test_without_any_server_an_error_is_one_that_django_redis_knows(known: bool,
     settings.CACHES = cluster_caches(own, socket_timeout=0.2, socket_connect_timeout=0.2)
     if known:
         cache.set("a", 1)
-    for server in own.servers:
-        server.kill()
+    kill_all(own)
     asked: list[Callable[[], Any]] = [
         *(site.clear, partial(site.delete_many, ["a", "b"]), partial(site.delete_pattern, "k1*")),
         *(partial(site.incr_version, "a"), partial(site.keys, "k*"), partial(site.set_many, MANY)),
@@ -601,12 +612,9 @@ def test_servers_that_were_all_killed_are_used_again_once_they_are_back(
     kind: str, hasty: Cluster, clock: Clock
 ) -> None:
     ask(kind, SUBJECTS)
-    for server in hasty.servers:
-        server.kill()
+    kill_all(hasty)
     assert all(each.degraded for each in ask(kind, SUBJECTS))
-    for server in hasty.servers:
-        server.start()
-    wait_until(lambda: all(server.is_ready for server in hasty.servers))
+    start_all(hasty)
     until_well(kind, clock)
     left = [decision.remaining for decision in ask(kind, SUBJECTS)]
     assert [decision.remaining for decision in ask(kind, SUBJECTS)] == [number - 1 for number in left]
@@ -616,13 +624,10 @@ def test_servers_that_were_all_killed_are_used_again_once_they_are_back(
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # redis-py leaves the connections to those killed
 def test_the_cache_of_a_cluster_whose_servers_were_all_killed_works_once_they_are_back(hasty: Cluster) -> None:
     cache.set("a", 1)
-    for server in hasty.servers:
-        server.kill()
+    kill_all(hasty)
     with pytest.raises((RedisConnectionError, ConnectionInterrupted)):
         cache.get("a")
-    for server in hasty.servers:
-        server.start()
-    wait_until(lambda: all(server.is_ready for server in hasty.servers))
+    start_all(hasty)
     cache.set("a", 2)
     assert cache.get("a") == 2
     site.client.get_client().close()
