@@ -139,27 +139,43 @@ ERRORS: Any = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("is_answer", ERRORS)
-def test_only_silence_counts_as_a_failure_of_the_server(is_answer: bool | None) -> None:
-    for error in ERRORS[is_answer]:
-        assert isinstance(translate_error(error), StoreUnavailable)
-        assert server_answered(error) is is_answer, error
+EACH_ERROR = [
+    pytest.param(error, is_answer, id=f"{error!r}") for is_answer, errors in ERRORS.items() for error in errors
+]
 
 
-def test_an_error_reply_has_its_kind() -> None:
-    kinds: dict[str, type[Exception]] = {
-        "MOVED 3999 127.0.0.1:6381": ConfigurationError,
-        "CROSSSLOT Keys in request don't hash to the same slot": ConfigurationError,
-        "MOVED nonsense": StoreUnavailable,
-        "MISCONF Redis is configured to save RDB snapshots": StoreRefusesWrites,
-        "WRONGTYPE Operation against a key holding the wrong kind of value": StoreDataError,
-        "ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key": StoreDataError,
-        "ERR user_script:12: attempt to index a nil value": StoreDataError,
-        "The user executing the script can't run this command or subcommand script: f_1.": StoreCommandDenied,
-        "ACL failure in script: User quota has no permissions to run the 'pfadd' command": StoreCommandDenied,
-    }
-    assert {words: type(translate_error(theirs.ResponseError(words))) for words in kinds} == kinds
-    foreign: Any = theirs.InvalidResponse("b'AUTH secret'")  # the words of a server that is no Redis are not repeated
+@pytest.mark.parametrize(("error", "is_answer"), EACH_ERROR)
+def test_only_silence_counts_as_a_failure_of_the_server(error: Exception, is_answer: bool | None) -> None:
+    assert server_answered(error) is is_answer
+
+
+@pytest.mark.parametrize(("error", "_"), EACH_ERROR)
+def test_any_error_of_redis_py_means_that_the_store_is_unavailable(error: Exception, _: bool | None) -> None:
+    assert isinstance(translate_error(error), StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("MOVED 3999 127.0.0.1:6381", ConfigurationError),
+        ("CROSSSLOT Keys in request don't hash to the same slot", ConfigurationError),
+        ("MOVED nonsense", StoreUnavailable),
+        ("MISCONF Redis is configured to save RDB snapshots", StoreRefusesWrites),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreDataError),
+        ("ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key", StoreDataError),
+        ("ERR user_script:12: attempt to index a nil value", StoreDataError),
+        ("The user executing the script can't run this command or subcommand script: f_1.", StoreCommandDenied),
+        ("ACL failure in script: User quota has no permissions to run the 'pfadd' command", StoreCommandDenied),
+    ],
+    ids=["moved", "slots", "moved, no address", "disk", "type", "type in a script", "nil", "ACL of 7.0", "ACL of 7.2"],
+)
+def test_an_error_reply_has_its_kind(words: str, kind: type[Exception]) -> None:
+    assert type(translate_error(theirs.ResponseError(words))) is kind
+
+
+def test_the_words_of_a_server_that_is_no_redis_are_not_repeated() -> None:
+    foreign: Any = theirs.InvalidResponse("b'AUTH secret'")
+
     assert str(translate_error(foreign)).endswith("is not a Redis server")
 
 
