@@ -55,22 +55,36 @@ def found(options: dict[str, Any], peer: str = PROXY, forwarded: str | None = No
         return client_ip(get(REMOTE_ADDR=peer, **claimed, **meta))
 
 
+@pytest.mark.parametrize("options", [{}, BY_PROXY, BY_HEADER], ids=["no proxies", "proxies", "a header"])
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_no_header_of_a_stranger_is_believed_and_only_one_of_a_proxy(claim: str) -> None:
-    for options in ({}, BY_PROXY, BY_HEADER):
-        assert {found(options, PEER, **{claim: forged}) for forged in FORGED} == {PEER}
-    for options in ({}, BY_PROXY):
-        with override_settings(QUOTA={"STORE": "memory", **options}):
-            for key in ("ip", "user", "user_or_ip", "header:X-None", ("ip", "path"), always(None)):
-                request = get(REMOTE_ADDR=PEER, **{claim: VICTIM})
-                assert f"ip:{PEER}" in decide(request, Rule.make("r", "99/m", key=key)).subject
-    if "FORWARDED_FOR" not in claim:
-        for forged in FORGED:
-            assert found(BY_PROXY, forwarded=PEER, **{claim: forged}) == PEER
-            assert found(BY_PROXY, **{claim: forged}) == PROXY
-    if "CF_" not in claim:
-        assert found(BY_HEADER, HTTP_CF_CONNECTING_IP=PEER, **{claim: VICTIM}) == PEER
-        assert found(BY_HEADER, **{claim: VICTIM}) == PROXY
+def test_no_header_of_a_stranger_is_believed(claim: str, options: dict[str, Any]) -> None:
+    assert {found(options, PEER, **{claim: forged}) for forged in FORGED} == {PEER}
+
+
+@pytest.mark.parametrize("options", [{}, BY_PROXY], ids=["no proxies", "proxies"])
+@pytest.mark.parametrize(
+    "key",
+    ["ip", "user", "user_or_ip", "header:X-None", ("ip", "path"), always(None)],
+    ids=["ip", "user", "user or ip", "no header", "ip and path", "a function"],
+)
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_no_header_of_a_stranger_is_believed_by_any_key(claim: str, key: Any, options: dict[str, Any]) -> None:
+    with override_settings(QUOTA={"STORE": "memory", **options}):
+        request = get(REMOTE_ADDR=PEER, **{claim: VICTIM})
+
+        assert f"ip:{PEER}" in decide(request, Rule.make("r", "99/m", key=key)).subject
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if "FORWARDED_FOR" not in claim])
+def test_only_x_forwarded_for_of_a_proxy_is_believed(claim: str) -> None:
+    assert {found(BY_PROXY, forwarded=PEER, **{claim: forged}) for forged in FORGED} == {PEER}
+    assert {found(BY_PROXY, **{claim: forged}) for forged in FORGED} == {PROXY}
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if "CF_" not in claim])
+def test_only_the_header_of_the_settings_is_believed(claim: str) -> None:
+    assert found(BY_HEADER, HTTP_CF_CONNECTING_IP=PEER, **{claim: VICTIM}) == PEER
+    assert found(BY_HEADER, **{claim: VICTIM}) == PROXY
 
 
 @pytest.mark.parametrize("proxy", [PROXY, "::ffff:10.0.0.1", "2001:db8::7", "2001:DB8:0::7%eth0"])
@@ -313,16 +327,21 @@ def test_an_ipv4_address_is_what_python_takes_for_one(text: str) -> None:
         assert read_subject(f"ip:{text}") == known
 
 
-def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name() -> None:
-    for options, name in (
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
         ({"TRUSTED_PROXIES": ["unix"], "CLIENT_IP_HEADER": "X-Real-Ip"}, "X-Real-Ip"),
         ({"TRUSTED_PROXY_COUNT": 1}, "X-Forwarded-For"),
-    ):
-        claims = {f"HTTP_{each.upper().replace('-', '_')}": PEER for each in ("X-Real-Ip", "X-Forwarded-For")}
-        assert found(options, "", **claims) == PEER
-        del claims[f"HTTP_{name.upper().replace('-', '_')}"]
-        with pytest.raises(ConfigurationError, match=f"set {name}"):
-            found(options, "", **claims)
+    ],
+    ids=["a header", "a count"],
+)
+def test_on_a_unix_socket_a_missing_header_is_missed_by_its_name(options: dict[str, Any], name: str) -> None:
+    claims = {f"HTTP_{each.upper().replace('-', '_')}": PEER for each in ("X-Real-Ip", "X-Forwarded-For")}
+    assert found(options, "", **claims) == PEER
+    del claims[f"HTTP_{name.upper().replace('-', '_')}"]
+
+    with pytest.raises(ConfigurationError, match=f"set {name}"):
+        found(options, "", **claims)
 
 
 @pytest.mark.parametrize(
@@ -340,17 +359,46 @@ def test_of_a_count_of_proxies_the_address_in_its_place_from_the_right_counts(
     assert found({"TRUSTED_PROXY_COUNT": count}, PEER, forwarded) == client
 
 
-@pytest.mark.parametrize(("bits", "client"), [(32, PEER), (20, "198.51.96.0/20")])
-def test_an_ipv4_client_counts_by_its_network_and_exemptions_look_at_the_whole_address(bits: int, client: str) -> None:
+NETWORKS = {32: PEER, 20: "198.51.96.0/20"}
+"""How a client is named, by the IPV4_PREFIX of the settings."""
+
+
+@pytest.fixture(params=NETWORKS)
+def network_client(request: pytest.FixtureRequest, settings: Any) -> str:
+    """The name of the client at PEER, with an IPV4_PREFIX."""
+    settings.QUOTA = {"IPV4_PREFIX": request.param, "STORE": "memory"}
+    return NETWORKS[request.param]
+
+
+@pytest.mark.parametrize("written", [PEER, f"::ffff:{PEER}"], ids=["IPv4", "IPv4 as IPv6"])
+def test_an_ipv4_client_counts_by_its_network(written: str, network_client: str) -> None:
+    assert client_ip(get(REMOTE_ADDR=written)) == network_client
+    assert read_subject(f"ip:{written}") == f"ip:{network_client}"
+
+
+def test_the_subject_of_a_network_is_read_as_it_is(network_client: str) -> None:
+    assert read_subject(f"ip:{network_client}") == f"ip:{network_client}"
+
+
+@pytest.mark.usefixtures("network_client")
+def test_an_ipv6_client_counts_by_its_own_prefix() -> None:
+    assert client_ip(get(REMOTE_ADDR="2001:4860::7")) == "2001:4860::/64"
+
+
+@pytest.mark.usefixtures("network_client")
+@pytest.mark.parametrize(
+    "text",
+    ["198.51.100.0/25", "198.51.0.0/16", "198.51.100.0/024", "198.51.100.0/"],
+    ids=["smaller", "larger", "a zero before it", "no prefix"],
+)
+def test_another_network_than_that_of_the_settings_is_an_error(text: str) -> None:
+    with pytest.raises(QuotaError):
+        read_subject(f"ip:{text}")
+
+
+@pytest.mark.usefixtures("network_client")
+def test_exemptions_look_at_the_whole_address() -> None:
     rule = Rule.make("r", "1/m", exempt=[VICTIM])
-    with override_settings(QUOTA={"IPV4_PREFIX": bits, "STORE": "memory"}):
-        for spelt in (PEER, f"::ffff:{PEER}"):
-            assert client_ip(get(REMOTE_ADDR=spelt)) == client
-            assert read_subject(f"ip:{spelt}") == f"ip:{client}"
-        assert read_subject(f"ip:{client}") == f"ip:{client}"
-        assert client_ip(get(REMOTE_ADDR="2001:4860::7")) == "2001:4860::/64"
-        for text in ("198.51.100.0/25", "198.51.0.0/16", "198.51.100.0/024", "198.51.100.0/"):
-            with pytest.raises(QuotaError):
-                read_subject(f"ip:{text}")
-        assert not decide(get(REMOTE_ADDR=VICTIM), rule).outcomes
-        assert decide(get(REMOTE_ADDR="203.0.113.8"), rule).outcomes
+
+    assert not decide(get(REMOTE_ADDR=VICTIM), rule).outcomes
+    assert decide(get(REMOTE_ADDR="203.0.113.8"), rule).outcomes
