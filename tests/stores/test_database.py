@@ -352,17 +352,21 @@ def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> No
     assert store.run(Get("quota:1:{user:1}:c:a")) == [1, "0"]
 
 
-def test_sqlite_keeps_states_in_a_file_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[object, str] = {
-        Path("/srv/db.sqlite3"): "/srv/db.quota.sqlite3",
-        "/srv/data": "/srv/data.quota",
-        "file:/srv/db.sqlite3?cache=private": "/srv/db.quota.sqlite3",
-        ":memory:": IN_MEMORY,
-        "file:memorydb_default?mode=memory&cache=shared": IN_MEMORY,
-    }
-    for name, file in files.items():
-        monkeypatch.setitem(connections.settings["default"], "NAME", name)
-        assert file_of("default") == file
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        (Path("/srv/db.sqlite3"), "/srv/db.quota.sqlite3"),
+        ("/srv/data", "/srv/data.quota"),
+        ("file:/srv/db.sqlite3?cache=private", "/srv/db.quota.sqlite3"),
+        (":memory:", IN_MEMORY),
+        ("file:memorydb_default?mode=memory&cache=shared", IN_MEMORY),
+    ],
+    ids=["a path", "no suffix", "a URI", "memory", "a URI of memory"],
+)
+def test_sqlite_keeps_states_in_a_file_of_their_own(name: object, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "NAME", name)
+
+    assert file_of("default") == file
 
 
 WHOLE = st.integers(-(2**63), 2**63 - 1)
