@@ -35,6 +35,7 @@ class ServerClient:
     def after_fork(self) -> None:
         """Start without connections: a forked worker must not write to the sockets of its parent."""
         self._made: dict[str, tuple[SyncPool, Redis]] = {}
+        """What `_connections` returns, under an empty key: `setdefault` is atomic, so all threads get the same."""
 
     def _connections(self) -> tuple[SyncPool, Redis]:
         """Return the connections of all threads, and a client for plain commands, which may take longer."""
