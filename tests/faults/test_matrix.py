@@ -91,7 +91,7 @@ REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_subject_stays_refused(case: str, fault: Fault, server: FaultyServer) -> None:
-    """Each refusal is one to be counted, and to be told of again."""
+    """Each refusal would be counted and reported again, which needs a write."""
     with freeze(START):
         ask = REFUSED[case]()
     with freeze(START + 5 * SECOND), fault.inject(server):

@@ -1,4 +1,4 @@
-"""A server without memory, and one in another state: each call keeps its promise and recovers."""
+"""A full Redis, keys of another type, a process without connections or files, and addresses without a Redis."""
 
 import asyncio
 import os

@@ -95,11 +95,11 @@ def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, p
     outcomes = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
     undone = [n for n, degraded in outcomes.items() if degraded[1]]
     if how == "garbage":
-        # Garbage that ends where the reply would have ended is not to be told from it, and the end comes behind it. The
+        # Garbage that ends where the reply would have ended looks like the reply, and the connection ends after it. The
         # greeting has the number of the client, which gets longer.
         undone = [n for n in undone if not 0 <= n - (whole - len(GARBAGE)) <= 3]
     assert undone == []
-    if how != "garbage":  # within a text of the greeting it is not to be told from one
+    if how != "garbage":  # within a string of the greeting, garbage looks like a part of the string
         assert [n for n, degraded in outcomes.items() if not degraded[0] and n < whole - 100] == []
     assert_own_answers(mode)
 

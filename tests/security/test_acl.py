@@ -195,7 +195,7 @@ class TestCluster:
     ) -> None:
         self.be(guarded, settings, "quota-web", "+cluster|slots", *(["+asking"] if asking else []))
         assert once("event", "warm")
-        key = f"quota:1:{{once:{digest('moving')}}}:once:event"  # one key: several of them would be told to try again
+        key = f"quota:1:{{once:{digest('moving')}}}:once:event"  # one key: more of them would get TRYAGAIN
         source = guarded.owner(key)
         target = next(server for server in guarded.servers if server is not source)
         slot = slot_of(key)

@@ -490,9 +490,9 @@ def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
 
 
 def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
-    """Ask for one subject after the other until it is told that all is back; a busy machine may lose one once more."""
+    """Ask for one subject after the other until "back" is reported; a busy machine may lose one once more."""
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         for subject in SUBJECTS:
             clock.now += 1
             ask(kind, [subject])
@@ -500,7 +500,7 @@ def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
                 return True
         return False
 
-    wait_until(is_told)
+    wait_until(is_reported)
 
 
 def until_well(kind: str, clock: Clock) -> None:

@@ -305,7 +305,7 @@ def interrupted_at(step: int) -> Iterator[None]:
 
 
 def echoed(text: str) -> Any:
-    """Return a text as the Redis of the store repeats it."""
+    """Return a string as the Redis of the store repeats it."""
     return redis_store().server.pool.execute(["EVAL", "return ARGV[1]", 0, text]).decode()
 
 
