@@ -1,4 +1,4 @@
-"""Servers that are no Redis, and a proxy that cuts connections at any byte."""
+"""Servers that are not Redis, and a proxy that cuts connections at any byte."""
 
 import select
 import socket

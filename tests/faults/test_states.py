@@ -215,7 +215,7 @@ async def no_room(raw: redis.Redis) -> AsyncIterator[None]:
     await filling
 
 
-def test_a_thread_without_a_free_connection_is_told_that_its_process_is_busy(
+def test_a_thread_without_a_free_connection_gets_an_error_that_its_process_is_busy(
     redis_server: RedisServer, settings: Any
 ) -> None:
     settings.CACHES = one_connection(redis_server, 0.05)
@@ -224,7 +224,7 @@ def test_a_thread_without_a_free_connection_is_told_that_its_process_is_busy(
         counter("a").incr("user:7")
 
 
-def test_a_task_without_room_on_the_wire_is_told_that_its_event_loop_is_busy(
+def test_a_task_without_room_on_the_wire_gets_an_error_that_its_event_loop_is_busy(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
     settings.CACHES = one_connection(redis_server, 0.05)
@@ -287,7 +287,7 @@ def test_a_flood_that_waits_for_the_connections_of_a_process_admits_at_most_one_
 
 
 @both
-def test_a_flood_that_waits_for_the_connections_of_a_process_is_no_failure_of_the_server(
+def test_a_flood_that_waits_for_the_connections_of_a_process_is_not_a_failure_of_the_server(
     kind: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
     settings.CACHES = one_connection(redis_server, 0.001)

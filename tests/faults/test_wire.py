@@ -1,4 +1,4 @@
-"""Servers that are no Redis, and connections that break at any byte."""
+"""Servers that are not Redis, and connections that break at any byte."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -251,7 +251,7 @@ def test_what_a_lost_wire_still_says_reaches_nobody() -> None:
     asyncio.run(ask())
 
 
-def test_a_notice_of_the_server_is_no_reply() -> None:
+def test_a_notice_of_the_server_is_not_a_reply() -> None:
     async def ask() -> None:
         await acheck("9/m", "user:1")
         line = (await wire_of_this_loop())._line
@@ -375,7 +375,7 @@ def test_what_is_late_is_looked_for_several_times_before_it_is(
     assert asyncio.run(tick()) == pytest.approx(seconds)
 
 
-def test_more_calls_than_may_wait_are_refused_and_that_is_no_outage(
+def test_more_calls_than_may_wait_are_refused_and_that_is_not_an_outage(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_wire, "MOST_WAITING", 100)
@@ -543,13 +543,13 @@ def test_an_error_reply_is_an_error_that_is_returned() -> None:
 
 
 @pytest.mark.usefixtures("parser")
-def test_what_a_server_sends_without_being_asked_is_no_reply() -> None:
+def test_what_a_server_sends_without_being_asked_is_not_a_reply() -> None:
     (pushed,) = read_in_parts(reading.reply_reader, b">2\r\n+message\r\n+x\r\n", 5)
     assert isinstance(pushed, reading.PUSHED)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\r\n", b"HTTP/1.1 400\r\n", b"$x\r\n", b"*x\r\n", b":1x\r\n"])
 @pytest.mark.usefixtures("parser")
-def test_what_is_no_reply_is_an_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_reply_are_an_error(data: bytes) -> None:
     with pytest.raises(InvalidResponse):
         read_in_parts(reading.reply_reader, data, 0)

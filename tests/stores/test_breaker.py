@@ -173,7 +173,7 @@ def test_an_error_reply_has_its_kind(words: str, kind: type[Exception]) -> None:
     assert type(translate_error(theirs.ResponseError(words))) is kind
 
 
-def test_the_words_of_a_server_that_is_no_redis_are_not_repeated() -> None:
+def test_the_words_of_a_server_that_is_not_redis_are_not_repeated() -> None:
     foreign: Any = theirs.InvalidResponse("b'AUTH secret'")
 
     assert str(translate_error(foreign)).endswith("is not a Redis server")
@@ -224,7 +224,7 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
         assert timeouts_of(client) == (9, PLAIN_TIMEOUT)
 
 
-def test_an_error_of_the_caller_or_a_reply_is_no_failure_of_the_server(redis_cache: RedisServer, raw: Any) -> None:
+def test_an_error_of_the_caller_or_a_reply_is_not_a_failure_of_the_server(redis_cache: RedisServer, raw: Any) -> None:
     for _ in range(FAILURES):
         with pytest.raises(ValueError, match="abc"), redis_store().commands() as client:
             int(f"abc{client.time()}")

@@ -107,7 +107,7 @@ def test_racing_processes_are_admitted_exactly_up_to_the_limit(store: DatabaseSt
     assert hit(subject="ip:192.0.2.9")  # by the connection that the children have inherited
 
 
-def test_a_hit_is_no_part_of_the_request_s_transaction(store: DatabaseStore, django_assert_num_queries: Any) -> None:
+def test_a_hit_is_not_a_part_of_the_request_s_transaction(store: DatabaseStore, django_assert_num_queries: Any) -> None:
     with transaction.atomic():
         QuotaEvent.objects.create(batch=0, at=0, data="[]")  # the request has written, and keeps its lock
         with django_assert_num_queries(0):

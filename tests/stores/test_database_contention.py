@@ -1,4 +1,4 @@
-"""Many calls for one subject of the database store: they wait in line, and waiting is no outage."""
+"""Many calls for one subject of the database store: they wait in line, and waiting is not an outage."""
 
 import asyncio
 import sqlite3
@@ -144,7 +144,7 @@ def changes(store: DatabaseStore) -> Any:
     return sorted(store.read(lambda _: sql.Statement(f"SELECT id, value FROM {sql.STATE_TABLE}")))
 
 
-def test_a_subject_that_others_decide_for_too_long_is_no_outage(
+def test_a_subject_that_others_decide_for_too_long_is_not_an_outage(
     on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(1) as threads, held(on_postgres, threads):
@@ -155,7 +155,7 @@ def test_a_subject_that_others_decide_for_too_long_is_no_outage(
     assert not on_postgres.breaker.has_failed
 
 
-def test_connections_that_others_use_for_too_long_are_no_outage(
+def test_connections_that_others_use_for_too_long_are_not_an_outage(
     on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as places:
@@ -168,7 +168,7 @@ def test_connections_that_others_use_for_too_long_are_no_outage(
     assert not on_postgres.breaker.has_failed
 
 
-def test_async_calls_that_no_thread_could_begin_in_time_are_no_outage(
+def test_async_calls_that_no_thread_could_begin_in_time_are_not_an_outage(
     on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "deadline", lambda: time.monotonic() - 1)
@@ -210,7 +210,7 @@ def another(postgres: dict[str, Any]) -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_subject_that_another_process_holds_is_no_outage(on_postgres: DatabaseStore, another: Any) -> None:
+def test_a_subject_that_another_process_holds_is_not_an_outage(on_postgres: DatabaseStore, another: Any) -> None:
     another.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_prefix(KEY))})")
     for _ in range(FAILURES):
         with pytest.raises(StoreBusy, match="lock timeout"):
@@ -256,7 +256,7 @@ def test_a_file_that_somebody_has_locked_is_not_asked_each_time(
     assert begun == [FAILURES]
 
 
-def test_a_file_that_others_write_all_the_time_is_no_outage(
+def test_a_file_that_others_write_all_the_time_is_not_an_outage(
     on_sqlite: DatabaseStore, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

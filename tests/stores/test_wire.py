@@ -120,7 +120,9 @@ def test_two_replies_that_arrive_together_are_two(ends: Any) -> None:
     ],
     ids=["no script", "an error", "loading", "no Redis", "silence", "half a reply"],
 )
-def test_what_is_no_answer_is_an_error_of_redis_py(ends: Any, said: bytes, error: type[Exception]) -> None:
+def test_an_error_reply_or_a_missing_reply_is_an_error_of_redis_py(
+    ends: Any, said: bytes, error: type[Exception]
+) -> None:
     wire, server = ends
     server.sendall(said)
     with pytest.raises(error):
