@@ -134,11 +134,15 @@ def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow
             rules = _rules_left(request, state, response)
             refused = (yield from limit_flow(request, state, rules)) if rules else None
             response = response if refused is None else _replaced(response, refused)
-        answers, state.unsettled = state.unsettled, ()
-        yield from settle_by_response_flow(request, response, [answer.receipt() for answer in answers])
+        yield from _settle_flow(request, state, response)
     finally:
         state.closer = ""
     return response
+
+
+def _settle_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow[None]:
+    answers, state.unsettled = state.unsettled, ()
+    yield from settle_by_response_flow(request, response, [answer.receipt() for answer in answers])
 
 
 def _replaced(response: Any, refused: HttpResponse) -> HttpResponse:
@@ -269,8 +273,7 @@ def settle_own_flow(request: HttpRequest, response: Any) -> Flow[None]:
     """Settle what a request took, unless the middleware or a `@quota` closes the request."""
     state = request_state(request)
     if not state.closer:
-        answers, state.unsettled = state.unsettled, ()
-        yield from settle_by_response_flow(request, response, [answer.receipt() for answer in answers])
+        yield from _settle_flow(request, state, response)
 
 
 def write_own_headers(request: HttpRequest, response: Any) -> Any:
