@@ -50,7 +50,7 @@ def client_address(request: HttpRequest, prefixes: Prefixes | None = None) -> st
     if "HTTP_X_FORWARDED_FOR" in meta:
         if not proxies and not count:
             _warn_of_proxy(peer)
-        if hasattr(request, "scope") and _server_trusts_everybody():
+        if hasattr(request, "scope"):
             _warn_of_server()
     if count or (proxies and is_trusted_proxy(peer)):
         if settings.client_ip_header:
@@ -165,9 +165,10 @@ def _server_trusts_everybody() -> bool:
 _ALLOWED = "--forwarded-allow-ips"
 
 
-@lru_cache(maxsize=1)
 def _warn_of_server() -> None:
     """Log once that every client can choose its own address."""
+    if not _server_trusts_everybody() or _is_logged("trusting server"):
+        return
     logger.warning(
         "The server runs with %s '*': it takes the address from X-Forwarded-For of any client, before "
         "TRUSTED_PROXIES is checked. So every client chooses its own address, and its own limit. Start uvicorn with "

@@ -163,7 +163,6 @@ def log_everything_again() -> None:
     _log_denied_command.cache_clear()
     addresses._logged.clear()
     addresses._server_trusts_everybody.cache_clear()
-    addresses._warn_of_server.cache_clear()
 
 
 def with_clock(clock: Clock) -> RedisStore:
