@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from django_quota.core.algorithms.stock import Held
-from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.clock import SECOND, now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.http.wording import message, rate_in_words, title, wait_in_words, whole_wait
 from django_quota.runtime import runtime
@@ -165,9 +164,7 @@ _OURS = str(Path(__file__).parents[1] / "templates" / "429.html")
 
 def _moment_in(seconds: int) -> datetime:
     """Return the time after some seconds, in the visitor's time zone, rounded up to the second."""
-    frozen = frozen_now()
-    now = time.time() if frozen is None else frozen / SECOND
-    return timezone.localtime(datetime.fromtimestamp(math.ceil(now) + seconds, UTC))
+    return timezone.localtime(datetime.fromtimestamp(math.ceil(now() / SECOND) + seconds, UTC))
 
 
 def _is_shown(outcome: Outcome) -> bool:
