@@ -178,13 +178,11 @@ def _check_sessions(site: _Site) -> Iterator[CheckMessage]:
     elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
         problem = "a session in a signed cookie has no lasting key"
     if problem:
-        hint = (
-            "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE, and use a SESSION_ENGINE other "
-        )
         yield finding(
             "W015",
             f"Rule {rule.name!r} needs the session, but {problem}: everybody is limited by IP.",
-            f"{hint}than signed cookies.",
+            "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE, and use a SESSION_ENGINE other "
+            "than signed cookies.",
         )
 
 
